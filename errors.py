@@ -1,0 +1,84 @@
+"""The errors bertvision raises, in one tree that every room of the package shares.
+
+```
+BertvisionError                     catch this to catch everything below
+├── InputError (ValueError)         a file, option or name the user gave is wrong
+│   └── UnknownNameError (KeyError) a name that is not in a registry, workspace or store
+├── WorkspaceError                  the workspace lacks what is needed, or holds something else
+└── StoreError                      something about an activation store
+    ├── StoreNotFoundError (FileNotFoundError)
+    ├── FormatVersionError          written by a newer bertvision
+    ├── ProvenanceError             what is stored was made from something else than what was asked
+    ├── IncompleteSplitError        shards of the plan are not committed yet
+    ├── CorruptStoreError           committed data is missing, changed or does not decode
+    ├── NonFiniteError              NaN or infinity in the hidden states
+    ├── DiskSpaceError (OSError)    the disk cannot hold what would be written
+    └── LockedError                 another process is writing the same split
+```
+
+Each also inherits from the matching built-in, so `except FileNotFoundError` works as one expects.
+Messages say what was given, what is allowed and what to do next; the command line prints them
+without a traceback and exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class BertvisionError(Exception):
+    """Base of every error that bertvision raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class BertvisionWarning(UserWarning):
+    """Base of every warning of bertvision; the tests turn it into an error."""
+
+
+class InputError(BertvisionError, ValueError):
+    """A file, option or name the user gave is wrong."""
+
+
+class UnknownNameError(InputError, KeyError):
+    """A name that a registry, workspace or store does not hold."""
+
+
+class WorkspaceError(BertvisionError):
+    """The workspace lacks what a command needs, or holds something else than was asked for."""
+
+
+class StoreError(BertvisionError):
+    """Something about an activation store."""
+
+
+class StoreNotFoundError(StoreError, FileNotFoundError):
+    """There is no store, snapshot or split at the place given."""
+
+
+class FormatVersionError(StoreError):
+    """The store was written in a format this version does not know."""
+
+
+class ProvenanceError(StoreError):
+    """What is stored was made from something else than what was asked."""
+
+
+class IncompleteSplitError(StoreError):
+    """Shards of the plan are not committed yet."""
+
+
+class CorruptStoreError(StoreError):
+    """Committed data is missing, changed or does not decode."""
+
+
+class NonFiniteError(StoreError):
+    """NaN or infinity in the hidden states."""
+
+
+class DiskSpaceError(StoreError, OSError):
+    """The disk cannot hold what would be written."""
+
+
+class LockedError(StoreError):
+    """Another process is writing the same split."""

@@ -1,0 +1,1 @@
+"""What is kept: the format of activation stores, writing, reading and streaming them."""

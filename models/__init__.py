@@ -1,0 +1,1 @@
+"""What is learned: heads on hidden states, as plain torch modules."""

@@ -1,0 +1,1 @@
+"""What is done: fine-tuning, extraction, training, evaluation and analysis."""

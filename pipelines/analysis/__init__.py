@@ -1,0 +1,1 @@
+"""Offline analyses: a store to a table."""

@@ -1,0 +1,33 @@
+"""Progress with rate and ETA on stderr, for people and for log files."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+def progress(total: int, desc: str, unit: str, *, initial: int = 0) -> tqdm[Any]:
+    """A tqdm bar on stderr; where stderr is no terminal it writes a line every ten seconds.
+
+    Args:
+        total: how many units the work has.
+        desc: what is being done, in one or two words.
+        unit: what is counted (``example``, ``step``).
+        initial: units done before this process started (a resumed run).
+
+    Returns:
+        The bar: a context manager with ``update(n)`` and ``set_postfix``.
+    """
+    interactive = sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        desc=desc,
+        unit=f" {unit}",
+        initial=initial,
+        file=sys.stderr,
+        mininterval=0.2 if interactive else 10.0,
+        dynamic_ncols=interactive,
+        smoothing=0.05,
+    )

@@ -1,0 +1,1 @@
+"""Tasks: data to features, labels and metric."""
