@@ -13,8 +13,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 class SnapshotTag(str):
     """The encoder at a point of fine-tuning: ``0e`` is pretrained, then ``0.3e``, ``1e``.
 
-    Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in favour of ``1e`` and ``0.3e``,
-    so that two folders never mean the same snapshot.
+    Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
+    favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot.
 
     Raises:
         InputError: the text is not a tag in canonical form.
