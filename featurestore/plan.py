@@ -1,0 +1,158 @@
+"""ShardPlan: token lengths → order, whole-example shards, offsets. Pure arithmetic, no IO.
+
+Token lengths are known before BERT runs, so where every example will lie is computed up front:
+extraction of a shard is then a function of (snapshot, shard) alone, and can be resumed, repeated
+and spread over workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+
+SHARD_TOKENS = 4096
+"""Tokens per shard: 105 MB at BERT-large in int8, large enough for sequential reads, small enough
+that losing one to a crash costs seconds, and that a shuffle buffer of several fits in memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardPlan:
+    """Where each example lies. Examples are in stored order; a shard never splits one.
+
+    Attributes:
+        example_id: (examples,) int64, the row of each stored example in the caller's data.
+        n_tokens: (examples,) int32, real tokens.
+        first_token: (examples,) int64, offset on the token axis.
+        shard: (examples,) int32, non-decreasing.
+        shard_tokens: capacity of a shard; what examples leave of it is fill.
+        seed: of the permutation; None where the caller's order was kept.
+    """
+
+    example_id: npt.NDArray[np.int64]
+    n_tokens: npt.NDArray[np.int32]
+    first_token: npt.NDArray[np.int64]
+    shard: npt.NDArray[np.int32]
+    shard_tokens: int
+    seed: int | None
+
+    @classmethod
+    def make(
+        cls, lengths: npt.ArrayLike, *, shard_tokens: int = SHARD_TOKENS, seed: int | None = None
+    ) -> ShardPlan:
+        """Plan the shards of examples with these token lengths.
+
+        Args:
+            lengths: (examples,) real tokens of each example, in the caller's order.
+            shard_tokens: capacity of a shard.
+            seed: permute the examples with it (training splits), or None to keep the order.
+
+        Raises:
+            InputError: no examples, a length below 1, or one above ``shard_tokens``.
+        """
+        n = np.asarray(lengths, dtype=np.int64)
+        if n.ndim != 1 or n.size == 0:
+            raise InputError("there are no examples to plan: the split is empty")
+        if n.min() < 1 or n.max() > shard_tokens:
+            bad = int(np.argmax((n < 1) | (n > shard_tokens)))
+            raise InputError(
+                f"example {bad} has {n[bad]} tokens: a shard holds examples of 1 to {shard_tokens}"
+            )
+        order = (
+            np.arange(n.size) if seed is None else np.random.default_rng(seed).permutation(n.size)
+        )
+        n = n[order]
+        shard, offset = _fill_shards(n, shard_tokens)
+        return cls(
+            example_id=order.astype(np.int64),
+            n_tokens=n.astype(np.int32),
+            first_token=shard * shard_tokens + offset,
+            shard=shard.astype(np.int32),
+            shard_tokens=shard_tokens,
+            seed=seed,
+        )
+
+    def __len__(self) -> int:
+        return len(self.n_tokens)
+
+    @property
+    def n_shards(self) -> int:
+        """How many shards there are."""
+        return int(self.shard[-1]) + 1
+
+    @cached_property
+    def shard_starts(self) -> npt.NDArray[np.int64]:
+        """(shards + 1,) first stored example of each shard, then the number of examples."""
+        return np.searchsorted(self.shard, np.arange(self.n_shards + 1)).astype(np.int64)
+
+    def examples_of(self, shard: int) -> range:
+        """The stored examples of a shard: a run of consecutive ones.
+
+        Raises:
+            InputError: there is no such shard.
+        """
+        if not 0 <= shard < self.n_shards:
+            raise InputError(f"there is no shard {shard}: the plan has {self.n_shards}, from 0")
+        return range(int(self.shard_starts[shard]), int(self.shard_starts[shard + 1]))
+
+    def tokens_of(self, shard: int) -> int:
+        """Real tokens in a shard; the rest of its capacity is fill."""
+        last = self.examples_of(shard)[-1]
+        return int(self.first_token[last] + self.n_tokens[last]) - shard * self.shard_tokens
+
+    @cached_property
+    def total_tokens(self) -> int:
+        """Real tokens in all shards."""
+        return int(self.n_tokens.sum())
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over everything the plan says: equal plans place every token equally."""
+        h = hashlib.sha256(f"{self.shard_tokens}".encode())
+        for array in (self.example_id, self.n_tokens, self.first_token):
+            h.update(np.ascontiguousarray(array).tobytes())
+        return h.hexdigest()
+
+    def place(self, values: npt.NDArray[np.generic], fill: int) -> npt.NDArray[np.generic]:
+        """Lay ragged per-token values of the caller's order out on the stored token axis.
+
+        Args:
+            values: (tokens, …), examples concatenated in the caller's order.
+            fill: the value of the shards' tails.
+
+        Returns:
+            (n_shards · shard_tokens, …) in stored order.
+        """
+        starts = np.zeros(len(self) + 1, dtype=np.int64)
+        lengths = np.empty(len(self), dtype=np.int64)
+        lengths[self.example_id] = self.n_tokens
+        np.cumsum(lengths, out=starts[1:])
+        out = np.full((self.n_shards * self.shard_tokens, *values.shape[1:]), fill, values.dtype)
+        n = self.n_tokens.astype(np.int64)
+        within = np.arange(self.total_tokens) - np.repeat(np.cumsum(n) - n, n)
+        target = np.repeat(self.first_token, n) + within
+        source = np.repeat(starts[self.example_id], n) + within
+        out[target] = values[source]
+        return out
+
+
+def _fill_shards(
+    n: npt.NDArray[np.int64], capacity: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Greedy in order: an example that does not fit the current shard opens the next one."""
+    end = np.cumsum(n)
+    shard = np.empty(n.size, dtype=np.int64)
+    offset = np.empty(n.size, dtype=np.int64)
+    first, i = 0, 0
+    while first < n.size:
+        base = end[first] - n[first]
+        last = int(np.searchsorted(end, base + capacity, side="right"))
+        shard[first:last] = i
+        offset[first:last] = end[first:last] - n[first:last] - base
+        first, i = last, i + 1
+    return shard, offset

@@ -1,0 +1,73 @@
+"""What heads return, how packed tokens become a padded batch, and the loss of a span."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertvision.errors import InputError
+
+
+class SpanOutput(NamedTuple):
+    """Scores of every token of a batch as the first and as the last token of the answer."""
+
+    start_logits: Tensor
+    """(batch, seq): padded with the smallest finite number of the dtype."""
+    end_logits: Tensor
+    """(batch, seq): padded with the smallest finite number of the dtype."""
+
+
+def span_loss(output: SpanOutput, start_positions: Tensor, end_positions: Tensor) -> Tensor:
+    """Mean of the cross entropies of the start and of the end, in float32.
+
+    The loss of the question answering heads of Devlin et al. (2019, section 4.2), as Hugging Face's
+    ``BertForQuestionAnswering`` computes it.
+
+    Args:
+        output: logits, each (batch, seq).
+        start_positions: (batch,) int64, index of the answer's first token; 0 for no answer.
+        end_positions: (batch,) int64, index of the answer's last token; 0 for no answer.
+
+    Returns:
+        () float32.
+    """
+    start = F.cross_entropy(output.start_logits.float(), start_positions)
+    end = F.cross_entropy(output.end_logits.float(), end_positions)
+    return (start + end) / 2
+
+
+def pad_packed(values: Tensor, lengths: Tensor, *, fill: float) -> Tensor:
+    """Give packed tokens a batch dimension and a sequence dimension.
+
+    Args:
+        values: (tokens, …), the tokens of all examples one after the other.
+        lengths: (batch,) integers, tokens per example, each at least 1; their sum is ``tokens``.
+        fill: what stands behind the last token of an example shorter than ``max(lengths)``.
+
+    Returns:
+        (batch, seq, …) with seq = max(lengths); gradients flow to ``values``.
+
+    Raises:
+        InputError: the lengths do not describe the tokens.
+    """
+    # The one place where the host needs the lengths: a single transfer if they are on a device.
+    counts: list[int] = lengths.tolist() if lengths.dim() == 1 else []
+    tokens = values.shape[0]
+    if not counts or min(counts) < 1 or sum(counts) != tokens:
+        raise InputError(
+            f"lengths of shape {tuple(lengths.shape)} with sum {int(lengths.sum())} do not fit "
+            f"{tokens} packed tokens: give each example's length, at least 1, summing to {tokens}"
+        )
+    batch, seq = len(counts), max(counts)
+    if batch * seq == tokens:
+        return values.unflatten(0, (batch, seq))
+    lengths = lengths.to(values.device)
+    # A token moves back by the padding of all examples before its own.
+    padding = (seq - lengths).cumsum(0) - (seq - lengths)  # (batch,)
+    rows = torch.arange(tokens, device=values.device)
+    rows = rows + padding.repeat_interleave(lengths, output_size=tokens)  # (tokens,)
+    padded = values.new_full((batch * seq, *values.shape[1:]), fill)
+    return padded.index_copy(0, rows, values).unflatten(0, (batch, seq))

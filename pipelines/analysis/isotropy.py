@@ -1,0 +1,237 @@
+"""Isotropy of the hidden states of each layer: do tokens spread over all directions, or few?
+
+One pass over the blocks. Mean cosine of two different tokens (Ethayarajh 2019), share of the
+variance that the first principal components explain (Mu & Viswanath 2018; k/d where data are
+white), mean norm, outlier channels, and the channel that adds most to the mean cosine (Timkey &
+van Schijndel 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.plots import layer_lines, new_figure, save_figure
+from bertvision.pipelines.analysis.reduce import (
+    check_finite,
+    compute,
+    sampled_blocks,
+    tree_reduce,
+    use_scheduler,
+)
+from bertvision.pipelines.analysis.tables import format_table, to_json
+
+
+@dataclass(frozen=True, eq=False)
+class IsotropyResult:
+    """Isotropy of each layer of a split.
+
+    Attributes:
+        mean_cosine: (layers,) mean cosine of all pairs of different tokens, exact.
+        mean_norm: (layers,) mean Euclidean norm of a token.
+        components: the numbers of principal components asked for.
+        explained_variance: (layers, components) share of the variance in the first k components;
+            NaN where a layer does not vary.
+        top_channel: (layers,) the channel that adds most to the mean cosine.
+        top_cosine: (layers,) what it adds to the mean cosine.
+        outlier_channels: per layer, the channels whose mean or standard deviation lies more than
+            ``outlier_sd`` standard deviations (over the channels of the layer) from the average.
+        outlier_sd: that threshold.
+        name: what was measured, for titles.
+        layers: layer numbers (0 = embedding output).
+        n_tokens: tokens that entered.
+        n_available: tokens that the split holds.
+        seed: of the sample of tokens.
+    """
+
+    mean_cosine: Array
+    mean_norm: Array
+    components: tuple[int, ...]
+    explained_variance: Array
+    top_channel: tuple[int, ...]
+    top_cosine: Array
+    outlier_channels: tuple[tuple[int, ...], ...]
+    outlier_sd: float
+    name: str
+    layers: tuple[int, ...]
+    n_tokens: int
+    n_available: int
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        return f"Isotropy, {self.name}, {self.n_tokens:,} of {self.n_available:,} tokens"
+
+    def table(self) -> str:
+        """Text for a terminal: a row per layer."""
+        header = ["layer", "mean norm", "mean cosine", "top channel", "adds"]
+        header += [f"EV {k}" for k in self.components]
+        header += ["outliers", f"outlier channels (> {self.outlier_sd:g} sd)"]
+        rows = []
+        for i, layer in enumerate(self.layers):
+            channels = self.outlier_channels[i]
+            shown = " ".join(map(str, channels[:8])) + (" …" if len(channels) > 8 else "")
+            rows.append(
+                [
+                    str(layer),
+                    f"{self.mean_norm[i]:.2f}",
+                    f"{self.mean_cosine[i]:.3f}",
+                    str(self.top_channel[i]),
+                    f"{self.top_cosine[i]:.3f}",
+                    *(f"{v:.3f}" for v in self.explained_variance[i]),
+                    str(len(channels)),
+                    shown or "–",
+                ]
+            )
+        return f"{self.title()}\n\n{format_table(header, rows)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON; NaN becomes null."""
+        return {
+            "name": self.name,
+            "layers": list(self.layers),
+            "mean_cosine": to_json(self.mean_cosine),
+            "mean_norm": to_json(self.mean_norm),
+            "components": list(self.components),
+            "explained_variance": to_json(self.explained_variance),
+            "top_channel": list(self.top_channel),
+            "top_cosine": to_json(self.top_cosine),
+            "outlier_channels": [list(channels) for channels in self.outlier_channels],
+            "outlier_sd": self.outlier_sd,
+            "n_tokens": self.n_tokens,
+            "n_available": self.n_available,
+            "seed": self.seed,
+        }
+
+    def plot(self, path: Path) -> None:
+        """Writes four panels over the layers to a PNG file."""
+        figure = new_figure(10, 7, self.title())
+        (cosine, variance), (norm, outliers) = figure.subplots(2, 2)
+        layer_lines(
+            cosine,
+            self.layers,
+            {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine},
+            title="Mean cosine of two tokens",
+            ylabel="cosine",
+            top=1,
+        )
+        by_k = zip(self.components, self.explained_variance.T, strict=True)
+        layer_lines(
+            variance,
+            self.layers,
+            {f"k = {k}": share for k, share in by_k},
+            title="Variance in the first k principal components",
+            ylabel="share of the variance",
+            top=1,
+        )
+        layer_lines(
+            norm,
+            self.layers,
+            {"mean norm": self.mean_norm},
+            title="Mean norm of a token",
+            ylabel="Euclidean norm",
+        )
+        counts = np.array([len(channels) for channels in self.outlier_channels], dtype=float)
+        layer_lines(
+            outliers,
+            self.layers,
+            {"outliers": counts},
+            title=f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)",
+            ylabel="channels",
+        )
+        save_figure(figure, path)
+
+
+def isotropy(
+    x: da.Array,
+    *,
+    components: Sequence[int] = (1, 3, 10),
+    outlier_sd: float = 6.0,
+    max_tokens: int | None = 100_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    name: str = "x",
+    layers: Sequence[int] | None = None,
+) -> IsotropyResult:
+    """Isotropy of every layer.
+
+    Costs 2 · tokens · layers · hidden² operations in float64; a partial result holds the
+    covariances, layers · hidden² · 8 bytes.
+
+    Args:
+        x: (token, layer, hidden) float32 activations, chunked along the tokens.
+        components: how many first principal components to sum the explained variance over.
+        outlier_sd: threshold of the outlier channels. Kovaleva et al. (2021) take 3 for the
+            parameters of the output LayerNorm; Bondarenko et al. (2021) take 6 for activations.
+        max_tokens: size of the uniform sample of tokens; None takes all of them.
+        seed: of that sample.
+        scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
+        name: what x is, for titles.
+        layers: layer numbers of x; 0, 1, … by default.
+
+    Raises:
+        InputError: fewer than two tokens, or an option is out of range.
+        NonFiniteError: NaN or infinity in the activations.
+    """
+    hidden = x.shape[-1]
+    if not components or not all(1 <= k <= hidden for k in components):
+        raise InputError(
+            f"components are {list(components)}; give numbers from 1 to the hidden size {hidden}"
+        )
+    if not outlier_sd > 0:
+        raise InputError(f"outlier_sd is {outlier_sd}; give a number above 0, such as 6")
+    with use_scheduler(scheduler, "isotropy"):
+        blocks = sampled_blocks((x,), max_tokens, seed)
+        moments = compute(tree_reduce(blocks, partial(_pass, shape=x.shape[1:]), Moments.merge))
+    if moments.n < 2:
+        raise InputError("isotropy compares tokens; there is only one")
+    check_finite(moments.m2)
+    by_channel = moments.cosine_by_channel()
+    top = by_channel.argmax(axis=1)
+    return IsotropyResult(
+        mean_cosine=by_channel.sum(axis=1),
+        mean_norm=moments.sum_norm / moments.n,
+        components=tuple(components),
+        explained_variance=_explained_variance(moments, components),
+        top_channel=tuple(top.tolist()),
+        top_cosine=by_channel[np.arange(len(top)), top],
+        outlier_channels=_outliers(moments, outlier_sd),
+        outlier_sd=outlier_sd,
+        name=name,
+        layers=tuple(range(x.shape[1]) if layers is None else layers),
+        n_tokens=moments.n,
+        n_available=x.shape[0],
+        seed=seed,
+    )
+
+
+def _pass(block: Block, shape: tuple[int, int]) -> Moments:
+    moments = Moments.empty(*shape, covariance=True)
+    moments.add(block)
+    return moments
+
+
+def _explained_variance(moments: Moments, components: Sequence[int]) -> Array:
+    shares = []
+    for covariance in moments.covariance():
+        eigenvalues = np.linalg.eigvalsh(covariance)[::-1].clip(min=0)
+        cumulative = np.cumsum(eigenvalues)
+        total = cumulative[-1]
+        shares.append(cumulative / total if total > 0 else np.full_like(cumulative, np.nan))
+    return np.stack(shares)[:, np.array(components) - 1]
+
+
+def _outliers(moments: Moments, outlier_sd: float) -> tuple[tuple[int, ...], ...]:
+    far = np.zeros(moments.mean.shape, dtype=bool)
+    for statistic in (moments.mean, np.sqrt(moments.variance())):
+        centred = statistic - statistic.mean(axis=1, keepdims=True)
+        far |= np.abs(centred) > outlier_sd * centred.std(axis=1, keepdims=True)
+    return tuple(tuple(np.flatnonzero(layer).tolist()) for layer in far)

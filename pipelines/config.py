@@ -1,0 +1,136 @@
+"""The settings of a workspace, as stored in ``bertvision.yaml``.
+
+Every field that changes a number is here; paths of what was made are not (the workspace knows
+them). Models are frozen and refuse unknown fields, so that a typing error never passes silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from bertvision.errors import InputError
+from bertvision.featurestore.schema import SnapshotTag
+
+Tag = Annotated[str, AfterValidator(SnapshotTag)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(_Settings):
+    """The pretrained encoder."""
+
+    name_or_path: str
+    """Hub name, or the absolute path of a local folder."""
+    revision: str | None = None
+    """Commit on the hub; None for a local folder."""
+    weights_sha256: str
+    """Digest of the pretrained weights' bytes."""
+    hidden_size: int
+    num_hidden_layers: int
+    """Transformer layers; there is one hidden state more, the embedding output."""
+
+
+class TaskConfig(_Settings):
+    """The task, and how questions become windows."""
+
+    name: Literal["squad_v2", "squad_v1"] = "squad_v2"
+    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing."""
+    max_length: int = Field(386, ge=16)
+    """Longest window in tokens, with [CLS] and both [SEP]."""
+    max_question_length: int = Field(64, ge=1)
+    overlap: int = Field(128, ge=0)
+    """Context tokens that neighbouring windows of one question share."""
+    answerable_only: bool = False
+    """Keep only the answerable questions of every split."""
+    skip_bad: bool = False
+    """Leave malformed questions out instead of refusing the file."""
+    tune_fraction: float = Field(0.05, ge=0, lt=1)
+    """Part of the training questions held out for tuning no-answer thresholds."""
+
+
+class DataConfig(_Settings):
+    """One split of the task's data."""
+
+    source: str
+    """Absolute path of a file, or the name of a data set on the hub."""
+    sha256: str
+    """Digest of the whole source, before any selection."""
+    questions: int
+    """Number of questions of the split, after selection."""
+
+
+class FinetuneConfig(_Settings):
+    """Optimisation. Defaults are those of the paper: Adam, 1e-5, batches of 8, one epoch."""
+
+    epochs: float = Field(1.0, gt=0)
+    save_at: tuple[Tag, ...] = (SnapshotTag("1e"),)
+    """Tags of the snapshots, in order."""
+    batch_size: int = Field(8, ge=1)
+    """Windows per forward pass."""
+    lr: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled (AdamW) where above 0."""
+    warmup: float = Field(0.0, ge=0, lt=1)
+    """Fraction of all optimiser steps over which the rate rises from 0."""
+    decay: Literal["none", "linear"] = "none"
+    """``linear``: the rate falls to 0 at the end of the last epoch."""
+    accumulate: int = Field(1, ge=1)
+    """Batches per optimiser step."""
+    gradient_clip: float = Field(0.0, ge=0)
+    """Largest norm of the gradient; 0 leaves it alone."""
+    precision: Literal["auto", "32", "bf16"] = "auto"
+    train_questions: int | None = Field(None, ge=1)
+    """Train on a seeded subset of at most this many questions, by whole context."""
+    seed: int = Field(0, ge=0)
+    """Decides the held-out part, the order of batches, dropout and the new output layer."""
+
+    @field_validator("save_at")
+    @classmethod
+    def _sorted(cls, tags: tuple[SnapshotTag, ...]) -> tuple[SnapshotTag, ...]:
+        if not tags:
+            raise InputError("save_at names no snapshot: give at least one, such as 1e")
+        return tuple(sorted(set(tags)))
+
+    @model_validator(mode="after")
+    def _within_epochs(self) -> FinetuneConfig:
+        last = self.tags[-1]
+        if last.fraction > self.epochs:
+            raise InputError(
+                f"snapshot {last} lies after the end of {self.epochs:g} epochs: give --epochs "
+                f"{last.fraction:g} or more, or leave {last} out of --save-at"
+            )
+        return self
+
+    @property
+    def tags(self) -> tuple[SnapshotTag, ...]:
+        """``save_at`` as snapshot tags, ordered as numbers."""
+        return tuple(SnapshotTag(tag) for tag in self.save_at)
+
+
+class WorkspaceConfig(_Settings):
+    """The whole of ``bertvision.yaml``."""
+
+    format: Literal[1] = 1
+    model: ModelConfig
+    task: TaskConfig
+    data: dict[str, DataConfig]
+    """By split: ``train`` without the held-out part, ``tune`` (held out), ``dev``."""
+    finetune: FinetuneConfig
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Library versions when the workspace was made."""
+
+    def digest(self) -> str:
+        """Hex sha256 of all settings that decide the snapshots' values (not the versions)."""
+        return digest_of(self.model_dump(mode="json", exclude={"versions"}))
+
+
+def digest_of(value: object) -> str:
+    """Hex sha256 of a JSON-able value in canonical form (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,107 @@
+"""ActivationDataModule: the splits of a snapshot as Lightning data, decoded on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.stream import ActivationLoader
+
+
+class HiddenStates(NamedTuple):
+    """What a head is given: the hidden states of a batch's real tokens."""
+
+    hidden_states: Tensor
+    """(tokens, layers, hidden), examples one after another."""
+    lengths: Tensor
+    """(batch,) int64, tokens of each example."""
+    labels: dict[str, Tensor]
+    """Per-example arrays of the split, each (batch, …): ``start_positions``, …"""
+    examples: Tensor
+    """(batch,) int64, position of each example in the split."""
+
+
+def decoded(batch: ActivationBatch, dtype: torch.dtype) -> HiddenStates:
+    """Decode a batch on the device it is on."""
+    return HiddenStates(batch.decode(dtype), batch.lengths, batch.labels, batch.examples)
+
+
+class ActivationDataModule(pl.LightningDataModule):
+    """Streams a store's splits to any LightningModule, which gets `HiddenStates` batches.
+
+    Codes travel to the device and are decoded there. Ranks of a distributed trainer share each
+    epoch, and a trainer resumed from its checkpoint goes on in the middle of an epoch exactly.
+
+    Args:
+        store: path of the activation store.
+        checkpoint: the snapshot's tag.
+        train: split to train on, shuffled.
+        val: split to validate on in its stored order, or None.
+        batch_size: examples per batch and rank.
+        layers: indices of hidden states, or all.
+        seed: of the shuffling.
+        readers: threads that read shards.
+        buffer: shards in the shuffle buffer; by default as many as fit in 768 MiB.
+        dtype: of the decoded hidden states.
+
+    Raises:
+        StoreNotFoundError: there is no store, snapshot or split of that name.
+        IncompleteSplitError: a split's extraction has not ended.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        checkpoint: str,
+        *,
+        train: str = "train",
+        val: str | None = None,
+        batch_size: int = 16,
+        layers: Sequence[int] | None = None,
+        seed: int = 0,
+        readers: int = 2,
+        buffer: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self._snapshot = ActivationStore.open(store)[checkpoint]
+        self._train, self._val = train, val
+        self._dtype = dtype
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "layers": layers,
+            "seed": seed,
+            "readers": readers,
+            "buffer": buffer,
+        }
+        self.train_loader: ActivationLoader | None = None
+
+    def train_dataloader(self) -> ActivationLoader:
+        """The shuffled stream of the training split, of this rank."""
+        self.train_loader = self._loader(self._train, shuffle=True)
+        return self.train_loader
+
+    def val_dataloader(self) -> ActivationLoader | list[Any]:
+        """The validation split in its stored order, of this rank; nothing where none was named."""
+        return [] if self._val is None else self._loader(self._val, shuffle=False)
+
+    def on_after_batch_transfer(self, batch: ActivationBatch, dataloader_idx: int) -> HiddenStates:
+        """Decode on the device."""
+        return decoded(batch, self._dtype)
+
+    def _loader(self, split: str, *, shuffle: bool) -> ActivationLoader:
+        trainer = self.trainer
+        return ActivationLoader(
+            self._snapshot[split],
+            shuffle=shuffle,
+            rank=trainer.global_rank if trainer else 0,
+            world_size=trainer.world_size if trainer else 1,
+            **self._options,
+        )

@@ -1,0 +1,79 @@
+"""Files and folders that are either whole or absent, whenever the process dies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` make a temporary sibling, flush it to the disk, and rename it to ``path``."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        _fsync(temporary)
+        os.replace(temporary, path)
+        _fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomically(path, lambda target: _write_bytes(target, text.encode("utf-8")))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON-able value atomically, readable and with a final newline."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary sibling folder that becomes ``path`` when the block ends without an error.
+
+    What an interrupted process left under the temporary name is removed first.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            _fsync(file)
+        _fsync(temporary)
+        if path.exists():
+            # without its marker file it is the rest of something unfinished
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        _fsync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sha256_of_files(paths: list[Path]) -> str:
+    """Hex sha256 of the bytes of one file, or of several one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,322 @@
+"""Fine-tuning BERT on a span task, with snapshots at fractions of an epoch.
+
+Snapshots are a pure function of the workspace's settings: the order of batches depends on (seed,
+epoch), dropout on (seed, step, batch), and a resumed run continues at an optimiser step. On one CPU
+they are the same bit for bit, however often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import BertForQuestionAnswering
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.batching import Batch, Step, StepLoader, steps_per_epoch
+from bertvision.pipelines.bert_eval import evaluate_bert
+from bertvision.pipelines.config import FinetuneConfig
+from bertvision.pipelines.loading import (
+    find_checkpoint,
+    load_bert,
+    load_tokenizer,
+    weights_digest,
+)
+from bertvision.pipelines.options import FinetuneOptions, open_workspace
+from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.resume import ResumeFile
+from bertvision.pipelines.snapshots import is_snapshot, save_snapshot
+from bertvision.pipelines.workspace import Workspace, status
+
+
+def finetune(
+    root: Path | None,
+    options: FinetuneOptions,
+    *,
+    resume: bool = False,
+    resume_every_seconds: float = 300.0,
+    evaluate: bool = True,
+) -> dict[str, Any]:
+    """Make every snapshot of a workspace, and BERT's own scores at each; continue what is there.
+
+    Args:
+        root: the workspace; None means the one the current folder stands in, or else makes the
+            current folder one.
+        options: settings of a new workspace; of an existing one they must agree with it.
+        resume: refuse to make a new workspace.
+        resume_every_seconds: at most this much work is lost when the process is killed.
+        evaluate: also score BERT at every snapshot.
+
+    Returns:
+        The workspace's `status`, with ``seconds`` and ``steps`` of training done by this call (0
+        where all snapshots were there already).
+
+    Raises:
+        WorkspaceError: the workspace was made with other settings, or there is none to resume.
+        InputError: an option, the model or the data is wrong.
+        StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
+    """
+    workspace = open_workspace(root, options, resume=resume)
+    started = time.monotonic()
+    steps = 0
+    if any(not is_snapshot(workspace.snapshot_dir(tag)) for tag in workspace.config.finetune.tags):
+        steps = _train(workspace, resume_every_seconds)
+    seconds = time.monotonic() - started if steps else 0.0
+    (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
+    if evaluate:
+        for tag in workspace.config.finetune.tags:
+            evaluate_bert(workspace, tag)
+    return {**status(workspace), "seconds": seconds, "steps": steps}
+
+
+def _train(workspace: Workspace, resume_every_seconds: float) -> int:
+    """Train to the last snapshot; returns the steps taken by this process."""
+    config = workspace.config
+    settings = config.finetune
+    checkpoint = find_checkpoint(config.model.name_or_path, config.model.revision)
+    if weights_digest(checkpoint.folder) != config.model.weights_sha256:
+        raise WorkspaceError(
+            f"the weights of {checkpoint.name_or_path} changed since {workspace.root} was made: "
+            "put the old ones back, or start another --workspace"
+        )
+    tokenizer = load_tokenizer(checkpoint.folder)
+    torch.manual_seed(settings.seed)  # the new output layer
+    model = load_bert(checkpoint.folder)
+    windows = workspace.windows("train", tokenizer)
+    per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
+    saver = _Snapshots(workspace, model, tokenizer, per_epoch)
+    saver.save(0)
+    missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
+    if not missing:
+        return 0
+    loader = StepLoader(
+        windows,
+        batch_size=settings.batch_size,
+        accumulate=settings.accumulate,
+        steps=max(missing),
+        seed=settings.seed,
+        pad_id=tokenizer.pad_token_id or 0,
+    )
+    folder = workspace.root / "finetune"
+    folder.mkdir(exist_ok=True)
+    resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+    module = FinetuneModule(
+        model, settings, total_steps=round(settings.epochs * per_epoch), digest=config.digest()
+    )
+    with _quiet_lightning():
+        trainer = pl.Trainer(
+            max_epochs=1,
+            devices=1,
+            precision="bf16-mixed" if module.precision == "bf16" else "32-true",
+            callbacks=[_Log(folder / "log.csv", max(missing)), saver, resume_file],
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        with resume_file.guard():
+            ckpt_path = resume_file.find(before=min(missing))
+            trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=True)
+    return module.steps_taken
+
+
+class FinetuneModule(pl.LightningModule):
+    """BERT with span outputs, its loss and its optimiser.
+
+    Optimisation is manual, because a step's batches come together (`Step`): each is weighted by its
+    windows, so that accumulation is the gradient of one larger batch also where the last is short.
+    """
+
+    def __init__(
+        self,
+        model: BertForQuestionAnswering,
+        settings: FinetuneConfig,
+        *,
+        total_steps: int,
+        digest: str,
+    ) -> None:
+        """Wrap ``model``; ``digest`` of the workspace's settings guards the resume file."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model.train()
+        self.settings = settings
+        self.precision = resolve_precision(settings.precision)
+        self.total_steps = total_steps
+        self.digest = digest
+        self.steps_taken = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam with bias correction; AdamW where weights decay."""
+        lr, decay = self.settings.lr, self.settings.weight_decay
+        if decay == 0:
+            return torch.optim.Adam(self.model.parameters(), lr=lr, fused=True)
+        return torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
+
+    def training_step(self, step: Step, batch_idx: int) -> dict[str, Any]:
+        """Take one optimiser step; returns its mean loss and learning rate."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        lr = learning_rate(self.settings, step.number, self.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        windows = sum(len(batch.input_ids) for batch in step.batches)
+        total = torch.zeros((), device=self.device)
+        optimizer.zero_grad()
+        for i, batch in enumerate(step.batches):
+            torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
+            loss = span_loss(self.model, batch) / windows
+            with autocast("32", self.device):
+                self.manual_backward(loss)
+            total += loss.detach()
+        if self.settings.gradient_clip:
+            # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        optimizer.step()
+        self.steps_taken += 1
+        return {"loss": total, "lr": lr}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record what the resume file belongs to."""
+        checkpoint["workspace"] = self.digest
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the resume file of other settings."""
+        if checkpoint.get("workspace") != self.digest:
+            raise WorkspaceError(
+                "the resume file belongs to other settings than bertvision.yaml: delete "
+                "finetune/resume.ckpt to start again"
+            )
+
+
+def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Tensor:
+    """Cross-entropy of start and end position, averaged over both, summed over the windows.
+
+    Padding takes no part in the softmax, so a window's loss does not depend on its batch.
+    """
+    output = model(
+        input_ids=batch.input_ids,
+        token_type_ids=batch.token_type_ids,
+        attention_mask=batch.attention_mask,
+    )
+    padding = batch.attention_mask == 0
+    lowest = torch.finfo(torch.float32).min
+    start = output.start_logits.float().masked_fill(padding, lowest)  # (batch, seq)
+    end = output.end_logits.float().masked_fill(padding, lowest)
+    return (
+        functional.cross_entropy(start, batch.start_positions, reduction="sum")
+        + functional.cross_entropy(end, batch.end_positions, reduction="sum")
+    ) / 2
+
+
+def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> float:
+    """The rate of the step after ``step`` steps: linear warm-up, then constant or linear to 0."""
+    warmup = round(settings.warmup * total_steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    if settings.decay == "linear":
+        return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
+    return settings.lr
+
+
+def _dropout_seed(seed: int, step: int, batch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{batch}".encode()).digest()[:8], "big")
+
+
+class _Snapshots(pl.Callback):
+    """Saves the snapshots that are due at a step and not there yet."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        model: BertForQuestionAnswering,
+        tokenizer: Any,
+        per_epoch: int,
+    ) -> None:
+        self.workspace = workspace
+        self.model = model
+        self.tokenizer = tokenizer
+        self.per_epoch = per_epoch
+        self.due: dict[int, list[SnapshotTag]] = {}
+        for tag in workspace.config.finetune.tags:
+            self.due.setdefault(tag.step(per_epoch), []).append(tag)
+
+    def made(self, tags: list[SnapshotTag]) -> bool:
+        return all(is_snapshot(self.workspace.snapshot_dir(tag)) for tag in tags)
+
+    def save(self, step: int) -> None:
+        for tag in self.due.get(step, []):
+            if not self.made([tag]):
+                save_snapshot(
+                    self.workspace.snapshot_dir(tag),
+                    self.model,
+                    self.tokenizer,
+                    self.workspace.config,
+                    tag=tag,
+                    step=step,
+                    steps_per_epoch=self.per_epoch,
+                )
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
+    ) -> None:
+        self.save(batch.number + 1)
+
+
+class _Log(pl.Callback):
+    """Progress on stderr, and a CSV of step, loss and learning rate without gaps or repeats."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path = path
+        self.steps = steps
+        self.bar: tqdm[Any] | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        rows = self.path.read_text().splitlines()[1:] if self.path.is_file() else []
+        rows = rows[: trainer.global_step]  # a killed run may have logged more than it saved
+        self.file = self.path.open("w")
+        self.file.write("\n".join(["step,loss,lr", *rows, ""]))
+        self.bar = progress(self.steps, "fine-tuning", "step", initial=trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
+    ) -> None:
+        loss = outputs["loss"].item()
+        self.file.write(f"{batch.number + 1},{loss:.6g},{outputs['lr']:.6g}\n")
+        self.file.flush()
+        if self.bar is not None:
+            self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            self.bar.update(1)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.file.close()
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"pytorch_lightning|lightning_fabric")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

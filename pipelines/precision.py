@@ -1,0 +1,38 @@
+"""Which arithmetic the machine has: bf16 where it is native, float32 elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+
+Precision = Literal["32", "bf16"]
+
+
+def device() -> torch.device:
+    """The accelerator of this machine, or its CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def has_bf16() -> bool:
+    """Whether bfloat16 is computed natively here (CUDA, AVX-512 BF16 or AMX)."""
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # torch names these only privately; elsewhere, and in other versions, float32 is right too
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, check, bool)() for check in checks)
+
+
+def resolve_precision(precision: Literal["auto", "32", "bf16"]) -> Precision:
+    """``auto`` becomes ``bf16`` where the machine has it, else ``32``."""
+    if precision != "auto":
+        return precision
+    return "bf16" if has_bf16() else "32"
+
+
+def autocast(precision: Precision, where: torch.device) -> AbstractContextManager[object]:
+    """Mixed precision for a forward pass on ``where``; weights stay float32."""
+    return torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16")

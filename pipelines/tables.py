@@ -1,0 +1,189 @@
+"""Tables for a terminal: one per command, from what its function returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; text to the left, numbers to the right.
+
+    Args:
+        header: names of the columns.
+        rows: cells as text, as many in each row as in the header.
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def heads_table(heads: Sequence[Row]) -> str:
+    """Name, parameters and description of each head."""
+    return format_table(
+        ["head", "trainable", "total", "% BERT-large", "description"],
+        [
+            [h["name"], f"{h['trainable']:,}", f"{h['total']:,}", f"{h['percent']:.4f}"]
+            + [h["description"]]
+            for h in heads
+        ],
+    )
+
+
+def extracted_table(splits: Sequence[Row]) -> str:
+    """What an extraction wrote."""
+    return format_table(
+        ["split", "examples", "shards written", "size", "examples/s", "encoder's share"],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                str(s["shards_written"]),
+                size(s["bytes"]),
+                f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
+                f"{s['encoder_seconds'] / s['seconds']:.0%}" if s["shards_written"] else "-",
+            ]
+            for s in splits
+        ],
+    )
+
+
+def splits_table(splits: Sequence[Row]) -> str:
+    """What a store holds."""
+    if not splits:
+        return "the store is empty"
+    return format_table(
+        ["split", "examples", "encoding", "layers", "size", "per example", "× smaller", "complete"],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                s["encoding"],
+                str(len(s["layers"])),
+                size(s["bytes"]),
+                size(s["bytes_per_example"] or 0),
+                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
+                "yes" if s["complete"] else f"{s['shards_committed']} of {s['shards']} shards",
+            ]
+            for s in splits
+        ],
+    )
+
+
+def trained_table(heads: Sequence[Row]) -> str:
+    """What a training made."""
+    return format_table(
+        ["head", "trained on", "parameters", "loss", "s/epoch", "waiting for data"],
+        [
+            [
+                h["head"],
+                h["trained_on"],
+                f"{h['total']:,}",
+                f"{h['loss']:.3f}",
+                f"{h['seconds_per_epoch']:.1f}",
+                f"{h['wait_seconds'] / h['seconds']:.1%}",
+            ]
+            for h in heads
+        ],
+    )
+
+
+def evaluated_table(results: Sequence[Row]) -> str:
+    """EM and F1 of each system, with the tuned threshold and by the paper's rule."""
+    rows = []
+    for r in results:
+        tuned, argmax = (r["rules"][rule]["metrics"] for rule in ("n-best", "argmax"))
+        rows.append([r["head"], r["trained_on"], r["checkpoint"], *_scores(tuned), *_scores(argmax)[:2]])
+    return format_table(
+        ["head", "trained on", "evaluated on", *_SCORES, "argmax EM", "argmax F1"], rows
+    )
+
+
+_SCORES = ["EM", "F1", "HasAns EM", "HasAns F1", "NoAns"]
+
+
+def _scores(metrics: Mapping[str, float]) -> list[str]:
+    keys = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact")
+    return [f"{metrics[key]:.1f}" if key in metrics else "-" for key in keys]
+
+
+def status_table(status: Row) -> str:
+    """What a workspace holds and what can be run next."""
+    questions = ", ".join(f"{split} {n:,}" for split, n in status["questions"].items())
+    lines = [
+        f"workspace  {status['workspace']}",
+        f"model      {status['model']}",
+        f"task       {status['task']} ({questions} questions)",
+        "",
+        format_table(
+            ["snapshot", "made", "BERT EM", "BERT F1", "activations"],
+            [
+                [
+                    s["tag"],
+                    "yes" if s["made"] else "no",
+                    *([f"{s['bert'][k]:.1f}" for k in ("exact", "f1")] if s["bert"] else "--"),
+                    ", ".join(status["stored"].get(s["tag"], [])) or "-",
+                ]
+                for s in status["snapshots"]
+            ],
+        ),
+    ]
+    if status["heads"]:
+        heads = (f"{h['name']} ({h['trained_on']})" for h in status["heads"])
+        lines += ["", "heads      " + ", ".join(heads)]
+    if status["next"]:
+        lines += ["", "next:", *(f"  {command}" for command in status["next"])]
+    return "\n".join(lines)
+
+
+def quickstart_table(result: Row) -> str:
+    """The one table of the quickstart, with where the time went."""
+    rows = [
+        [r["system"], r["trained_on"], r["evaluated_on"], f"{r['percent_of_encoder']:.3f}"]
+        + _scores(r["metrics"])
+        for r in result["rows"]
+    ]
+    table = format_table(
+        ["system", "trained on", "evaluated on", "% of encoder", *_SCORES], rows
+    )
+    seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
+    return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"
+
+
+def mapping_table(values: Row) -> str:
+    """Names and values, nested names joined by dots."""
+    return format_table(["name", "value"], [[k, _text(v)] for k, v in _flat("", values)])
+
+
+def size(n: float) -> str:
+    """Bytes in decimal units, three digits: ``52.1 MB``."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while n >= 1000 and len(units) > 1:
+        n /= 1000
+        units.pop(0)
+    return f"{n:.3g} {units[0]}"
+
+
+def _flat(prefix: str, values: Row) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
+    return found
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit() or cell[:1] in "-–" or cell == ""

@@ -1,0 +1,348 @@
+"""SQuAD: question answering over paragraphs, read from its JSON (v1.1, v2.0) or from the hub.
+
+Everything a file says is checked before it is used, and an error names the file, the JSON path and
+the reason. Answers are character offsets into the context, so a single wrong offset would train the
+model on noise without any other sign.
+
+Format: Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from bertvision.errors import InputError
+
+MAX_CHARACTERS = 500_000
+"""The longest context or question taken, in characters (SQuAD's longest context has 4,063)."""
+
+
+class Answer(NamedTuple):
+    """One gold answer: a span of the context."""
+
+    text: str
+    """The answer, equal to ``context[answer_start : answer_start + len(text)]``."""
+    answer_start: int
+    """Offset of its first character in the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question over one context; questions of a paragraph share the context object."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    """The gold answers, the first of which training uses; empty exactly if ``is_impossible``."""
+    is_impossible: bool
+    """The context does not answer the question (SQuAD 2.0)."""
+
+
+class SquadData(NamedTuple):
+    """The questions of one file or hub split."""
+
+    questions: list[Question]
+    """In the order of the source."""
+    version: str
+    """As the file states it (``v2.0``, ``1.1``); of a file or data set that states none, ``v2.0``
+    if it has unanswerable questions and else ``v1.1``."""
+    skipped: list[str]
+    """One message (file, JSON path, reason) per malformed part left out; empty unless asked for."""
+    sha256: str
+    """Digest of the file's bytes, or of the canonical JSON of a hub split's questions."""
+
+
+def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
+    """Read a SQuAD file.
+
+    Args:
+        path: a ``.json`` or ``.json.gz`` file in the form of SQuAD v1.1 or v2.0.
+        skip_bad: leave out malformed articles, paragraphs and questions and report them in
+            ``skipped``. A file that cannot be read at all, or of which no question is left, is an
+            error all the same.
+
+    Raises:
+        InputError: the file or a part of it is malformed; names the file, the JSON path and why.
+    """
+    path = Path(path)
+    document, digest = read_json(path)
+    with _at(str(path)):
+        articles = _field(_typed(document, "the document", dict), "data", "", list)
+        if not articles:
+            raise InputError("data: holds no articles")
+        version = _field(document, "version", "", str) if "version" in document else None
+        reader = _Reader(str(path), skip_bad)
+        for i, article in enumerate(articles):
+            reader.article(article, f"data[{i}]")
+        return reader.finish(version, digest)
+
+
+def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
+    """Read a SQuAD file or, through ``datasets``, a split of a hub data set.
+
+    Args:
+        source: a ``.json`` or ``.json.gz`` file; or a data set with the columns id, question,
+            context and answers {text, answer_start} (``squad_v2``, ``squad``), by its hub name or
+            as a folder.
+        split: the hub split; ``dev`` means the hub's ``validation``. A file is one split.
+        skip_bad: as in `read_squad`.
+
+    Raises:
+        InputError: the source cannot be loaded, or holds malformed questions.
+    """
+    path = Path(source)
+    if path.is_file() or source.endswith((".json", ".gz")):
+        return read_squad(path, skip_bad=skip_bad)
+    import datasets
+
+    hub_split = "validation" if split == "dev" else split
+    try:
+        rows = datasets.load_dataset(source, split=hub_split)
+    except Exception as error:  # the hub's client raises errors of half a dozen libraries
+        raise InputError(
+            f"{source!r} is no file here, and loading it as a data set (split {hub_split!r}) "
+            f"failed with {type(error).__name__}: {str(error).strip()}. Check the name, the split "
+            "and the network, or download the SQuAD JSON and give its path"
+        ) from error
+    columns = rows.column_names
+    if missing := sorted({"id", "question", "context", "answers"} - set(columns)):
+        raise InputError(
+            f"{source}: has the columns {columns}, but not {missing}: a SQuAD data set has id, "
+            "question, context and answers {text, answer_start}"
+        )
+    where = f"{source} ({hub_split})"
+    with _at(where):
+        reader = _Reader(where, skip_bad)
+        for i, row in enumerate(rows):
+            reader.row(row, f"[{i}]")
+        return reader.finish(None, None)
+
+
+def hold_out(
+    questions: Sequence[Question], fraction: float, *, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Split questions into a kept and a held-out part, by whole context.
+
+    The contexts with the smallest SHA-256 of (seed, context) are held out, so that the choice is
+    the same on every machine and whatever the order of the questions.
+
+    Args:
+        questions: the questions of a training split.
+        fraction: part of the distinct contexts to hold out, 0 ≤ fraction < 1; the number is
+            rounded, but above 0 it is at least one context, if there are two.
+        seed: which contexts.
+
+    Returns:
+        (kept, held out), both in the order given.
+
+    Raises:
+        InputError: the fraction is outside [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise InputError(f"cannot hold out a fraction of {fraction}: give 0 ≤ fraction < 1")
+    contexts = list(dict.fromkeys(q.context for q in questions))
+    count = round(fraction * len(contexts))
+    if fraction > 0 and len(contexts) > 1:
+        count = min(max(count, 1), len(contexts) - 1)
+    contexts.sort(key=lambda c: hashlib.sha256(f"{seed}\n{c}".encode()).digest())
+    held = set(contexts[:count])
+    kept = [q for q in questions if q.context not in held]
+    return kept, [q for q in questions if q.context in held]
+
+
+def read_json(path: Path) -> tuple[Any, str]:
+    """Parse a ``.json`` or ``.json.gz`` file of UTF-8.
+
+    Returns:
+        (what it holds, SHA-256 of the file's bytes in hex).
+
+    Raises:
+        InputError: the file cannot be read, decompressed, decoded or parsed.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    digest = hashlib.sha256(raw).hexdigest()
+    with _at(str(path)):
+        if path.name.endswith(".gz"):
+            try:
+                raw = gzip.decompress(raw)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InputError(f"is named .gz but is not whole gzip data ({error})") from error
+        elif raw.startswith(b"\x1f\x8b"):
+            raise InputError("is gzip data: give it a name that ends with .json.gz")
+        if not raw.strip():
+            raise InputError("is empty")
+        try:
+            return json.loads(raw.decode("utf-8-sig")), digest
+        except UnicodeDecodeError as error:
+            raise InputError(f"is not UTF-8 (byte {error.start}: {error.reason})") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"is not JSON that can be read: {error}") from error
+
+
+class _Reader:
+    """Collects validated questions, and what was skipped, of one source."""
+
+    def __init__(self, source: str, skip_bad: bool) -> None:
+        self.source = source
+        self.skip_bad = skip_bad
+        self.questions: list[Question] = []
+        self.skipped: list[str] = []
+        self._where: dict[str, str] = {}  # question id → JSON path
+        self._contexts: dict[str, str] = {}  # so that equal contexts are one object
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        """A part that `skip_bad` may leave out."""
+        try:
+            yield
+        except InputError as error:
+            if not self.skip_bad:
+                raise
+            self.skipped.append(f"{self.source}: {error}")
+
+    def article(self, article: Any, at: str) -> None:
+        with self._part():
+            paragraphs = _field(_typed(article, at, dict), "paragraphs", at, list)
+            if not paragraphs:
+                raise InputError(f"{at}.paragraphs: holds no paragraphs")
+            for i, paragraph in enumerate(paragraphs):
+                with self._part():
+                    self._paragraph(paragraph, f"{at}.paragraphs[{i}]")
+
+    def _paragraph(self, paragraph: Any, at: str) -> None:
+        context = _text(_typed(paragraph, at, dict), "context", at)
+        for i, qa in enumerate(_field(paragraph, "qas", at, list)):
+            with self._part():
+                self._question(qa, context, f"{at}.qas[{i}]")
+
+    def row(self, row: dict[str, Any], at: str) -> None:
+        """A row of a data set: answers are two lists, and none of them means unanswerable."""
+        with self._part():
+            place = f"{at}.answers"
+            columns = _field(row, "answers", at, dict)
+            texts = _field(columns, "text", place, list)
+            starts = _field(columns, "answer_start", place, list)
+            if len(texts) != len(starts):
+                raise InputError(f"{place}: has {len(texts)} texts but {len(starts)} answer_starts")
+            answers = [
+                {"text": text, "answer_start": start}
+                for text, start in zip(texts, starts, strict=True)
+            ]
+            qa = {**row, "answers": answers, "is_impossible": not answers}
+            self._question(qa, _text(row, "context", at), at)
+
+    def _question(self, qa: Any, context: str, at: str) -> None:
+        question_id = _text(_typed(qa, at, dict), "id", at)
+        question = _text(qa, "question", at)
+        if not question_id:
+            raise InputError(f"{at}.id: is empty")
+        if first := self._where.get(question_id):
+            raise InputError(f"{at}.id: {question_id!r} is already the id of {first}")
+        impossible = "is_impossible" in qa and _field(qa, "is_impossible", at, bool)
+        answers = tuple(
+            _answer(answer, context, f"{at}.answers[{i}]")
+            for i, answer in enumerate(_field(qa, "answers", at, list))
+        )
+        if impossible and answers:
+            raise InputError(
+                f"{at}.answers: holds {len(answers)}, but is_impossible is true: an unanswerable "
+                "question has answers []"
+            )
+        if not impossible and not answers:
+            raise InputError(
+                f"{at}.answers: is empty, but is_impossible is not true: an answerable question "
+                "has at least one answer"
+            )
+        self._where[question_id] = at
+        context = self._contexts.setdefault(context, context)
+        self.questions.append(Question(question_id, question, context, answers, impossible))
+
+    def finish(self, version: str | None, digest: str | None) -> SquadData:
+        if not self.questions:
+            why = f" after skipping {len(self.skipped)}: {self.skipped[0]}" if self.skipped else ""
+            raise InputError(f"holds no questions{why}")
+        if version is None:
+            version = "v2.0" if any(q.is_impossible for q in self.questions) else "v1.1"
+        return SquadData(self.questions, version, self.skipped, digest or _digest(self.questions))
+
+
+def _answer(answer: Any, context: str, at: str) -> Answer:
+    text = _text(_typed(answer, at, dict), "text", at)
+    start = _field(answer, "answer_start", at, int)
+    if not text:
+        raise InputError(f"{at}.text: is empty")
+    if start < 0 or not context.startswith(text, start):
+        found = context[start : start + len(text)] if start >= 0 else ""
+        raise InputError(
+            f"{at}.answer_start: {start} does not match: the context has {_short(found)} there, "
+            f"not the answer {_short(text)}"
+        )
+    return Answer(text, start)
+
+
+@contextmanager
+def _at(source: str) -> Iterator[None]:
+    """Put the source in front of the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error.__cause__
+
+
+_Json = TypeVar("_Json", dict[str, Any], list[Any], str, int, bool)
+_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "a boolean"}
+
+
+def _typed(value: Any, at: str, kind: type[_Json]) -> _Json:
+    if type(value) is not kind:  # isinstance would take true for an integer
+        found = _NAMES.get(type(value)) or json.dumps(value)
+        raise InputError(f"{at}: expected {_NAMES[kind]}, found {found}")
+    return value
+
+
+def _field(holder: dict[str, Any], key: str, at: str, kind: type[_Json]) -> _Json:
+    place = f"{at}.{key}" if at else key
+    if key not in holder:
+        raise InputError(f"{place}: is missing")
+    return _typed(holder[key], place, kind)
+
+
+def _text(holder: dict[str, Any], key: str, at: str) -> str:
+    value = _field(holder, key, at, str)
+    if len(value) > MAX_CHARACTERS:
+        raise InputError(
+            f"{at}.{key}: has {len(value):,} characters, but at most {MAX_CHARACTERS:,} are taken: "
+            "split it into paragraphs"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{at}.{key}: has the lone surrogate {value[error.start]!r} at character "
+            f"{error.start}, which is no Unicode text"
+        ) from error
+    return value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    digest = hashlib.sha256()
+    for q in questions:
+        fields = [q.id, q.question, q.context, q.answers, q.is_impossible]
+        digest.update(json.dumps(fields, separators=(",", ":")).encode())
+    return digest.hexdigest()

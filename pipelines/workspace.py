@@ -1,0 +1,311 @@
+"""The workspace: the folder of one experiment.
+
+```
+bertvision.yaml        model, task, data with digests, fine-tuning, seeds, versions
+snapshots/0.3e/        BERT at a point of fine-tuning, in save_pretrained form
+bert/0.3e/             its span logits, predictions and metrics
+activations/           the store of hidden states
+heads/0.3e/<name>/     heads, by the snapshot whose activations they were trained on
+finetune/              log of fine-tuning; the resume file while it runs
+```
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from pydantic import ValidationError
+
+from bertvision.errors import (
+    InputError,
+    StoreNotFoundError,
+    UnknownNameError,
+    WorkspaceError,
+)
+from bertvision.featurestore.schema import SnapshotTag, check_name
+from bertvision.pipelines.config import FinetuneConfig, TaskConfig, WorkspaceConfig
+from bertvision.pipelines.files import write_text
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.squad import Question
+    from bertvision.pipelines.tasks.windows import Windows
+
+FILE = "bertvision.yaml"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An open workspace; make one with `create` or `find`."""
+
+    root: Path
+    """Absolute path of the folder."""
+    config: WorkspaceConfig
+    """The contents of its ``bertvision.yaml``."""
+
+    @classmethod
+    def create(cls, root: Path, config: WorkspaceConfig) -> Workspace:
+        """Make a workspace at ``root``: the folder and its ``bertvision.yaml``.
+
+        Raises:
+            WorkspaceError: there is one already, or the rest of one.
+        """
+        root = root.expanduser().resolve()
+        if (root / FILE).exists():
+            raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
+        for name in ("snapshots", "bert", "activations", "heads"):
+            if (root / name).exists():
+                raise WorkspaceError(
+                    f"{root / name} is left of a workspace without its {FILE}: remove it, or use "
+                    "another --workspace"
+                )
+        root.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_text(root / FILE, text)
+        return cls(root, config)
+
+    @classmethod
+    def find(cls, root: Path | None = None) -> Workspace:
+        """Open the workspace at ``root``, or the one the current folder stands in.
+
+        Args:
+            root: its folder; None looks in the current folder and its parents.
+
+        Raises:
+            WorkspaceError: there is none, or its ``bertvision.yaml`` is not readable.
+        """
+        if root is not None:
+            places = [root.expanduser().resolve()]
+            where = str(places[0])
+        else:
+            places = [Path.cwd(), *Path.cwd().parents]
+            where = f"{places[0]} and its parents"
+        for place in places:
+            if (place / FILE).is_file():
+                return cls(place, _read_config(place / FILE))
+        raise WorkspaceError(
+            f"no workspace in {where} (no {FILE}): make one with `bertvision finetune --model "
+            "NAME --train FILE --dev FILE` or `bertvision quickstart`, or name one with "
+            "--workspace DIR"
+        )
+
+    @property
+    def activations(self) -> Path:
+        """Path of the activation store (it may not exist yet)."""
+        return self.root / "activations"
+
+    def snapshots(self) -> list[SnapshotTag]:
+        """Tags of the whole snapshots, ordered as numbers."""
+        found = []
+        for path in (self.root / "snapshots").glob("*/snapshot.json"):
+            try:
+                found.append(SnapshotTag(path.parent.name))
+            except InputError:
+                continue
+        return sorted(found)
+
+    def snapshot_dir(self, tag: str) -> Path:
+        """Folder of the snapshot ``tag`` (it may not exist yet)."""
+        return self.root / "snapshots" / SnapshotTag(tag)
+
+    def bert_dir(self, tag: str) -> Path:
+        """Folder of BERT's own logits, predictions and metrics at ``tag``."""
+        return self.root / "bert" / SnapshotTag(tag)
+
+    def head_dir(self, trained_on: str, name: str) -> Path:
+        """Folder of the head ``name`` trained on the activations of snapshot ``trained_on``."""
+        return self.root / "heads" / SnapshotTag(trained_on) / check_name(name, "head")
+
+    def splits(self) -> list[str]:
+        """Names of the splits: ``train``, ``tune`` where a part is held out, ``dev``."""
+        return list(self.config.data)
+
+    def questions(self, split: str) -> list[Question]:
+        """Read the questions of a split from their source again.
+
+        Raises:
+            UnknownNameError: there is no such split.
+            WorkspaceError: the source is gone or not what it was when the workspace was made.
+        """
+        from bertvision.pipelines.tasks.squad import load_squad
+
+        if split not in self.config.data:
+            raise UnknownNameError(
+                f"{split!r} is no split of {self.root}: it has {', '.join(self.splits())}"
+            )
+        recorded = self.config.data[split]
+        try:
+            data = load_squad(
+                recorded.source, source_split(split), skip_bad=self.config.task.skip_bad
+            )
+        except InputError as error:
+            raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
+        if data.sha256 != recorded.sha256:
+            raise WorkspaceError(
+                f"{recorded.source} changed since this workspace was made (sha256 "
+                f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
+                "or start another --workspace"
+            )
+        return select_questions(data.questions, split, self.config.task, self.config.finetune)
+
+    def windows(self, split: str, tokenizer: Any) -> Windows:
+        """The windows of a split, made from its questions with the task's lengths."""
+        return windows_of(self.questions(split), tokenizer, self.config.task)
+
+
+def windows_of(questions: list[Question], tokenizer: Any, task: TaskConfig) -> Windows:
+    """Make windows with the lengths of a task."""
+    from bertvision.pipelines.tasks.windows import make_windows
+
+    return make_windows(
+        questions,
+        tokenizer,
+        max_length=task.max_length,
+        max_question_length=task.max_question_length,
+        overlap=task.overlap,
+    )
+
+
+def source_split(split: str) -> str:
+    """The split of the source from which a split of the workspace is taken."""
+    return "train" if split == "tune" else split
+
+
+def select_questions(
+    questions: list[Question], split: str, task: TaskConfig, finetune: FinetuneConfig
+) -> list[Question]:
+    """The questions of a split, out of all questions of its source, in their order.
+
+    ``train`` and ``tune`` part the training questions (or the subset of them that
+    ``train_questions`` asks for) by whole contexts.
+    """
+    from bertvision.pipelines.tasks.squad import hold_out
+
+    if task.answerable_only:
+        questions = [question for question in questions if not question.is_impossible]
+    if split not in ("train", "tune"):
+        return questions
+    if finetune.train_questions is not None:
+        questions = _subset(questions, finetune.train_questions, seed=finetune.seed)
+    if task.tune_fraction == 0:
+        return questions if split == "train" else []
+    kept, held_out = hold_out(questions, task.tune_fraction, seed=finetune.seed)
+    return kept if split == "train" else held_out
+
+
+def _subset(questions: list[Question], limit: int, *, seed: int) -> list[Question]:
+    """At most ``limit`` questions: whole contexts in a seeded order, as many as fit."""
+    by_context: dict[str, int] = {}
+    for question in questions:
+        by_context[question.context] = by_context.get(question.context, 0) + 1
+    contexts = list(by_context)
+    chosen: set[str] = set()
+    count = 0
+    for index in np.random.default_rng([seed, 1]).permutation(len(contexts)):
+        context = contexts[int(index)]
+        if count + by_context[context] <= limit:
+            chosen.add(context)
+            count += by_context[context]
+    return [question for question in questions if question.context in chosen]
+
+
+def _read_config(path: Path) -> WorkspaceConfig:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise WorkspaceError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
+    if values.get("format") != 1:
+        raise WorkspaceError(
+            f"{path} has format {values.get('format')!r}; this version of bertvision reads "
+            "format 1: update bertvision, or start another --workspace"
+        )
+    try:
+        return WorkspaceConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise WorkspaceError(f"{path}: {field}: {first['msg']}") from error
+
+
+def status(workspace: Workspace) -> dict[str, Any]:
+    """What a workspace holds and what can be run next, JSON-able.
+
+    Returns:
+        ``workspace``, ``model``, ``task``, ``questions`` by split, ``snapshots`` (tag, whether it
+        is made, BERT's EM and F1 on dev), ``stored`` splits by tag, ``heads`` and ``next``, a list
+        of commands.
+    """
+    config = workspace.config
+    made = workspace.snapshots()
+    wanted = sorted({*config.finetune.tags, *made})
+    stored = _stored_splits(workspace.activations)
+    heads = _heads(workspace)
+    return {
+        "workspace": str(workspace.root),
+        "model": config.model.name_or_path,
+        "task": config.task.name,
+        "questions": {split: data.questions for split, data in config.data.items()},
+        "snapshots": [
+            {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
+            for tag in wanted
+        ],
+        "stored": stored,
+        "heads": heads,
+        "next": _next_commands(workspace, wanted, made, stored, heads),
+    }
+
+
+def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | None:
+    path = workspace.bert_dir(tag) / "metrics.json"
+    if not path.is_file():
+        return None
+    metrics = json.loads(path.read_text(encoding="utf-8"))["rules"]["n-best"]["metrics"]
+    return {"exact": metrics["exact"], "f1": metrics["f1"]}
+
+
+def _stored_splits(path: Path) -> dict[str, list[str]]:
+    if not path.is_dir():
+        return {}
+    from bertvision.featurestore.store import ActivationStore
+
+    try:
+        store = ActivationStore.open(path)
+    except StoreNotFoundError:
+        return {}
+    return {str(tag): sorted(store[tag].splits()) for tag in sorted(store.tags())}
+
+
+def _heads(workspace: Workspace) -> list[dict[str, Any]]:
+    folders = sorted(path.parent for path in (workspace.root / "heads").glob("*/*/config.json"))
+    return [{"trained_on": folder.parent.name, "name": folder.name} for folder in folders]
+
+
+def _next_commands(
+    workspace: Workspace,
+    wanted: list[SnapshotTag],
+    made: list[SnapshotTag],
+    stored: dict[str, list[str]],
+    heads: list[dict[str, Any]],
+) -> list[str]:
+    commands = []
+    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in wanted):
+        commands.append("bertvision finetune --resume")
+    for tag in made:
+        missing = [split for split in workspace.splits() if split not in stored.get(tag, [])]
+        if missing:
+            commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
+    trained = {head["trained_on"] for head in heads}
+    for at, splits in stored.items():
+        if "train" in splits and at not in trained:
+            commands.append(f"bertvision train adapter-386-shared --checkpoint {at}")
+    for head in heads:
+        name, at = head["name"], head["trained_on"]
+        if "dev" in stored.get(at, []):
+            commands.append(f"bertvision evaluate {name} --trained-on {at} --checkpoint {at}")
+    return commands

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertvision.pipelines.batching import StepLoader, collate, plan_batches, steps_per_epoch
+from bertvision.pipelines.finetune import span_loss
+from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.tasks.windows import Windows
+
+
+def ragged(lengths: list[int]) -> Windows:
+    total = sum(lengths)
+    return Windows(
+        input_ids=np.arange(total, dtype=np.int32) % 50,
+        token_type_ids=np.zeros(total, np.uint8),
+        offset_mapping=np.zeros((total, 2), np.int32),
+        n_tokens=np.array(lengths, np.int32),
+        question_index=np.arange(len(lengths), dtype=np.int32),
+        start_positions=np.array([n // 2 for n in lengths], np.int32),
+        end_positions=np.array([n - 1 for n in lengths], np.int32),
+    )
+
+
+lengths_strategy = st.lists(st.integers(2, 60), min_size=1, max_size=80)
+
+
+@given(lengths_strategy, st.integers(1, 9), st.integers(0, 9), st.integers(0, 3))
+def test_every_window_is_in_exactly_one_batch_of_an_epoch(
+    lengths: list[int], batch_size: int, seed: int, epoch: int
+) -> None:
+    n_tokens = np.array(lengths)
+    batches = plan_batches(n_tokens, batch_size, seed=seed, epoch=epoch, group=3)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+    assert len(batches) == -(-len(lengths) // batch_size)
+    assert sum(len(batch) < batch_size for batch in batches) <= 1
+    again = plan_batches(n_tokens, batch_size, seed=seed, epoch=epoch, group=3)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+
+
+def test_length_grouping_pads_little_and_epochs_differ() -> None:
+    n_tokens = np.random.default_rng(0).integers(20, 386, 4000)
+    first, second = (plan_batches(n_tokens, 8, seed=0, epoch=epoch) for epoch in (0, 1))
+    padded = sum(len(batch) * n_tokens[batch].max() for batch in first)
+    assert padded < 1.02 * n_tokens.sum()
+    assert not np.array_equal(first[0], second[0])
+
+
+@given(lengths_strategy, st.integers(1, 5), st.integers(1, 4), st.integers(1, 40), st.data())
+def test_a_loader_resumed_at_any_step_yields_the_rest(
+    lengths: list[int], batch_size: int, accumulate: int, steps: int, data: st.DataObject
+) -> None:
+    def loader() -> StepLoader:
+        return StepLoader(
+            ragged(lengths),
+            batch_size=batch_size,
+            accumulate=accumulate,
+            steps=steps,
+            seed=1,
+            pad_id=0,
+        )
+
+    whole = list(loader())
+    assert [step.number for step in whole] == list(range(steps)) == list(range(len(loader())))
+    per_epoch = steps_per_epoch(len(lengths), batch_size, accumulate)
+    for start in range(0, steps - per_epoch + 1, per_epoch):
+        epoch = whole[start : start + per_epoch]
+        assert sum(len(b.input_ids) for step in epoch for b in step.batches) == len(lengths)
+    stop = data.draw(st.integers(0, steps))
+    first = loader()
+    for _ in zip(range(stop), first, strict=False):
+        pass
+    state = {"step": stop} if stop == 0 else dict(first.state_dict())
+    resumed = loader()
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    assert [step.number for step in rest] == list(range(state["step"], steps))
+    for ours, theirs in zip(rest, whole[state["step"] :], strict=True):
+        for a, b in zip(ours.batches, theirs.batches, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_the_loss_of_a_window_does_not_depend_on_its_padding(tiny_bert: Path) -> None:
+    model = load_bert(tiny_bert)
+    windows = ragged([9, 30])
+    both = collate(windows, windows.first_token, np.array([0, 1]), 0)
+    alone = [collate(windows, windows.first_token, np.array([i]), 0) for i in (0, 1)]
+    with torch.inference_mode():
+        expected = sum(float(span_loss(model, batch)) for batch in alone)
+        assert float(span_loss(model, both)) == pytest.approx(expected, rel=1e-5)
+        # for a single unpadded window it is transformers' own loss
+        assert float(span_loss(model, alone[0])) == pytest.approx(
+            float(model(**alone[0]._asdict()).loss), rel=1e-6
+        )

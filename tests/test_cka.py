@@ -1,0 +1,219 @@
+"""Linear CKA: known answers, invariances, and the streamed form against the Gram matrices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.pipelines.analysis import cka as cka_module
+from bertvision.pipelines.analysis.cka import CkaResult, cka
+
+
+def gaussian(n: int, layers: int, hidden: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, layers, hidden))
+
+
+def related(seed: int = 0, n: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """(n, 3, 8) and (n, 2, 6) that share part of their variation, with means far from zero."""
+    x = gaussian(n, 3, 8, seed) * np.linspace(3, 0.3, 8) + 5
+    mix = np.random.default_rng(seed + 1).standard_normal((2, 24, 6))
+    y = np.einsum("nk,jkd->njd", x.reshape(n, -1), mix) + gaussian(n, 2, 6, seed + 2) * 4 - 7
+    return x, y
+
+
+def run(x: np.ndarray, y: np.ndarray, blocks: int = 3, **options: Any) -> CkaResult:
+    rows = -(-len(x) // blocks)
+    arrays = (da.from_array(a, chunks=(rows, *a.shape[1:])) for a in (x, y))
+    return cka(*arrays, **options)
+
+
+def gram_hsic(x: np.ndarray, y: np.ndarray, *, unbiased: bool) -> float:
+    """Song et al. (2012), eq. 5, and Gretton et al. (2005), from token × token matrices."""
+    n = len(x)
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    if not unbiased:
+        h = np.eye(n) - 1 / n
+        return float(np.trace(k @ h @ l @ h)) / (n - 1) ** 2
+    np.fill_diagonal(k, 0)
+    np.fill_diagonal(l, 0)
+    one = np.ones(n)
+    trace = np.trace(k @ l)
+    sums = (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+    return float(trace + sums - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
+
+
+def gram_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool) -> np.ndarray:
+    def hsic(a: np.ndarray, b: np.ndarray) -> float:
+        return gram_hsic(a, b, unbiased=unbiased)
+
+    return np.array(
+        [
+            [
+                hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b))
+                for b in y.astype(np.float64).transpose(1, 0, 2)
+            ]
+            for a in x.astype(np.float64).transpose(1, 0, 2)
+        ]
+    )
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_streamed_cka_equals_the_gram_form(unbiased: bool) -> None:
+    x, y = related()
+    result = run(x, y, unbiased=unbiased)
+    assert np.abs(result.cka - gram_cka(x, y, unbiased=unbiased)).max() < 1e-10
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_dropped_channels_are_those_of_largest_variance_and_leave_no_trace(unbiased: bool) -> None:
+    x, y = related()
+    result = run(x, y, unbiased=unbiased, drop_channels=2)
+    kept = []
+    for array, dropped in ((x, result.dropped_x), (y, result.dropped_y)):
+        order = np.argsort(-array.var(axis=0), axis=1)[:, :2]
+        assert [list(channels) for channels in dropped] == order.tolist()
+        rest = [np.delete(array[:, i], order[i], axis=1) for i in range(array.shape[1])]
+        kept.append(np.stack(rest, axis=1))
+    expected = gram_cka(kept[0], kept[1], unbiased=unbiased)
+    assert np.abs(result.cka_dropped - expected).max() < 1e-10
+    assert np.abs(result.cka_dropped - result.cka).max() > 0.01
+
+
+def test_cka_of_a_layer_with_itself_is_one() -> None:
+    x, _ = related()
+    for unbiased in (True, False):
+        result = run(x, x, unbiased=unbiased)
+        np.testing.assert_allclose(np.diag(result.cka), 1, rtol=1e-12)
+        np.testing.assert_allclose(result.cka, result.cka.T, rtol=1e-10, atol=1e-12)
+
+
+@given(st.integers(0, 2**31), st.floats(0.01, 100))
+@settings(deadline=None, max_examples=15)
+def test_rotation_scaling_and_translation_change_nothing(seed: int, scale: float) -> None:
+    x, y = related()
+    rng = np.random.default_rng(seed)
+    rotation, _ = np.linalg.qr(rng.standard_normal((8, 8)))
+    moved = scale * (x @ rotation) + rng.standard_normal(8)
+    before, after = run(x, y, drop_channels=0), run(moved, y, drop_channels=0)
+    np.testing.assert_allclose(after.cka, before.cka, rtol=1e-8)
+
+
+def test_an_invertible_map_that_is_no_rotation_changes_it() -> None:
+    x, y = related()
+    stretched = x * np.geomspace(0.1, 10, 8)
+    assert np.abs(run(stretched, y).cka - run(x, y).cka).max() > 0.05
+    assert run(x, stretched).cka[0, 0] < 0.95
+
+
+def test_independent_gaussians_are_zero_unbiased_and_far_from_zero_biased() -> None:
+    x, y = gaussian(512, 1, 768, seed=1), gaussian(512, 1, 768, seed=2)
+    assert run(x, y, unbiased=False).cka[0, 0] == pytest.approx(0.598, abs=0.01)
+    assert abs(run(x, y).cka[0, 0]) < 0.01
+
+
+@given(st.lists(st.integers(0, 200), max_size=5).map(sorted))
+@settings(deadline=None, max_examples=15)
+def test_any_cut_into_blocks_gives_the_same_cka(cut: list[int]) -> None:
+    x, y = related()
+    sizes = tuple(np.diff([0, *cut, 200]).tolist())
+    arrays = (da.from_array(a, chunks=(sizes, *a.shape[1:])) for a in (x, y))
+    np.testing.assert_allclose(cka(*arrays).cka, run(x, y, blocks=1).cka, rtol=1e-11)
+
+
+def test_groups_of_layers_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = related()
+    whole = run(x, y)
+    monkeypatch.setattr(cka_module, "GROUP_BYTES", 2 * 8 * 8 * 2 * 6)
+    for name in ("cka", "cka_dropped"):
+        np.testing.assert_allclose(getattr(run(x, y), name), getattr(whole, name), rtol=1e-13)
+
+
+def test_a_sample_is_seeded_and_close_to_the_whole() -> None:
+    x, y = related(n=4000)
+    whole, one, same, other = (
+        run(x, y, blocks=7, max_tokens=tokens, seed=seed)
+        for tokens, seed in ((None, 0), (2500, 0), (2500, 0), (2500, 1))
+    )
+    assert (one.n_tokens, one.n_available, whole.n_tokens) == (2500, 4000, 4000)
+    np.testing.assert_array_equal(one.cka, same.cka)
+    assert (one.cka != other.cka).any()
+    np.testing.assert_allclose(one.cka, whole.cka, atol=0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
+    ) as local:
+        yield local
+
+
+@pytest.mark.parametrize("max_tokens", [None, 150], ids=["all tokens", "sample"])
+def test_schedulers_agree_bit_for_bit(cluster: Any, max_tokens: int | None) -> None:
+    x, y = related()
+    threads, processes, tcp = (
+        run(x, y, blocks=5, max_tokens=max_tokens, scheduler=scheduler)
+        for scheduler in ("threads", "processes", cluster.scheduler_address)
+    )
+    for other in (processes, tcp):
+        np.testing.assert_array_equal(other.cka, threads.cka)
+        np.testing.assert_array_equal(other.cka_dropped, threads.cka_dropped)
+
+
+def test_a_layer_that_does_not_vary_is_nan_and_null_in_json() -> None:
+    x, y = related()
+    x[:, 1] = 2.0
+    result = run(x, y)
+    assert np.isnan(result.cka[1]).all()
+    assert np.isfinite(result.cka[[0, 2]]).all()
+    again = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert again["cka"][1] == [None, None]
+    assert again["cka"][0] == result.cka[0].tolist()
+
+
+def test_table_names_layers_and_values() -> None:
+    x, y = related()
+    result = run(x, y, names=("0.3e", "1e"), layers_x=(0, 3, 12), layers_y=(6, 11))
+    lines = result.table().splitlines()
+    assert lines[0] == "Linear CKA (unbiased), 0.3e × 1e, 200 of 200 tokens"
+    header = lines.index("all channels") + 1
+    assert lines[header].split() == ["0.3e", "\\", "1e", "6", "11"]
+    assert lines[header + 3].split() == ["12", *(f"{v:.3f}" for v in result.cka[2])]
+    assert any("without the 3 channels of largest variance" in line for line in lines)
+
+
+def test_plot_writes_a_png(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "cka.png"
+    run(*related()).plot(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_values_that_are_not_finite_are_an_error_that_names_the_layer(bad: float) -> None:
+    x, y = related()
+    y[17, 1, 2] = bad
+    with pytest.raises(NonFiniteError, match="in 1 of 2 layers.*number 1"):
+        run(x, y)
+
+
+@pytest.mark.parametrize("drop", [-1, 6])
+def test_dropping_more_channels_than_there_are_is_refused(drop: int) -> None:
+    with pytest.raises(InputError, match=f"drop_channels is {drop}; give 0 to 5"):
+        run(*related(), drop_channels=drop)
+
+
+def test_too_few_tokens_are_refused() -> None:
+    x, y = related(n=3)
+    with pytest.raises(InputError, match="at least 4 tokens; there are 3"):
+        run(x, y)

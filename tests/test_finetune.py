@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.batching import collate
+from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
+from bertvision.pipelines.config import FinetuneConfig
+from bertvision.pipelines.finetune import FinetuneModule, finetune, learning_rate, span_loss
+from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.options import FinetuneOptions
+from bertvision.pipelines.snapshots import load_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace import Workspace
+
+PEOPLE = ["anna", "boris", "clara", "david"]
+SETTINGS: dict[str, Any] = {
+    "epochs": 2.0,
+    "save_at": ("0e", "0.3e", "1e", "1.5e"),
+    "batch_size": 4,
+    "accumulate": 2,
+    "lr": 1e-3,
+    "warmup": 0.1,
+    "decay": "linear",
+    "gradient_clip": 1.0,
+    "tune_fraction": 0.2,
+    "precision": "32",
+    "seed": 5,
+}
+RUN = """
+import json, sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from bertvision.pipelines.finetune import finetune
+from bertvision.pipelines.options import FinetuneOptions
+from bertvision.pipelines.resume import StoppedError
+options = FinetuneOptions(**json.loads(sys.argv[2]))
+try:
+    finetune(Path(sys.argv[1]), options, resume_every_seconds=0, evaluate=False)
+except StoppedError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def write_squad(path: Path, contexts: int, seed: int) -> str:
+    """Contexts of varied length with three questions, the third of them unanswerable."""
+    random = np.random.default_rng(seed)
+    paragraphs = []
+    for c in range(contexts):
+        people = random.permutation(PEOPLE)[:3]
+        years = random.choice(["1901", "1902", "1950"], 3)
+        text = "".join(f"{p} was born in {y} . " for p, y in zip(people, years, strict=True))
+        context = text * int(random.integers(1, 5)) + f"firm {seed} {c} ."
+        qas = []
+        for q, (person, year) in enumerate(zip(people, years, strict=True)):
+            found = [{"text": str(year), "answer_start": context.index(year)}]
+            qas.append(
+                {
+                    "id": f"{seed}-{c}-{q}",
+                    "question": f"when was {person} born ?" if q < 2 else f"who founded {person} ?",
+                    "answers": found if q < 2 else [],
+                    "is_impossible": q == 2,
+                }
+            )
+        paragraphs.append({"context": context, "qas": qas})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
+    return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and processes are compared bit for bit here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("squad")
+    data = {name: write_squad(folder / f"{name}.json", n, n) for name, n in _SIZES.items()}
+    return {"model": str(tiny_bert), **data, **SETTINGS}
+
+
+_SIZES = {"train": 14, "dev": 4}
+
+
+@pytest.fixture(scope="module")
+def finished(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    root = tmp_path_factory.mktemp("workspaces") / "finished"
+    result = finetune(root, FinetuneOptions(**options))
+    assert result["steps"] > 5
+    return Workspace.find(root)
+
+
+@pytest.fixture
+def copy(finished: Workspace, tmp_path: Path) -> Workspace:
+    shutil.copytree(finished.root, tmp_path / "copy")
+    return Workspace.find(tmp_path / "copy")
+
+
+def weights(root: Path) -> dict[str, bytes]:
+    files = sorted((root / "snapshots").glob("[0-9]*/model.safetensors"))
+    return {file.parent.name: file.read_bytes() for file in files}
+
+
+def run_until(root: Path, options: dict[str, Any], step: int, signum: int) -> tuple[int, str]:
+    """Fine-tune in a process of its own until ``step`` is logged, then signal it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(root), json.dumps(options)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    log = root / "finetune" / "log.csv"
+    while process.poll() is None:
+        if log.is_file() and len(log.read_text().splitlines()) > step:
+            process.send_signal(signum)
+            break
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.02)
+    _, errors = process.communicate()
+    return process.returncode, errors
+
+
+def test_snapshots_are_bit_for_bit_the_same_after_kill_and_sigterm(
+    options: dict[str, Any], finished: Workspace, tmp_path: Path
+) -> None:
+    expected = weights(finished.root)
+    assert sorted(expected) == ["0.3e", "0e", "1.5e", "1e"]
+    assert len(set(expected.values())) == 4
+
+    root = tmp_path / "interrupted"
+    per_epoch = read_snapshot_info(finished.snapshot_dir("1e")).step
+    code, errors = run_until(root, options, 2, signal.SIGKILL)
+    assert code == -signal.SIGKILL, errors
+    assert len(weights(root)) < 4
+    # the resumed process crosses the end of the first epoch
+    code, errors = run_until(root, options, per_epoch + 1, signal.SIGTERM)
+    assert code == 143, errors
+    assert "SIGTERM" in errors
+    assert (root / "finetune" / "resume.ckpt").is_file()
+    assert len(weights(root)) < 4
+
+    result = finetune(root, FinetuneOptions(), resume=True, evaluate=False)
+    assert 0 < result["steps"] < per_epoch
+    assert weights(root) == expected
+    assert sorted(path.name for path in (root / "finetune").iterdir()) == ["log.csv"]
+    log = (root / "finetune" / "log.csv").read_text()
+    assert log == (finished.root / "finetune" / "log.csv").read_text()
+
+
+def test_a_deleted_snapshot_is_made_again_the_same(
+    copy: Workspace, finished: Workspace, options: dict[str, Any]
+) -> None:
+    shutil.rmtree(copy.snapshot_dir("0.3e"))
+    result = finetune(copy.root, FinetuneOptions(**options), evaluate=False)
+    assert result["steps"] == read_snapshot_info(finished.snapshot_dir("0.3e")).step
+    assert weights(copy.root) == weights(finished.root)
+
+
+def test_when_everything_is_there_nothing_is_done(
+    finished: Workspace, options: dict[str, Any]
+) -> None:
+    def state() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in finished.root.rglob("*") if p.is_file()}
+
+    before = state()
+    result = finetune(finished.root, FinetuneOptions(**options))
+    assert result["steps"] == 0
+    assert state() == before
+    assert "bertvision finetune --resume" not in result["next"]
+
+
+def test_snapshots_are_taken_at_the_rounded_step(finished: Workspace) -> None:
+    model, tokenizer, info = load_snapshot(finished.snapshot_dir("1e"))
+    windows = len(finished.windows("train", tokenizer))
+    per_epoch = ceil(ceil(windows / 4) / 2)
+    assert info.steps_per_epoch == per_epoch
+    for tag in finished.snapshots():
+        info = read_snapshot_info(finished.snapshot_dir(tag))
+        assert info.step == round(tag.fraction * per_epoch)
+        assert info.data == finished.config.data
+
+
+def test_0e_is_the_pretrained_encoder(finished: Workspace, tiny_bert: Path) -> None:
+    pretrained = load_bert(tiny_bert).state_dict()
+    for name, tensor in load_snapshot(finished.snapshot_dir("0e")).model.state_dict().items():
+        assert torch.equal(tensor, pretrained[name])
+
+
+def test_training_lowers_the_loss(finished: Workspace) -> None:
+    _, tokenizer, _ = load_snapshot(finished.snapshot_dir("0e"))
+    windows = finished.windows("train", tokenizer)
+    batch = collate(windows, windows.first_token, np.arange(len(windows)), 0)
+    losses = [
+        span_loss(load_snapshot(finished.snapshot_dir(tag)).model, batch).item()
+        for tag in ("0e", "0.3e", "1e", "1.5e")
+    ]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_saved_logits_are_those_of_a_direct_forward_pass(finished: Workspace) -> None:
+    model, tokenizer, _ = load_snapshot(finished.snapshot_dir("1e"))
+    windows = finished.windows("dev", tokenizer)
+    saved = read_logits(finished.bert_dir("1e") / "dev.safetensors")
+    assert np.array_equal(saved.n_tokens, windows.n_tokens)
+    assert np.array_equal(saved.question_index, windows.question_index)
+    for row, first in enumerate(windows.first_token):
+        tokens = slice(first, first + windows.n_tokens[row])
+        with torch.inference_mode():
+            output = model(
+                torch.from_numpy(windows.input_ids[tokens]).long()[None],
+                token_type_ids=torch.from_numpy(windows.token_type_ids[tokens]).long()[None],
+            )
+        np.testing.assert_allclose(saved.start_logits[tokens], output.start_logits[0], atol=1e-5)
+        np.testing.assert_allclose(saved.end_logits[tokens], output.end_logits[0], atol=1e-5)
+
+
+def test_bert_is_scored_on_dev_by_three_rules(finished: Workspace) -> None:
+    metrics = json.loads((finished.bert_dir("1.5e") / "metrics.json").read_text())
+    assert list(metrics["rules"]) == ["n-best", "n-best, threshold 0", "argmax"]
+    for rule in metrics["rules"].values():
+        assert rule["metrics"]["total"] == 12
+        assert rule["metrics"]["NoAns_total"] == 4
+    predictions = json.loads((finished.bert_dir("1.5e") / "predictions.json").read_text())
+    assert predictions.keys() == {question.id for question in finished.questions("dev")}
+    with_scores = evaluate_bert(finished, "1.5e")
+    assert with_scores == metrics
+
+
+def test_a_changed_pretrained_model_is_refused(
+    options: dict[str, Any], tiny_bert: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    asked = FinetuneOptions(**{**options, "model": str(model), "save_at": ("0e",)})
+    finetune(tmp_path / "ws", asked, evaluate=False)
+    data = bytearray((model / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (model / "model.safetensors").write_bytes(data)
+    shutil.rmtree(tmp_path / "ws" / "snapshots" / "0e")
+    with pytest.raises(WorkspaceError, match="changed since"):
+        finetune(tmp_path / "ws", asked, evaluate=False)
+
+
+def test_a_damaged_resume_file_is_refused_by_name(copy: Workspace) -> None:
+    shutil.rmtree(copy.snapshot_dir("1.5e"))
+    (copy.root / "finetune" / "resume.ckpt").write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(WorkspaceError, match=r"resume\.ckpt is damaged"):
+        finetune(copy.root, FinetuneOptions())
+
+
+def test_bf16_trains_too(options: dict[str, Any], tmp_path: Path) -> None:
+    asked = {**options, "precision": "bf16", "epochs": 1.0, "save_at": ("0.3e",)}
+    result = finetune(tmp_path / "ws", FinetuneOptions(**asked), evaluate=False)
+    workspace = Workspace.find(tmp_path / "ws")
+    model = load_snapshot(workspace.snapshot_dir("0.3e")).model
+    assert result["steps"] == 2
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay", "expected"),
+    [
+        (0.0, "none", [1.0] * 10),
+        (0.4, "none", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        (0.0, "linear", [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
+        (0.5, "linear", [0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+    ],
+)
+def test_learning_rate_schedule(warmup: float, decay: str, expected: list[float]) -> None:
+    settings = FinetuneConfig.model_validate({"lr": 1.0, "warmup": warmup, "decay": decay})
+    rates = [learning_rate(settings, step, 10) for step in range(10)]
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("weight_decay", "kind"), [(0.0, "Adam"), (0.1, "AdamW")])
+def test_the_optimiser_is_adam_or_with_weight_decay_adamw(
+    tiny_bert: Path, weight_decay: float, kind: str
+) -> None:
+    settings = FinetuneConfig(weight_decay=weight_decay, lr=0.5)
+    module = FinetuneModule(load_bert(tiny_bert), settings, total_steps=1, digest="")
+    optimizer = module.configure_optimizers()
+    assert type(optimizer).__name__ == kind
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, weight_decay)
+
+
+def test_accumulated_batches_give_the_gradient_of_one_large_batch(
+    tiny_bert: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without dropout, one step on 3 × 4 windows and one on 1 × 12 move the weights equally."""
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    moved = []
+    for batch_size, accumulate in ((100, 1), (7, 100)):
+        asked = {
+            **options,
+            "model": str(model),
+            "batch_size": batch_size,
+            "accumulate": accumulate,
+            "save_at": ("1e",),
+            "epochs": 1.0,
+            "gradient_clip": 0.0,
+        }
+        root = tmp_path / f"{accumulate}"
+        assert finetune(root, FinetuneOptions(**asked), evaluate=False)["steps"] == 1
+        moved.append((root / "finetune" / "log.csv").read_text().split(",")[-2])
+        state = load_snapshot(root / "snapshots" / "1e").model.state_dict()
+        moved.append(state["bert.encoder.layer.1.output.dense.weight"])
+    assert float(moved[0]) == pytest.approx(float(moved[2]), rel=1e-4)
+    torch.testing.assert_close(moved[1], moved[3], atol=2e-5, rtol=1e-4)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.config import FinetuneConfig, WorkspaceConfig
+from bertvision.pipelines.options import FinetuneOptions, new_config, open_workspace
+from bertvision.pipelines.workspace import Workspace, status
+
+
+def write_squad(path: Path, contexts: int, *, impossible: bool = True) -> str:
+    """Three questions to a context; the third is unanswerable."""
+    paragraphs = []
+    for c in range(contexts):
+        answer = [{"text": "paris", "answer_start": 14}]
+        qas = [
+            {
+                "id": f"{path.stem}-{c}-{q}",
+                "question": f"where is anna {q} ?",
+                "answers": [] if q == 2 and impossible else answer,
+                "is_impossible": q == 2 and impossible,
+            }
+            for q in range(3)
+        ]
+        paragraphs.append({"context": f"anna lives in paris . {path.stem} {c} .", "qas": qas})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
+    return str(path)
+
+
+@pytest.fixture
+def small_squad(tmp_path: Path) -> dict[str, str]:
+    return {
+        "train": write_squad(tmp_path / "train.json", 14),
+        "dev": write_squad(tmp_path / "dev.json", 4),
+    }
+
+
+@pytest.fixture
+def options(tiny_bert: Path, small_squad: dict[str, str]) -> FinetuneOptions:
+    return FinetuneOptions(
+        model=str(tiny_bert), **small_squad, tune_fraction=0.2, save_at=("1e", "0.3e")
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, options: FinetuneOptions) -> Workspace:
+    return open_workspace(tmp_path / "ws", options, resume=False)
+
+
+def test_the_yaml_reads_back_as_the_same_settings(workspace: Workspace) -> None:
+    again = Workspace.find(workspace.root)
+    assert again.config == workspace.config
+    assert again.config.digest() == workspace.config.digest()
+    assert again.config.finetune.tags == ("0.3e", "1e")
+    assert again.config.model.num_hidden_layers == 2
+    assert list(workspace.root.iterdir()) == [workspace.root / "bertvision.yaml"]
+
+
+def test_it_is_found_from_any_folder_inside_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = workspace.root / "heads" / "1e"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert Workspace.find().root == workspace.root
+
+
+def test_where_there_is_none_the_error_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match="bertvision finetune --model"):
+        Workspace.find(tmp_path)
+
+
+def test_resume_makes_no_new_workspace(tmp_path: Path, options: FinetuneOptions) -> None:
+    with pytest.raises(WorkspaceError, match="no workspace"):
+        open_workspace(tmp_path / "new", options, resume=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_second_one_is_not_made_over_the_first(workspace: Workspace) -> None:
+    with pytest.raises(WorkspaceError, match="is a workspace already"):
+        Workspace.create(workspace.root, workspace.config)
+    workspace.snapshot_dir("1e").mkdir(parents=True)
+    (workspace.root / "bertvision.yaml").unlink()
+    with pytest.raises(WorkspaceError, match="is left of a workspace"):
+        Workspace.create(workspace.root, workspace.config)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("format: 2", "reads format 1"),
+        ("format: [1", "cannot be read"),
+        ("- 1", "holds no settings"),
+        ("format: 1", "Field required"),
+        (None, "finetune.learning_rate: Extra inputs"),
+    ],
+    ids=["newer", "broken", "list", "incomplete", "unknown-field"],
+)
+def test_a_wrong_yaml_is_refused_with_the_reason(
+    workspace: Workspace, text: str | None, reason: str
+) -> None:
+    path = workspace.root / "bertvision.yaml"
+    if text is None:
+        values = yaml.safe_load(path.read_text())
+        values["finetune"]["learning_rate"] = 1
+        text = yaml.safe_dump(values)
+    path.write_text(text)
+    with pytest.raises(WorkspaceError, match=reason):
+        Workspace.find(workspace.root)
+
+
+def test_train_and_tune_part_the_training_questions_by_context(workspace: Workspace) -> None:
+    train, tune = workspace.questions("train"), workspace.questions("tune")
+    assert workspace.splits() == ["train", "tune", "dev"]
+    assert len(train) + len(tune) == 42
+    assert len(tune) > 0
+    assert not {q.context for q in train} & {q.context for q in tune}
+    for split in workspace.splits():
+        assert len(workspace.questions(split)) == workspace.config.data[split].questions
+    with pytest.raises(UnknownNameError, match="it has train, tune, dev"):
+        workspace.questions("test")
+
+
+def test_train_questions_keeps_at_most_so_many_and_whole_contexts(
+    tmp_path: Path, workspace: Workspace, options: FinetuneOptions
+) -> None:
+    everything = workspace.questions("train") + workspace.questions("tune")
+    config = new_config(FinetuneOptions(**{**vars(options), "train_questions": 17}))
+    small = Workspace.create(tmp_path / "small", config)
+    chosen = small.questions("train") + small.questions("tune")
+    assert len(chosen) == 15
+    contexts = {q.context for q in chosen}
+    assert {q.id for q in chosen} == {q.id for q in everything if q.context in contexts}
+    assert len(small.questions("dev")) == len(workspace.questions("dev"))
+
+
+def test_answerable_only_leaves_no_unanswerable_question_and_never_abstains(
+    tmp_path: Path, options: FinetuneOptions
+) -> None:
+    config = new_config(FinetuneOptions(**{**vars(options), "answerable_only": True}))
+    assert config.task.name == "squad_v1"
+    workspace = Workspace.create(tmp_path / "answerable", config)
+    for split in workspace.splits():
+        assert not any(q.is_impossible for q in workspace.questions(split))
+    assert len(workspace.questions("dev")) == 8
+
+
+def test_the_task_is_squad_v2_only_with_unanswerable_training_questions(
+    tmp_path: Path, options: FinetuneOptions
+) -> None:
+    assert new_config(options).task.name == "squad_v2"
+    train = write_squad(tmp_path / "v1.json", 4, impossible=False)
+    config = new_config(FinetuneOptions(**{**vars(options), "train": train}))
+    assert config.task.name == "squad_v1"
+
+
+def test_no_tune_split_without_a_held_out_part(options: FinetuneOptions) -> None:
+    config = new_config(FinetuneOptions(**{**vars(options), "tune_fraction": 0.0}))
+    assert list(config.data) == ["train", "dev"]
+    assert config.data["train"].questions == 42
+
+
+def test_a_changed_source_is_refused_by_name(
+    tmp_path: Path, tiny_bert: Path, small_squad: dict[str, str]
+) -> None:
+    train = tmp_path / "mine.json"
+    train.write_bytes(Path(small_squad["train"]).read_bytes())
+    options = FinetuneOptions(model=str(tiny_bert), train=str(train), dev=small_squad["dev"])
+    workspace = open_workspace(tmp_path / "ws", options, resume=False)
+    document = json.loads(train.read_text())
+    document["data"][0]["paragraphs"].pop()
+    train.write_text(json.dumps(document))
+    with pytest.raises(WorkspaceError, match=r"mine\.json changed since"):
+        workspace.questions("train")
+    train.unlink()
+    with pytest.raises(WorkspaceError, match=r"mine\.json"):
+        workspace.questions("tune")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lr", 0.5, r"lr = 1e-05, not 0\.5"),
+        ("save_at", ("1e",), r"save_at = 0\.3e,1e, not 1e"),
+        ("max_length", 128, "max_length = 386, not 128"),
+        ("model", "bert-base-uncased", "not bert-base-uncased"),
+        ("dev", "squad_v2", r"dev\.json, not squad_v2"),
+    ],
+)
+def test_other_settings_are_refused_with_both_values(
+    workspace: Workspace, name: str, value: object, message: str
+) -> None:
+    with pytest.raises(WorkspaceError, match=message):
+        open_workspace(workspace.root, FinetuneOptions(**{name: value}), resume=False)
+
+
+def test_equal_or_omitted_settings_continue_the_workspace(
+    workspace: Workspace, options: FinetuneOptions
+) -> None:
+    for again in (options, FinetuneOptions(), FinetuneOptions(precision="auto", batch_size=8)):
+        assert open_workspace(workspace.root, again, resume=True).config == workspace.config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None, "dev": None}, "needs --model and --dev"),
+        ({"save_at": ("0.1e", "2e")}, "snapshot 2e lies after the end of 1 epochs"),
+        ({"save_at": ("0.10e",)}, "write 0.1e"),
+        ({"save_at": ()}, "names no snapshot"),
+        ({"lr": -1.0}, "--lr -1.0: "),
+        ({"max_length": 512}, "more than the 400 positions"),
+        ({"train_questions": 2}, "no question for the split 'train'"),
+        ({"decay": "cosine"}, "--decay 'cosine': "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_options_make_no_workspace(
+    tmp_path: Path, options: FinetuneOptions, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        open_workspace(
+            tmp_path / "ws", FinetuneOptions(**{**vars(options), **change}), resume=False
+        )
+    assert not (tmp_path / "ws").exists()
+
+
+def test_status_names_what_is_there_and_what_can_be_run_next(workspace: Workspace) -> None:
+    before = status(workspace)
+    assert json.loads(json.dumps(before)) == before
+    assert [s["tag"] for s in before["snapshots"]] == ["0.3e", "1e"]
+    assert not any(s["made"] for s in before["snapshots"])
+    assert before["next"] == ["bertvision finetune --resume"]
+
+    folder = workspace.snapshot_dir("0.3e")
+    folder.mkdir(parents=True)
+    assert workspace.snapshots() == []
+    (folder / "snapshot.json").write_text("{}")
+    assert workspace.snapshots() == ["0.3e"]
+    assert status(workspace)["next"] == [
+        "bertvision finetune --resume",
+        "bertvision extract --checkpoint 0.3e --split train,tune,dev",
+    ]
+
+
+def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspace) -> None:
+    config = workspace.config
+    values = config.model_dump(mode="json")
+    newer = WorkspaceConfig.model_validate({**values, "versions": {"torch": "99"}})
+    assert newer.digest() == config.digest()
+    other = FinetuneConfig(
+        epochs=2,
+        save_at=("2e",),
+        batch_size=9,
+        lr=0.1,
+        weight_decay=0.1,
+        warmup=0.1,
+        decay="linear",
+        accumulate=2,
+        gradient_clip=1,
+        precision="bf16" if config.finetune.precision == "32" else "32",
+        train_questions=9,
+        seed=9,
+    )
+    for name in FinetuneConfig.model_fields:
+        changed = config.finetune.model_copy(update={name: getattr(other, name)})
+        assert config.model_copy(update={"finetune": changed}).digest() != config.digest()
