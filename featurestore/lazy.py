@@ -93,11 +93,11 @@ def _read_shard(
     shard: npt.NDArray[np.int64], store: str, tag: str, name: str, positions: tuple[int, ...]
 ) -> npt.NDArray[np.float32]:
     split = _open(store, tag, name)
-    tokens = split.plan.tokens_of(int(shard[0]))
+    capacity, tokens = split.record.shard_tokens, split.plan.tokens_of(int(shard[0]))
     codes: npt.NDArray[Any] = np.empty(
-        (tokens, len(positions), split.record.hidden_size), split.encoding.zarr_dtype
+        (capacity, len(positions), split.record.hidden_size), split.encoding.zarr_dtype
     )
     scale = np.empty(codes.shape[:2], np.float32) if split.encoding.quantised else None
-    split.read_tokens(int(shard[0]), slice(0, tokens), positions, codes, scale)
-    stats = split.stats_of(positions)
-    return decode_numpy(codes, scale, stats, split.encoding)
+    split.read_chunks(int(shard[0]), slice(0, capacity), positions, codes, scale)
+    real = None if scale is None else scale[:tokens]
+    return decode_numpy(codes[:tokens], real, split.stats_of(positions), split.encoding)

@@ -162,7 +162,7 @@ class ActivationSplit(Sequence[torch.Tensor]):
             raise InputError(f"layers {list(layers)}: name at least one layer, each once")
         return [stored.index(layer) for layer in wanted]
 
-    def read_tokens(
+    def read_chunks(
         self,
         shard: int,
         tokens: slice,
@@ -170,11 +170,14 @@ class ActivationSplit(Sequence[torch.Tensor]):
         codes: npt.NDArray[Any],
         scale: npt.NDArray[np.float32] | None,
     ) -> None:
-        """Read a range of one shard's tokens into memory that is already there.
+        """Read whole chunks of one shard into memory that is already there.
+
+        Only whole chunks, because a checksum is over a chunk: zarrs reads a part of one without
+        looking at it.
 
         Args:
             shard: of the plan.
-            tokens: within the shard, start and stop given.
+            tokens: within the shard; start and stop are multiples of ``record.chunk_tokens``.
             positions: on the stored layer axis, from `layer_positions`.
             codes: (stop − start, layers, hidden), C-contiguous, in the encoding's Zarr dtype.
             scale: (stop − start, layers) float32, for quantised encodings.
@@ -184,12 +187,11 @@ class ActivationSplit(Sequence[torch.Tensor]):
             CorruptStoreError: its files are missing, of another length, or fail their checksum.
         """
         self._check_shard(shard)
-        base = shard * self.record.shard_tokens
-        rows = slice(base + tokens.start, base + tokens.stop)
+        capacity = self.record.shard_tokens
+        rows = slice(shard * capacity + tokens.start, shard * capacity + tokens.stop)
         first, last = positions[0], positions[-1]
-        in_order = list(positions) == list(range(first, last + 1))
         try:
-            if in_order:
+            if list(positions) == list(range(first, last + 1)):
                 arrays.read_into(self._codes, (rows, slice(first, last + 1)), codes)
             else:
                 layer = np.empty((codes.shape[0], 1, codes.shape[2]), codes.dtype)
@@ -197,9 +199,11 @@ class ActivationSplit(Sequence[torch.Tensor]):
                     arrays.read_into(self._codes, (rows, slice(position, position + 1)), layer)
                     codes[:, i] = layer[:, 0]
             if scale is not None:
-                whole = np.empty((codes.shape[0], len(self.record.layers)), np.float32)
-                arrays.read_into(self._scale, (rows,), whole)
-                scale[...] = whole[:, list(positions)]
+                whole = np.empty((capacity, len(self.record.layers)), np.float32)
+                arrays.read_into(
+                    self._scale, (slice(shard * capacity, (shard + 1) * capacity),), whole
+                )
+                scale[...] = whole[tokens, list(positions)]
         except CorruptStoreError as error:
             raise CorruptStoreError(f"{self.name} shard {shard}: {error}") from None
 
@@ -233,10 +237,12 @@ class ActivationSplit(Sequence[torch.Tensor]):
         for shard in np.unique(shard_of):
             members = np.flatnonzero(shard_of == shard)
             start = plan.first_token[wanted[members]] - int(shard) * plan.shard_tokens
-            low, high = int(start.min()), int((start + lengths[members]).max())
+            chunk = self.record.chunk_tokens
+            low = int(start.min()) // chunk * chunk
+            high = -(-int((start + lengths[members]).max()) // chunk) * chunk
             part = np.empty((high - low, *codes.shape[1:]), codes.dtype)
             part_scale = None if scale is None else np.empty(part.shape[:2], np.float32)
-            self.read_tokens(int(shard), slice(low, high), positions, part, part_scale)
+            self.read_chunks(int(shard), slice(low, high), positions, part, part_scale)
             for i, s in zip(members, start - low, strict=True):
                 target = slice(out_start[i], out_start[i] + lengths[i])
                 codes[target] = part[s : s + lengths[i]]

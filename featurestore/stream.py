@@ -195,11 +195,10 @@ class ActivationLoader:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def _read(self, shard: int) -> Resident:
-        """Read the real tokens of a shard into pooled memory."""
-        split = self.split
-        tokens = split.plan.tokens_of(shard)
-        codes, scale = self._take(self._shard_pools, tokens)
-        split.read_tokens(shard, slice(0, tokens), self._positions, codes, scale)
+        """Read a shard into pooled memory."""
+        capacity = self.split.record.shard_tokens
+        codes, scale = self._take(self._shard_pools, capacity)
+        self.split.read_chunks(shard, slice(0, capacity), self._positions, codes, scale)
         return Resident(codes, scale)
 
     def _take(

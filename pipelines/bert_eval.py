@@ -21,6 +21,7 @@ from bertvision.pipelines.batching import collate
 from bertvision.pipelines.files import write_atomically, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.scoring import SplitLogits, score
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot, read_snapshot_info
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace, windows_of
@@ -191,52 +192,32 @@ def _is_of(path: Path, weights_sha256: str) -> bool:
 
 def _score(workspace: Workspace, snapshot: Snapshot, tag: SnapshotTag) -> dict[str, Any]:
     """Tune on ``tune``, score on ``dev``, write predictions and metrics."""
-    from bertvision.pipelines.tasks.decoding import apply_threshold, decode, tune_threshold
-    from bertvision.pipelines.tasks.squad_metrics import squad_metrics
-
     folder = workspace.bert_dir(tag)
     seconds: dict[str, float] = {}
 
-    def decoded(split: str, rule: Any = "n-best") -> tuple[Any, Any]:
+    def logits_of(split: str) -> SplitLogits:
         questions = workspace.questions(split)
         windows = windows_of(questions, snapshot.tokenizer, workspace.config.task)
         logits = read_logits(folder / f"{split}.safetensors")
         seconds[split] = logits.seconds
-        predictions = decode(
+        return SplitLogits(
             logits.start_logits,
             logits.end_logits,
-            n_tokens=logits.n_tokens,
-            offset_mapping=windows.offset_mapping,
-            question_index=logits.question_index,
-            questions=questions,
-            rule=rule,
+            logits.n_tokens,
+            windows.offset_mapping,
+            logits.question_index,
+            questions,
         )
-        return predictions, questions
 
     abstains = workspace.config.task.name == "squad_v2"
-    tuned = None
-    if abstains and "tune" in workspace.splits():
-        tuned = tune_threshold(*decoded("tune"))
-        tuned = 0.0 if tuned is None else tuned
-    zero = 0.0 if abstains else None
-    threshold = zero if tuned is None else tuned
-    n_best, questions = decoded("dev")
-    argmax, _ = decoded("dev", "argmax")
-    rules: dict[str, Any] = {}
-    for name, predictions, at in (
-        ("n-best", n_best, threshold),
-        ("n-best, threshold 0", n_best, zero),
-        ("argmax", argmax, zero),
-    ):
-        answers = apply_threshold(predictions, at)
-        rules[name] = {"threshold": at, "metrics": dict(squad_metrics(answers, questions))}
-        if name == "n-best":
-            write_json(folder / "predictions.json", answers)
+    tune = logits_of("tune") if abstains and "tune" in workspace.splits() else None
+    scores = score(logits_of("dev"), tune, abstains=abstains)
+    write_json(folder / "predictions.json", scores.predictions)
     metrics = {
         "snapshot": str(tag),
         "weights_sha256": snapshot.info.weights_sha256,
         "split": "dev",
-        "rules": rules,
+        "rules": scores.rules,
         "seconds": seconds,
     }
     write_json(folder / "metrics.json", metrics)

@@ -131,6 +131,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         with resume_file.guard():
             ckpt_path = resume_file.find(before=min(missing))
             trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=True)
+    resume_file.finish()
     return module.steps_taken
 
 

@@ -39,7 +39,7 @@ class ResumeFile(pl.Callback):
     """Keeps a training resumable.
 
     Give it to the trainer as the last callback, so that what the others did for a step is done when
-    the step is recorded, and call ``fit`` inside `guard`.
+    the step is recorded; call ``fit`` inside `guard`, and `finish` when what it made is saved.
     """
 
     def __init__(self, path: Path, *, every_seconds: float = 300.0) -> None:
@@ -71,7 +71,7 @@ class ResumeFile(pl.Callback):
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Hold SIGINT and SIGTERM back until the end of a step; remove the file at the end.
+        """Hold SIGINT and SIGTERM back until the end of a step; a second SIGINT does not wait.
 
         Raises:
             StoppedError: a signal came; the file was written.
@@ -80,6 +80,9 @@ class ResumeFile(pl.Callback):
             yield
         if self._signum is not None:
             raise StoppedError(self._signum)
+
+    def finish(self) -> None:
+        """Remove the file, once what was trained is saved."""
         self.path.unlink(missing_ok=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

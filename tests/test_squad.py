@@ -5,24 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.squad import (
     MAX_CHARACTERS,
     Answer,
     Question,
-    hold_out,
     load_squad,
     read_squad,
 )
@@ -338,138 +332,3 @@ def test_a_context_just_below_the_limit_is_read_quickly(tmp_path: Path) -> None:
     begin = time.perf_counter()
     assert len(read_squad(path).questions[0].context) == MAX_CHARACTERS
     assert time.perf_counter() - begin < 5
-
-
-@pytest.fixture
-def hub_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[list[dict[str, Any]]], str]:
-    """Writes rows as a data set folder that ``datasets`` loads as it loads one from the hub."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
-
-    def make(rows: list[dict[str, Any]]) -> str:
-        folder = tmp_path / "hub"
-        folder.mkdir()
-        table = datasets.Dataset.from_list(rows)
-        table.to_parquet(str(folder / "validation.parquet"))
-        return str(folder)
-
-    return make
-
-
-def hub_rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "id": "q1",
-            "title": "Norvik",
-            "context": CONTEXT,
-            "question": "Who founded Norvik?",
-            "answers": {"text": ["Anna"], "answer_start": [0]},
-        },
-        {
-            "id": "q2",
-            "title": "Norvik",
-            "context": CONTEXT,
-            "question": "Who sold Norvik?",
-            "answers": {"text": [], "answer_start": []},
-        },
-    ]
-
-
-def test_a_hub_data_set_reads_like_a_file(hub_folder: Callable[..., str]) -> None:
-    data = load_squad(hub_folder(hub_rows()), "dev")
-    assert data.questions == [
-        Question("q1", "Who founded Norvik?", CONTEXT, (Answer("Anna", 0),), False),
-        Question("q2", "Who sold Norvik?", CONTEXT, (), True),
-    ]
-    assert data.questions[0].context is data.questions[1].context
-    assert data.version == "v2.0"
-    expected = (
-        f'["q1","Who founded Norvik?",{json.dumps(CONTEXT)},[["Anna",0]],false]'
-        f'["q2","Who sold Norvik?",{json.dumps(CONTEXT)},[],true]'
-    )
-    assert data.sha256 == hashlib.sha256(expected.encode()).hexdigest()
-
-
-def test_hub_rows_are_validated_like_a_file(hub_folder: Callable[..., str]) -> None:
-    rows = hub_rows()
-    rows[0]["answers"]["answer_start"] = [4]
-    source = hub_folder(rows)
-    with pytest.raises(InputError, match=r"\[0\].answers\[0\].answer_start: 4 does not match"):
-        load_squad(source, "validation")
-    data = load_squad(source, "validation", skip_bad=True)
-    assert [q.id for q in data.questions] == ["q2"]
-    assert data.skipped[0].startswith(f"{source} (validation): [0].answers[0]")
-
-
-def test_a_data_set_without_the_columns_is_refused(hub_folder: Callable[..., str]) -> None:
-    rows = [{"id": "q1", "question": "Who?"}]
-    with pytest.raises(InputError, match=r"not \['answers', 'context'\]"):
-        load_squad(hub_folder(rows), "validation")
-
-
-def test_a_split_the_data_set_lacks_is_refused(hub_folder: Callable[..., str]) -> None:
-    with pytest.raises(InputError, match="split 'test'"):
-        load_squad(hub_folder(hub_rows()), "test")
-
-
-def test_an_unknown_name_without_network_says_what_to_do() -> None:
-    with pytest.raises(InputError, match="Check the name, the split and the network, or download"):
-        load_squad("nobody/no-such-data-set", "train")
-
-
-def _questions(contexts: list[str]) -> list[Question]:
-    return [Question(f"q{i}", "?", c, (), True) for i, c in enumerate(contexts)]
-
-
-@given(
-    st.lists(st.integers(0, 30).map("context {}".format), min_size=1),
-    st.floats(0, 1, exclude_max=True),
-    st.integers(0, 2**32),
-)
-def test_hold_out_splits_whole_contexts_exactly(
-    contexts: list[str], fraction: float, seed: int
-) -> None:
-    questions = _questions(contexts)
-    kept, held = hold_out(questions, fraction, seed=seed)
-    assert sorted(kept + held, key=lambda q: int(q.id[1:])) == questions
-    assert [q for q in questions if q in kept] == kept
-    assert [q for q in questions if q in held] == held
-    assert not {q.context for q in kept} & {q.context for q in held}
-    distinct = len(set(contexts))
-    expected = round(fraction * distinct)
-    if fraction > 0 and distinct > 1:
-        expected = min(max(expected, 1), distinct - 1)
-    assert len({q.context for q in held}) == expected
-    by_order = hold_out(questions[::-1], fraction, seed=seed)
-    assert by_order == (kept[::-1], held[::-1])
-
-
-def test_hold_out_is_the_same_in_another_python_process() -> None:
-    contexts = [f"context {i}" for i in range(40)]
-    code = (
-        "from bertvision.pipelines.tasks.squad import Question, hold_out\n"
-        "q = [Question(f'q{i}', '?', f'context {i}', (), True) for i in range(40)]\n"
-        "print(*(x.id for x in hold_out(q, 0.1, seed=3)[1]))"
-    )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        for hash_seed in ("1", "2")
-    }
-    assert found == {" ".join(q.id for q in hold_out(_questions(contexts), 0.1, seed=3)[1])}
-    assert found != {" ".join(q.id for q in hold_out(_questions(contexts), 0.1, seed=4)[1])}
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_hold_out_refuses_a_fraction_outside_the_range(fraction: float) -> None:
-    with pytest.raises(InputError, match="0 ≤ fraction < 1"):
-        hold_out(_questions(["a", "b"]), fraction, seed=0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
-from bertvision.pipelines.analysis.plots import layer_lines, new_figure, save_figure
+from bertvision.pipelines.analysis.plots import layer_channels, layer_lines, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import (
     check_finite,
     compute,
@@ -139,13 +139,11 @@ class IsotropyResult:
             title="Mean norm of a token",
             ylabel="Euclidean norm",
         )
-        counts = np.array([len(channels) for channels in self.outlier_channels], dtype=float)
-        layer_lines(
+        layer_channels(
             outliers,
             self.layers,
-            {"outliers": counts},
+            self.outlier_channels,
             title=f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)",
-            ylabel="channels",
         )
         save_figure(figure, path)
 

@@ -305,5 +305,4 @@ def slabs(*blocks: Block) -> Iterator[list[Array]]:
 
 def _norms(slab: Array, keep: Array) -> Array:
     """(variants, tokens, layers) squared norms over the channels that each variant keeps."""
-    by_layer = np.matmul((slab**2).transpose(1, 0, 2), keep.transpose(1, 2, 0))
-    return np.ascontiguousarray(by_layer.transpose(2, 1, 0))
+    return np.stack([np.einsum("nlc,nlc,lc->nl", slab, slab, kept) for kept in keep])

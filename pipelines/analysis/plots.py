@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ANNOTATED_CELLS = 14 * 14
 """Heat maps with more cells than this carry no numbers: they could not be read."""
+LABELLED_CHANNELS = 12
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
     """An empty figure in inches with its title, laid out so that nothing overlaps."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="compressed")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13)
     return figure
@@ -108,14 +109,50 @@ def layer_lines(
         colour = COLOURS[i % len(COLOURS)]
         marker = "osD^v<"[i % 6]
         ax.plot(layers, values, color=colour, marker=marker, markersize=4.5, label=label)
+    _layer_axes(ax, layers, title, ylabel)
+    lowest = min((float(np.nanmin(v)) for v in lines.values() if np.isfinite(v).any()), default=0.0)
+    ax.set_ylim(bottom=min(0.0, 1.1 * lowest), top=top)
+    if len(lines) > 1:
+        ax.legend(frameon=False, fontsize=9)
+
+
+def layer_channels(
+    ax: Axes, layers: Sequence[int], channels: Sequence[Sequence[int]], *, title: str
+) -> None:
+    """A dot for every channel of a set per layer; a channel that recurs makes a horizontal row.
+
+    Args:
+        ax: where to draw.
+        layers: layer number of each set.
+        channels: the set of each layer; the numbers are written beside the dots while they are few.
+        title: of this panel.
+    """
+    distinct = sorted({channel for row in channels for channel in row})
+    for channel in distinct:
+        where = [layer for layer, row in zip(layers, channels, strict=True) if channel in row]
+        ax.plot(where, [channel] * len(where), "o:", color=COLOURS[0], markersize=4.5, linewidth=1)
+        if len(distinct) <= LABELLED_CHANNELS:
+            ax.annotate(
+                str(channel),
+                (where[-1], channel),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+            )
+    if not distinct:
+        ax.text(0.5, 0.5, "none", transform=ax.transAxes, ha="center", va="center", color="0.4")
+        ax.set_yticks([])
+    _layer_axes(ax, layers, title, "channel")
+    ax.set_xlim(min(layers) - 0.4, max(layers) + 0.6)
+    ax.margins(y=0.15)
+
+
+def _layer_axes(ax: Axes, layers: Sequence[int], title: str, ylabel: str) -> None:
     ax.set_title(title, fontsize=11)
     ax.set_xlabel("layer (0 = embedding output)")
     ax.set_ylabel(ylabel)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    lowest = min((float(np.nanmin(v)) for v in lines.values() if np.isfinite(v).any()), default=0.0)
-    ax.set_ylim(bottom=min(0.0, 1.1 * lowest), top=top)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=min(14, len(layers)), integer=True))
     ax.grid(color="0.9", linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
-    if len(lines) > 1:
-        ax.legend(frameon=False, fontsize=9)

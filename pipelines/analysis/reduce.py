@@ -18,6 +18,7 @@ from dask.base import persist as dask_persist
 from dask.callbacks import Callback
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.pipelines.progress import progress
@@ -25,8 +26,9 @@ from bertvision.pipelines.progress import progress
 T = TypeVar("T")
 Blocks = list[tuple[Delayed, ...]]
 
-SAMPLE_ROWS = 4096
-"""Sampled tokens are gathered into blocks of about this many, so that products are large enough."""
+SAMPLE_ROWS = 1024
+"""Sampled tokens are gathered into blocks of about this many, so that products are large enough
+to be fast and numerous enough to be shared out."""
 
 CONNECT_SECONDS = 10.0
 """How long a Dask cluster may take to answer."""
@@ -138,7 +140,10 @@ def use_scheduler(scheduler: str, desc: str = "analysis") -> Iterator[None]:
         InputError: an unknown scheduler, no answer at the address, or ``distributed`` is missing.
     """
     if scheduler in ("threads", "processes"):
-        with dask.config.set(scheduler=scheduler), _Bar(desc):
+        # The tasks share the cores out. Threads of BLAS inside them would only wait for each other
+        # (five times the processor time of a 384 × 384 product); workers of a cluster have one.
+        settings = {"scheduler": scheduler, "multiprocessing.initializer": _one_blas_thread}
+        with dask.config.set(settings), threadpool_limits(1, user_api="blas"), _Bar(desc):
             yield
         return
     if not scheduler.startswith(("tcp://", "tls://")):
@@ -177,6 +182,10 @@ def check_finite(values: NDArray[np.floating[Any]]) -> None:
             f"the activations hold NaN or infinity in {len(bad)} of {len(values)} layers (the "
             f"first is number {bad[0]} of those read); check them with `bertvision store verify`"
         )
+
+
+def _one_blas_thread() -> None:
+    threadpool_limits(1, user_api="blas")
 
 
 def _take(block: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:

@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import json
 import random
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks import facts_wording as wording
+from bertvision.pipelines.tasks.facts_text import (
+    NAME_POOLS,
+    Entity,
+    Pieces,
+    Speaker,
+    Stated,
+    address,
+    cases,
+    draw_entity,
+    draw_value,
+)
 from bertvision.pipelines.tasks.facts_wording import RELATIONS, Relation
 
 QUESTIONS_PER_PARAGRAPH = 3
 """Of which one is unanswerable."""
-
-_NAME_POOLS = 16  # a name belongs to one pool, and a seed draws from one: seed modulo this
 
 
 class StatedFact(NamedTuple):
@@ -85,8 +92,8 @@ def make_facts(n_questions: int, *, seed: int) -> dict[str, Any]:
 
     Args:
         n_questions: how many questions, a multiple of 3; a third is unanswerable.
-        seed: at least 0. Seeds that differ modulo 16 share no name of an entity, so that a train and
-            a dev split are about different worlds.
+        seed: at least 0. Seeds that differ modulo 16 share no name, so that a train and a dev
+            split are about different worlds.
 
     Raises:
         InputError: the number is not a positive multiple of 3, or the seed is negative.
@@ -124,7 +131,7 @@ def make_paragraphs(n_questions: int, *, seed: int) -> list[FactParagraph]:
     if seed < 0:
         raise InputError(f"seed {seed} is negative: give 0 or more")
     rng = random.Random(seed)
-    pool = seed % _NAME_POOLS
+    pool = seed % NAME_POOLS
     return [_paragraph(rng, pool) for _ in range(n_questions // QUESTIONS_PER_PARAGRAPH)]
 
 
@@ -143,173 +150,6 @@ def _as_squad(question: FactQuestion, id_: str) -> dict[str, Any]:
     return squad
 
 
-# --- names and values ---------------------------------------------------------------------------
-
-
-class _Entity(NamedTuple):
-    name: str
-    short: str  # for a later mention
-    kind: str
-    nominative: str
-    possessive: str
-    objective: str
-
-
-def _stem(rng: random.Random, ending: str) -> str:
-    syllables = rng.choice(wording.ONSETS) + rng.choice(wording.VOWELS) + rng.choice(wording.CODAS)
-    if rng.random() < 0.5:
-        syllables += rng.choice(wording.VOWELS) + rng.choice(wording.CODAS)
-    return (syllables + rng.choice(wording.ENDINGS[ending])).capitalize()
-
-
-def _compose(rng: random.Random, kind: str) -> str:
-    if kind == "person":
-        return f"{_stem(rng, 'first')} {_stem(rng, 'last')}"
-    if kind == "firm":
-        return rng.choice(wording.FIRM_FORMS).format(_stem(rng, "last"))
-    if kind == "book":
-        return rng.choice(wording.BOOK_FORMS).format(_stem(rng, "town"))
-    if kind == "ship":
-        return "the " + _stem(rng, "ship")
-    return _stem(rng, kind)  # town, river
-
-
-def _value(rng: random.Random, kind: str, pool: int, used: set[str]) -> str:
-    """A value of this kind that the paragraph does not have yet."""
-    while True:
-        if kind in wording.YEARS:
-            value = str(rng.randint(*wording.YEARS[kind]))
-        elif kind in wording.NUMBERS:
-            value = f"{rng.randint(*wording.NUMBERS[kind]):,}"
-        elif kind == "profession":
-            value = rng.choice(wording.PROFESSIONS)
-        elif kind == "goods":
-            value = rng.choice(wording.GOODS)
-        elif kind == "instrument":
-            value = rng.choice(wording.INSTRUMENTS)
-        else:
-            value = _compose(rng, kind)
-            if zlib.crc32(value.encode()) % _NAME_POOLS != pool:
-                continue
-        if value not in used:
-            used.add(value)
-            return value
-
-
-def _entity(rng: random.Random, kind: str, pool: int, used: set[str]) -> _Entity:
-    name = _value(rng, kind, pool, used)
-    if kind == "person":
-        pronouns = rng.choice([("she", "her", "her"), ("he", "his", "him")])
-        return _Entity(name, name.split()[-1], kind, *pronouns)
-    return _Entity(name, name, kind, "it", "its", "it")
-
-
-# --- sentences ----------------------------------------------------------------------------------
-
-
-class _Stated(NamedTuple):
-    """A value in a sentence, in place of its text."""
-
-    entity: _Entity
-    relation: Relation
-    value: str
-
-
-_Pieces = list["str | _Stated"]
-
-
-class _Speaker:
-    """Words facts one sentence after the other, and knows whom the last one was about."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.introduced: set[str] = set()
-        self.focus: _Stated | None = None  # what the last sentence ended on, if about one entity
-
-    def introduce(self, entities: Sequence[_Entity]) -> _Pieces:
-        """A sentence that names the entities and says nothing of them."""
-        self.introduced.update(e.name for e in entities)
-        names = [e.name for e in entities]
-        return [self.rng.choice(wording.INTRODUCTIONS).format(_enumerate(names))]
-
-    def tell(self, facts: Sequence[_Stated]) -> _Pieces:
-        """One sentence with one or two facts about one entity."""
-        entity = facts[0].entity
-        phrases = [self.rng.choice(fact.relation.verb_phrases) for fact in facts]
-        if len(facts) == 1 and self.rng.random() < 0.35:
-            template = self.rng.choice(facts[0].relation.clauses)
-        else:
-            template = "{S} " + " and ".join(_distinct(self.rng, facts, phrases))
-        pieces = _fill(template, entity, self._mention(entity), facts)
-        self.focus = facts[-1]
-        if self.rng.random() < 0.2:
-            pieces = [self.rng.choice(wording.OPENERS), *pieces]
-        return pieces
-
-    def contrast(self, one: _Stated, other: _Stated) -> _Pieces:
-        """One sentence with the same relation of two entities."""
-        pieces: _Pieces = []
-        for fact in (one, other):
-            self.focus = None
-            phrase = "{S} " + self.rng.choice(fact.relation.verb_phrases)
-            pieces += _fill(phrase, fact.entity, self._mention(fact.entity), [fact])
-            if fact is one:
-                pieces.append(self.rng.choice(wording.CONTRASTS))
-        return pieces
-
-    def _mention(self, entity: _Entity) -> tuple[str, str, str]:
-        """How to call the entity now: nominative, possessive and objective."""
-        name = entity.name
-        if name in self.introduced:
-            name = entity.short if self.rng.random() < 0.7 else name
-            if self.focus is not None and self.focus.entity == entity:
-                heard = self.focus.relation.value_kind
-                if heard == entity.kind:
-                    pass  # a pronoun could mean either
-                elif entity.kind != "person" and heard in ("town", "firm", "river"):
-                    name = "the " + entity.kind
-                elif self.rng.random() < 0.75:
-                    return entity.nominative, entity.possessive, entity.objective
-        self.introduced.add(entity.name)
-        return _cases(name)
-
-
-def _cases(name: str) -> tuple[str, str, str]:
-    """Nominative, possessive and objective of a name."""
-    return name, name + ("'" if name.endswith("s") else "'s"), name
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    return ", ".join(names[:-1]) + " and " + names[-1]
-
-
-def _distinct(
-    rng: random.Random, facts: Sequence[_Stated], phrases: Sequence[str]
-) -> Sequence[str]:
-    """Verb phrases that do not begin alike ("was born in … and was born in …")."""
-    while len(phrases) > 1 and phrases[0].split()[:2] == phrases[1].split()[:2]:
-        phrases = [rng.choice(fact.relation.verb_phrases) for fact in facts]
-    return phrases
-
-
-def _fill(
-    template: str, entity: _Entity, mention: tuple[str, str, str], facts: Sequence[_Stated]
-) -> _Pieces:
-    """Put names and values into a template with as many ``{V}`` as facts."""
-    nominative, possessive, objective = mention
-    text = template.replace("{S}", nominative).replace("{S's}", possessive)
-    text = text.replace("{O}", objective).replace("{p}", entity.possessive)
-    before, *rest = text.split("{V}")
-    pieces: _Pieces = []
-    for fact, after in zip(facts, rest, strict=True):
-        article = "an" if fact.value[0] in "aeiou" else "a"
-        pieces += [before.replace("{a}", article), fact]
-        before = after
-    return [*pieces, before]
-
-
-# --- paragraphs ---------------------------------------------------------------------------------
-
 # How many entities there are, and of how many of them each relation is stated.
 _PLANS: list[tuple[int, tuple[int, ...]]] = [
     (2, (2, 2, 1, 1)),
@@ -324,13 +164,13 @@ def _paragraph(rng: random.Random, pool: int) -> FactParagraph:
     used: set[str] = set()
     kind = rng.choice(list(RELATIONS))
     n_entities, plan = rng.choice(_PLANS)
-    entities = [_entity(rng, kind, pool, used) for _ in range(n_entities)]
+    entities = [draw_entity(rng, kind, pool, used) for _ in range(n_entities)]
     relations = rng.sample(RELATIONS[kind], len(plan))
-    told: dict[str, list[_Entity]] = {}
+    told: dict[str, list[Entity]] = {}
     while {e.name for of in told.values() for e in of} != {e.name for e in entities}:
         told = {r.name: rng.sample(entities, n) for r, n in zip(relations, plan, strict=True)}
     stated = [
-        _Stated(entity, relation, _value(rng, relation.value_kind, pool, used))
+        Stated(entity, relation, draw_value(rng, relation.value_kind, pool, used))
         for relation in relations
         for entity in told[relation.name]
     ]
@@ -339,11 +179,12 @@ def _paragraph(rng: random.Random, pool: int) -> FactParagraph:
 
 
 def _sentences(
-    rng: random.Random, entities: Sequence[_Entity], stated: Sequence[_Stated]
-) -> list[_Pieces]:
+    rng: random.Random, entities: Sequence[Entity], stated: Sequence[Stated]
+) -> list[Pieces]:
     """Word the facts: in an order, some of them together."""
+    order = RELATIONS[entities[0].kind]
     rest = list(stated)
-    units: list[list[_Stated]] = []
+    units: list[list[Stated]] = []
     if rng.random() < 0.4:  # rest[0] and rest[1] share the first relation of the plan
         units.append([rest.pop(0), rest.pop(0)])
     for entity in rng.sample(entities, len(entities)):
@@ -351,11 +192,13 @@ def _sentences(
         rng.shuffle(own)
         while own:
             n = 2 if len(own) > 1 and rng.random() < 0.4 else 1
-            units.append(own[:n])
+            units.append(
+                sorted(own[:n], key=lambda fact: order.index(fact.relation))
+            )  # nobody dies and is born
             own = own[n:]
     if rng.random() < 0.4:
         rng.shuffle(units)
-    speaker = _Speaker(rng)
+    speaker = Speaker(rng)
     sentences = [speaker.introduce(entities)] if rng.random() < 0.3 else []
     for unit in units:
         if len(unit) == 2 and unit[0].entity != unit[1].entity:
@@ -365,7 +208,7 @@ def _sentences(
     return sentences
 
 
-def _write(sentences: Sequence[_Pieces]) -> tuple[str, tuple[StatedFact, ...]]:
+def _write(sentences: Sequence[Pieces]) -> tuple[str, tuple[StatedFact, ...]]:
     """Join sentences into a paragraph and note where each value lies."""
     context = ""
     facts: list[StatedFact] = []
@@ -379,36 +222,26 @@ def _write(sentences: Sequence[_Pieces]) -> tuple[str, tuple[StatedFact, ...]]:
                 entity, relation, value = piece
                 facts.append(StatedFact(entity.name, relation.name, value, start))
                 sentence += value
-        context += sentence[0].upper() + sentence[1:].removesuffix(".") + ". "
+        context += sentence[0].upper() + sentence[1:] + ". "
     return context.rstrip(), tuple(facts)
 
 
 def _questions(
     rng: random.Random,
-    entities: Sequence[_Entity],
+    entities: Sequence[Entity],
     relations: Sequence[Relation],
     facts: Sequence[StatedFact],
 ) -> tuple[FactQuestion, ...]:
-    by_key = {(fact.subject, fact.relation): fact for fact in facts}
-    unstated = [
-        (entity, relation)
-        for entity in entities
-        for relation in relations
-        if (entity.name, relation.name) not in by_key
-    ]
-    pairs = [
-        (entity, relation)
-        for entity in entities
-        for relation in relations
-        if (entity.name, relation.name) in by_key
-    ]
-    asked = [*rng.sample(pairs, QUESTIONS_PER_PARAGRAPH - 1), rng.choice(unstated)]
+    stated = {(fact.subject, fact.relation): fact for fact in facts}
+    pairs = [(entity, relation) for entity in entities for relation in relations]
+    answerable = [(e, r) for e, r in pairs if (e.name, r.name) in stated]
+    unanswerable = [(e, r) for e, r in pairs if (e.name, r.name) not in stated]
+    asked = [*rng.sample(answerable, QUESTIONS_PER_PARAGRAPH - 1), rng.choice(unanswerable)]
     rng.shuffle(asked)
     questions = []
     for entity, relation in asked:
-        template = rng.choice(relation.questions)
-        [text] = _fill(template, entity, _cases(entity.name), [])
-        answer = by_key.get((entity.name, relation.name))
+        text = address(rng.choice(relation.questions), entity, cases(entity.name))
+        answer = stated.get((entity.name, relation.name))
         others = [fact for fact in facts if fact.relation == relation.name]
         plausible = rng.choice(others) if answer is None else None
         questions.append(FactQuestion(text, entity.name, relation.name, answer, plausible))

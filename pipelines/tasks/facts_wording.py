@@ -42,11 +42,6 @@ birth year: birth year
   + {S's} year of birth was {V} | it was in {V} that {S} was born
   ? When was {S} born? | In which year was {S} born? | What was {S's} year of birth?
   ? In what year did {S} come into the world?
-place of death: town
-  - died in {V} | passed away in {V} | spent {p} last days in {V}
-  + {S's} life ended in {V} | it was in {V} that {S} died
-  ? Where did {S} die? | In which town did {S} die? | Where did {S} pass away?
-  ? Where did {S} spend {p} last days?
 profession: profession
   - worked as {a} {V} | earned {p} living as {a} {V} | was {a} {V} by profession
   + {S's} profession was that of {a} {V}
@@ -72,6 +67,11 @@ instrument: instrument
   + {S's} favourite instrument was the {V}
   ? Which instrument did {S} play? | What instrument did {S} practise?
   ? What was {S's} favourite instrument?
+place of death: town
+  - died in {V} | passed away in {V} | spent {p} last days in {V}
+  + {S's} life ended in {V} | it was in {V} that {S} died
+  ? Where did {S} die? | In which town did {S} die? | Where did {S} pass away?
+  ? Where did {S} spend {p} last days?
 """
 
 _TOWN = """
@@ -218,16 +218,16 @@ owner: firm
   + {S's} owner was {V}
   ? Who owned {S}? | Which firm did {S} belong to? | By whom was {S} operated?
   ? Who was the owner of {S}?
-wreck: town
-  - sank off {V} | was lost near {V} | went down near {V}
-  + {S's} wreck lies off {V}
-  ? Where did {S} sink? | Near which town was {S} lost? | Where did {S} go down?
-  ? Off which town does the wreck of {S} lie?
 length: metres
   - was {V} metres long | measured {V} metres from bow to stern
   + {S's} length was {V} metres
   ? How many metres long was {S}? | What was the length of {S} in metres?
   ? How many metres did {S} measure from bow to stern?
+wreck: town
+  - sank off {V} | was lost near {V} | went down near {V}
+  + {S's} wreck lies off {V}
+  ? Where did {S} sink? | Near which town was {S} lost? | Where did {S} go down?
+  ? Off which town does the wreck of {S} lie?
 """
 
 
@@ -252,7 +252,7 @@ RELATIONS: dict[str, tuple[Relation, ...]] = {
     "book": _parse(_BOOK),
     "ship": _parse(_SHIP),
 }
-"""Kind of entity → what can be said of it."""
+"""Kind of entity → what can be said of it, roughly in the order of events."""
 
 INTRODUCTIONS = [
     "this chapter deals with {}", "{} are often mentioned together", "the guide compares {}",

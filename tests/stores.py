@@ -1,0 +1,72 @@
+"""Stores with known contents, for the tests of the feature store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from bertvision.featurestore.encoding import ChannelStats, ChannelStatsAccumulator, encode
+from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.writer import SplitContents, SplitSpec, SplitWriter, open_writer
+
+
+class Made:
+    """Random hidden states of ragged examples, and everything to write them as a split."""
+
+    def __init__(
+        self,
+        lengths: list[int],
+        *,
+        layers: int = 3,
+        hidden: int = 16,
+        encoding: str = "float32",
+        shard_tokens: int = 64,
+        seed: int | None = 0,
+        tag: str = "1e",
+        split: str = "train",
+    ) -> None:
+        rng = np.random.default_rng(7)
+        self.hidden_states = [
+            torch.from_numpy(rng.normal(size=(n, layers, hidden)).astype(np.float32))
+            for n in lengths
+        ]
+        self.plan = ShardPlan.make(lengths, shard_tokens=shard_tokens, seed=seed)
+        token = np.arange(sum(lengths), dtype=np.int32)
+        self.contents = SplitContents(
+            self.plan,
+            per_token={"input_ids": token, "offset_mapping": np.stack([token, token + 1], 1)},
+            per_example={"start_positions": np.arange(len(lengths), dtype=np.int32)},
+            examples=pa.table({"id": [f"q{i}" for i in range(len(lengths))]}),
+        )
+        self.spec = SplitSpec(
+            tag=tag,
+            split=split,
+            encoding=encoding,
+            layers=tuple(range(layers)),
+            hidden_size=hidden,
+            provenance={"model": "tiny", "weights_sha256": "ab", "max_length": max(lengths)},
+        )
+
+    def stats(self) -> ChannelStats:
+        accumulator = ChannelStatsAccumulator()
+        accumulator.add(torch.cat(self.hidden_states))
+        return accumulator.result()
+
+    def of_stored(self, i: int) -> torch.Tensor:
+        """The true hidden states (seq, layers, hidden) of the i-th stored example."""
+        return self.hidden_states[int(self.plan.example_id[i])]
+
+    def write(self, store: Path, shards: int | None = None) -> ActivationSplit:
+        """Write all pending shards, or the first so many of them."""
+        with open_writer(store, self.spec, self.contents, self.stats) as writer:
+            for shard in writer.pending()[:shards]:
+                self.write_shard(writer, shard)
+        return ActivationSplit(store, self.spec.tag, self.spec.split)
+
+    def write_shard(self, writer: SplitWriter, shard: int) -> None:
+        members = [self.of_stored(i) for i in self.plan.examples_of(shard)]
+        writer.write_shard(shard, *encode(torch.cat(members), writer.split.encoding, writer.stats))

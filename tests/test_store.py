@@ -1,0 +1,358 @@
+"""The store: what was written reads back, what was not is never invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import zarr
+from stores import Made
+
+from bertvision.errors import (
+    CorruptStoreError,
+    DiskSpaceError,
+    FormatVersionError,
+    IncompleteSplitError,
+    InputError,
+    LockedError,
+    ProvenanceError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
+from bertvision.featurestore import writer as writer_module
+from bertvision.featurestore.encoding import ENCODINGS
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.writer import expected_bytes
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+LENGTHS = [5, 31, 64, 1, 17, 40, 22, 9, 33, 60, 2, 28]
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made(LENGTHS)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_examples_read_back_as_seq_hidden_layers(tmp_path: Path, encoding: str) -> None:
+    made = Made(LENGTHS, encoding=encoding)
+    split = made.write(tmp_path)
+    assert len(split) == len(LENGTHS)
+    bound = {"float32": 0.0, "float16": 3e-4, "bfloat16": 2.4e-3, "int8": 9e-3}[encoding]
+    for i in range(len(split)):
+        x = made.of_stored(i).transpose(1, 2)
+        assert split[i].shape == x.shape
+        assert split[i].dtype == torch.float32
+        assert float((split[i] - x).norm() / x.norm()) <= bound
+    assert torch.equal(split[-1], split[len(split) - 1])
+
+
+def test_read_packs_examples_and_layers_in_the_order_asked(tmp_path: Path, made: Made) -> None:
+    split = made.write(tmp_path)
+    batch = split.read([7, 0, 11, 3], layers=[-1, 0])
+    expected = torch.cat([made.of_stored(i)[:, [2, 0]] for i in (7, 0, 11, 3)])
+    assert torch.equal(batch.decode(), expected)
+    assert batch.labels["start_positions"].tolist() == made.plan.example_id[[7, 0, 11, 3]].tolist()
+    padded = batch.padded()  # (batch, seq, hidden, layers)
+    assert padded.shape == (4, int(batch.lengths.max()), 16, 2)
+    for row, part in zip(padded, batch.unpack(), strict=True):
+        assert torch.equal(row[: len(part)], part)
+        assert not row[len(part) :].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.read([]), "at least one"),
+        (lambda s: s.read([99]), "0 to 11"),
+        (lambda s: s.read([0], layers=[3]), "layer 3 is not stored.*0, 1, 2"),
+        (lambda s: s.read([0], layers=[1, 1]), "each once"),
+        (lambda s: s.array("nothing"), "no array 'nothing'"),
+    ],
+)
+def test_bad_requests_are_named(tmp_path: Path, made: Made, call, message: str) -> None:
+    split = made.write(tmp_path)
+    with pytest.raises(InputError, match=message):
+        call(split)
+
+
+def test_the_store_is_a_mapping_of_snapshots_and_splits(tmp_path: Path) -> None:
+    for tag, name in (("1e", "train"), ("0.3e", "dev"), ("10e", "train")):
+        Made(LENGTHS, tag=tag, split=name).write(tmp_path)
+    store = ActivationStore.open(tmp_path)
+    assert list(store) == ["0.3e", "1e", "10e"]
+    assert list(store["0.3e"]) == ["dev"]
+    assert store["1e"]["train"].name == "1e/train"
+    with pytest.raises(UnknownNameError, match=r"no activations of 2e.*0\.3e, 1e, 10e"):
+        store["2e"]
+    with pytest.raises(UnknownNameError, match="no split 'dev' of 1e.*train"):
+        store["1e"]["dev"]
+    with pytest.raises(InputError, match="not a snapshot tag"):
+        store["../1e"]
+    with pytest.raises(StoreNotFoundError, match="bertvision extract"):
+        ActivationStore.open(tmp_path / "elsewhere")
+
+
+def test_plain_zarr_and_xarray_open_the_arrays_without_a_warning(
+    tmp_path: Path, made: Made
+) -> None:
+    split = made.write(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        array = zarr.open(tmp_path / "arrays.zarr")["1e/train/hidden_states"]
+        data = xr.open_zarr(tmp_path / "arrays.zarr", group="1e/train")
+    assert array.metadata.dimension_names == ("token", "layer", "hidden")
+    start = split.plan.first_token[4]
+    np.testing.assert_array_equal(
+        array[start : start + split.plan.n_tokens[4]], made.of_stored(4).numpy()
+    )
+    assert data.sizes["hidden"] == 16
+
+
+def test_dask_and_xarray_views_hold_the_real_tokens_shard_by_shard(tmp_path: Path) -> None:
+    made = Made(LENGTHS, encoding="int8")
+    split = made.write(tmp_path)
+    view = split.dask(layers=[2])
+    assert len(view.chunks[0]) == made.plan.n_shards
+    truth = torch.cat([made.of_stored(i) for i in range(len(split))])[:, [2]].numpy()
+    found = view.compute(scheduler="threads")
+    assert found.dtype == np.float32
+    assert np.linalg.norm(found - truth) <= 9e-3 * np.linalg.norm(truth)
+    np.testing.assert_array_equal(found, view.compute(scheduler="processes"))
+    tree = ActivationStore.open(tmp_path).to_xarray()
+    data = tree["1e/train"].to_dataset()
+    assert data.sizes == {"token": sum(LENGTHS), "layer": 3, "hidden": 16, "example": 12} | {
+        "offset_mapping_1": 2
+    }
+    third = data.isel(token=data.example_of_token == 3)
+    assert third.position.values.tolist() == list(range(made.plan.n_tokens[3]))
+
+
+def test_expected_size_is_what_is_written(tmp_path: Path) -> None:
+    for tag, encoding in (("1e", "int8"), ("2e", "bfloat16")):
+        made = Made(LENGTHS, encoding=encoding, tag=tag)
+        info = made.write(tmp_path).info()
+        assert info["complete"]
+        assert info["bytes"] == pytest.approx(expected_bytes(made.plan, made.spec), rel=0.02)
+
+
+def test_an_incomplete_split_names_what_is_missing_and_the_command(
+    tmp_path: Path, made: Made
+) -> None:
+    split = made.write(tmp_path, shards=2)
+    assert not split.is_complete
+    assert split.missing_shards() == list(range(2, made.plan.n_shards))
+    assert split[0].shape[0] == made.plan.n_tokens[0]
+    with pytest.raises(
+        IncompleteSplitError, match=r"lacks \d of \d shards \(first: 2\).*bertvision extract"
+    ):
+        split.require_complete()
+    with pytest.raises(IncompleteSplitError, match=r"shard \d is not written"):
+        split[len(split) - 1]
+
+
+def test_resume_writes_only_what_is_missing_and_ends_the_same(tmp_path: Path, made: Made) -> None:
+    whole = made.write(tmp_path / "whole")
+    made.write(tmp_path / "resumed", shards=3)
+    first = sorted((tmp_path / "resumed").rglob("hidden_states/c/0/0/0"))[0]
+    before = first.stat().st_mtime_ns
+    resumed = made.write(tmp_path / "resumed")
+    assert first.stat().st_mtime_ns == before
+    for shard in range(made.plan.n_shards):
+        assert whole.ledger.read_shard(shard) == resumed.ledger.read_shard(shard)
+
+
+CHANGES = [
+    ("weights_sha256", {"weights_sha256": "cd"}, {}),
+    ("model", {"model": "other"}, {}),
+    ("max_length", {"max_length": 12}, {}),
+    ("encoding", {}, {"encoding": "float16"}),
+    ("layers", {}, {"layers": 2}),
+    ("permutation_seed", {}, {"seed": 5}),
+]
+
+
+@pytest.mark.parametrize(("field", "provenance", "other"), CHANGES, ids=[c[0] for c in CHANGES])
+def test_another_origin_is_refused_by_field(
+    tmp_path: Path, made: Made, field: str, provenance: dict, other: dict
+) -> None:
+    made.write(tmp_path, shards=1)
+    changed = Made(LENGTHS, **other)
+    object.__setattr__(changed.spec, "provenance", {**changed.spec.provenance, **provenance})
+    with pytest.raises(ProvenanceError, match=f"with {field} = "):
+        changed.write(tmp_path)
+    assert made.write(tmp_path).verify() == []
+
+
+def test_other_examples_of_the_same_split_are_refused(tmp_path: Path) -> None:
+    Made(LENGTHS, tag="1e").write(tmp_path)
+    with pytest.raises(ProvenanceError, match="other examples"):
+        Made([*LENGTHS, 4], tag="2e").write(tmp_path)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from bertvision.featurestore.writer import open_writer
+from stores import Made
+
+made = Made([5, 31, 64, 1, 17, 40, 22, 9, 33, 60, 2, 28])
+with open_writer(Path(sys.argv[1]), made.spec, made.contents, made.stats) as writer:
+    made.write_shard(writer, 0)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(
+    tmp_path: Path, made: Made
+) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENV, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(LockedError, match="another process is writing 1e/train"):
+            made.write(tmp_path)
+        process.kill()
+    assert made.write(tmp_path).verify() == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertvision.featurestore import arrays, examples, ledger, writer
+from stores import Made
+
+point, count = sys.argv[2], int(sys.argv[3])
+holders = {
+    "write_durably": (ledger, examples), "seal": (writer,), "write_array": (arrays,),
+    "create_sharded": (arrays,), "consolidate": (arrays,), "fsync_folder": (ledger,),
+}
+calls = 0
+for module in holders[point]:
+    def dying(*args, _real=getattr(module, point), **kwargs):
+        global calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _real(*args, **kwargs)
+    setattr(module, point, dying)
+Made([5, 31, 64, 1, 17, 40, 22, 9, 33, 60, 2, 28], encoding="int8").write(Path(sys.argv[1]))
+"""
+POINTS = [
+    *(("write_durably", n) for n in (1, 2, 3, 5)),
+    *(("seal", n) for n in (1, 9, 24, 26, 31)),
+    *(("write_array", n) for n in (1, 4, 7)),
+    ("create_sharded", 1),
+    ("create_sharded", 2),
+    ("consolidate", 1),
+    ("fsync_folder", 12),
+]
+
+
+@pytest.mark.parametrize(("point", "count"), POINTS)
+def test_killed_anywhere_the_same_command_ends_the_same(
+    tmp_path: Path, point: str, count: int
+) -> None:
+    made = Made(LENGTHS, encoding="int8")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), point, str(count)],
+        env=ENV,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    committed: set[int] = set()
+    if (tmp_path / "ledger/1e/train/split.json").exists():
+        left = ActivationSplit(tmp_path, "1e", "train")
+        assert left.verify() == []
+        committed = left.ledger.shards()
+    split = made.write(tmp_path)
+    assert split.verify() == []
+    assert split.is_complete
+    assert committed <= split.ledger.shards()
+    assert not list(tmp_path.rglob("*.tmp"))
+    whole = made.write(tmp_path / "whole")
+    for i in range(len(split)):
+        assert torch.equal(split[i], whole[i])
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "flipped":
+        data = data[:100] + bytes([data[100] ^ 4]) + data[101:]
+    path.write_bytes({"flipped": data, "empty": b"", "truncated": data[:-9]}.get(how, data))
+    if how == "missing":
+        path.unlink()
+
+
+@pytest.mark.parametrize("array", ["hidden_states", "scale"])
+@pytest.mark.parametrize("how", ["flipped", "empty", "truncated", "missing"])
+def test_damaged_shards_are_never_read_and_verify_names_them(
+    tmp_path: Path, how: str, array: str
+) -> None:
+    made = Made(LENGTHS, encoding="int8")
+    split = made.write(tmp_path)
+    damage(split.shard_path(array, 2), how)
+    split = ActivationSplit(tmp_path, "1e", "train")
+    for i in made.plan.examples_of(2):
+        with pytest.raises(CorruptStoreError, match="shard 2"):
+            split.read([i])
+    assert split[0].isfinite().all()
+    assert [p.split(":")[0] for p in split.verify()] == ["1e/train shard 2"]
+
+
+def test_swapped_shards_are_found_by_verify(tmp_path: Path, made: Made) -> None:
+    split = made.write(tmp_path)
+    one, two = (split.shard_path("hidden_states", s) for s in (0, 1))
+    data = one.read_bytes()
+    shutil.copy(two, one)
+    two.write_bytes(data)
+    assert {p.split(":")[0] for p in split.verify()} == {"1e/train shard 0", "1e/train shard 1"}
+
+
+def test_an_edited_shape_is_refused_before_anything_is_read(tmp_path: Path, made: Made) -> None:
+    split = made.write(tmp_path)
+    path = split.group_path / "hidden_states/zarr.json"
+    metadata = json.loads(path.read_text())
+    metadata["shape"][0] = 10**15
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(CorruptStoreError, match="the ledger says float32"):
+        ActivationSplit(tmp_path, "1e", "train").read([0])
+
+
+def test_a_newer_format_and_a_damaged_record_are_refused(tmp_path: Path, made: Made) -> None:
+    made.write(tmp_path)
+    path = tmp_path / "ledger/1e/train/split.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format": "1.0"', '"format": "2.0"').replace('"1.0"', '"2.0"'))
+    with pytest.raises(FormatVersionError, match="format 2.*install a newer"):
+        ActivationSplit(tmp_path, "1e", "train")
+    path.write_text(text[:-40])
+    with pytest.raises(CorruptStoreError, match=r"split\.json is damaged"):
+        ActivationSplit(tmp_path, "1e", "train")
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, root: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    made.write(tmp_path, shards=2)
+    monkeypatch.setattr(writer_module, "seal", full)
+    with pytest.raises(DiskSpaceError, match="full.*goes on from there"):
+        made.write(tmp_path)
+    monkeypatch.undo()
+    assert made.write(tmp_path).verify() == []

@@ -1,0 +1,136 @@
+"""The stream: every example once, the same for any number of threads, exactly resumable."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stores import Made
+
+from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.stream import ActivationLoader, BufferPool
+
+LENGTHS = np.random.default_rng(1).integers(1, 33, 90).tolist()
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> ActivationSplit:
+    return Made(LENGTHS, encoding="int8").write(tmp_path_factory.mktemp("store"))
+
+
+def examples(loader: ActivationLoader) -> list[list[int]]:
+    return [batch.examples.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("buffer", [1, 4, 100])
+def test_ranks_share_an_epoch_exactly(
+    split: ActivationSplit, readers: int, world_size: int, buffer: int
+) -> None:
+    drawn = []
+    for rank in range(world_size):
+        loader = ActivationLoader(
+            split,
+            batch_size=7,
+            readers=readers,
+            rank=rank,
+            world_size=world_size,
+            buffer=buffer,
+        )
+        batches = examples(loader)
+        assert len(batches) == len(loader)
+        drawn += [i for batch in batches for i in batch]
+    assert sorted(drawn) == list(range(len(split)))
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+def test_kept_batches_hold_what_the_store_holds(split: ActivationSplit, readers: int) -> None:
+    kept = list(ActivationLoader(split, batch_size=8, readers=readers, buffer=2))
+    for batch in kept:  # read only now: no buffer may have been used again meanwhile
+        for i, hidden_states in zip(batch.examples.tolist(), batch.unpack(), strict=True):
+            assert torch.equal(hidden_states, split[i])
+        assert torch.equal(
+            batch.labels["start_positions"],
+            torch.from_numpy(split.labels["start_positions"][batch.examples.numpy()]),
+        )
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+def test_resume_is_exact_anywhere_in_three_epochs(split: ActivationSplit, readers: int) -> None:
+    loader = ActivationLoader(split, batch_size=16, seed=3, readers=readers, buffer=3)
+    whole, states = [], []
+    for _ in range(3):
+        states.append((len(whole), loader.state_dict()))
+        for batch in loader:
+            whole.append(batch.examples.tolist())
+            states.append((len(whole), loader.state_dict()))
+    per_epoch = len(loader)
+    for position in (0, 1, per_epoch - 1, per_epoch, per_epoch + 3, 3 * per_epoch - 1):
+        state = next(s for n, s in states if n == position)
+        resumed = ActivationLoader(split, batch_size=16, seed=3, readers=readers, buffer=3)
+        resumed.load_state_dict(state)
+        rest = []
+        while len(rest) < len(whole) - position:
+            rest += examples(resumed)
+        assert rest == whole[position:]
+
+
+def test_layers_are_a_subset_and_unshuffled_is_stored_order(split: ActivationSplit) -> None:
+    loader = ActivationLoader(split, batch_size=8, layers=[2, 0], shuffle=False)
+    first = next(iter(loader))
+    assert first.examples.tolist() == list(range(8))
+    assert torch.equal(first.decode(), split.read(range(8), layers=[2, 0]).decode())
+
+
+def test_memory_of_batches_and_shards_is_used_again(split: ActivationSplit) -> None:
+    loader = ActivationLoader(split, batch_size=4, readers=2, buffer=2)
+    for _ in range(3):
+        for batch in loader:
+            batch.decode()
+    assert len(loader._batch_pools[0]._buffers) <= 5  # two ahead, one in use, hand-over
+    assert len(loader._shard_pools[0]._buffers) <= 2 + 2 + 3
+
+
+def test_a_buffer_somebody_refers_to_is_never_given_out_again() -> None:
+    pool = BufferPool()
+    array = pool.take((4, 3), np.float32)
+    view = torch.from_numpy(array)[1:].view(-1)
+    address = array.ctypes.data
+    del array
+    gc.collect()
+    assert pool.take((4, 3), np.float32).ctypes.data != address
+    del view
+    assert pool.take((4, 3), np.float32).ctypes.data == address
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_damaged_shard_stops_the_stream_with_its_name(tmp_path: Path, readers: int) -> None:
+    split = Made(LENGTHS, encoding="int8").write(tmp_path)
+    split.shard_path("hidden_states", 5).unlink()
+    with pytest.raises(CorruptStoreError, match="shard 5"):
+        list(ActivationLoader(split, batch_size=4, readers=readers, buffer=3))
+
+
+def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:
+    before = threading.active_count()
+    iterator = iter(ActivationLoader(split, batch_size=4, readers=3))
+    next(iterator)
+    iterator.close()
+    assert threading.active_count() == before
+
+
+def test_incomplete_splits_and_bad_arguments_are_refused(
+    tmp_path: Path, split: ActivationSplit
+) -> None:
+    with pytest.raises(IncompleteSplitError):
+        ActivationLoader(Made(LENGTHS).write(tmp_path, shards=1))
+    with pytest.raises(InputError, match="readers is -1"):
+        ActivationLoader(split, readers=-1)
+    with pytest.raises(InputError, match="batch_size is 0"):
+        ActivationLoader(split, batch_size=0)
