@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "ActivationBatch": "bertvision.featurestore.stream",
+    "ActivationBatch": "bertvision.featurestore.batch",
     "ActivationDataModule": "bertvision.pipelines.datamodule",
-    "ActivationSplit": "bertvision.featurestore.store",
+    "ActivationSplit": "bertvision.featurestore.split",
     "ActivationStore": "bertvision.featurestore.store",
     "BertvisionError": "bertvision.errors",
     "Workspace": "bertvision.pipelines.workspace",
@@ -27,14 +27,13 @@ _LAZY = {
 __all__ = ["__version__", *_LAZY]  # noqa: PLE0604  (the lazy names are the public names)
 
 if TYPE_CHECKING:
-    from bertvision.featurestore.store import ActivationSplit as ActivationSplit
+    from bertvision.errors import BertvisionError as BertvisionError
+    from bertvision.featurestore.batch import ActivationBatch as ActivationBatch
+    from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
-    from bertvision.featurestore.stream import ActivationBatch as ActivationBatch
     from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.datamodule import ActivationDataModule as ActivationDataModule
     from bertvision.pipelines.workspace import Workspace as Workspace
-
-    from bertvision.errors import BertvisionError as BertvisionError
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,9 +89,7 @@ def finetune(
         str | None, typer.Option(help="BERT checkpoint: hub name or local folder.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Data set on the hub, such as squad_v2.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Data set on the hub, such as squad_v2.")] = None,
     train: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
     dev: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
     epochs: Annotated[float | None, typer.Option(help="How long to train.")] = None,
@@ -149,9 +146,9 @@ def finetune(
 @app.command()
 def status(workspace: _Workspace = None, as_json: _Json = False) -> None:
     """What the workspace holds, and what can be run next."""
+    from bertvision.pipelines.status import status as run
     from bertvision.pipelines.tables import status_table
     from bertvision.pipelines.workspace import Workspace
-    from bertvision.pipelines.workspace import status as run
 
     _print(run(Workspace.find(workspace)), as_json, status_table)
 
@@ -181,7 +178,8 @@ def extract(
 
     space = _find(workspace)
     done = []
-    for tag in _choose(space, checkpoint, made=True):
+    tags = _tags(checkpoint) if checkpoint else [space.only(space.snapshots(), "snapshots")]
+    for tag in tags:
         done += run(
             space,
             tag,
@@ -234,7 +232,8 @@ def train(
         first = error.errors()[0]
         name = str(first["loc"][0]).replace("_", "-")
         raise InputError(f"--{name} {first['input']}: {first['msg']}") from None
-    (tag,) = _choose(space, checkpoint, made=False)
+    stored = (tag for tag, splits in space.stored().items() if "train" in splits)
+    tag = _tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
     metrics = run(space, heads, tag, options, overwrite=overwrite, tensorboard=tensorboard)
     _print(metrics, as_json, trained_table)
 
@@ -256,13 +255,13 @@ def evaluate(
     """Score trained heads with the official metric, on any snapshot's activations."""
     from bertvision.pipelines.evaluate import evaluate as run
     from bertvision.pipelines.tables import evaluated_table
+    from bertvision.pipelines.workspace import head_folder
 
     space = _find(workspace)
-    source = trained_on or space.trained_on(heads)
-    target = checkpoint or source
-    results = run(
-        space, heads, trained_on=source, tag=target, split=split, precision=precision
-    )
+    trained = {tag for tag, name in space.heads() if name in map(head_folder, heads)}
+    source = _tag(trained_on) if trained_on else space.only(trained, f"{heads[0]} was trained on")
+    target = _tag(checkpoint) if checkpoint else source
+    results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)
     _print(results, as_json, evaluated_table)
 
 
@@ -357,13 +356,14 @@ def isotropy(
 
 @app.command()
 def quickstart(
-    workspace: Annotated[
-        Path, typer.Option("--workspace", "-w", help="Folder to make.")
-    ] = Path("quickstart"),
+    workspace: Annotated[Path, typer.Option("--workspace", "-w", help="Folder to make.")] = Path(
+        "quickstart"
+    ),
     as_json: _Json = False,
 ) -> None:
     """Run the whole main job on a small built-in example, without network, in minutes."""
     from bertvision.pipelines.quickstart import quickstart as run
+
     from bertvision.pipelines.tables import quickstart_table
 
     _print(run(workspace), as_json, quickstart_table)
@@ -424,13 +424,6 @@ def _split(workspace: Path | None, name: str) -> Any:
     return _store(workspace)[tag][split]
 
 
-def _choose(space: Workspace, checkpoint: str | None, *, made: bool) -> Sequence[str]:
-    """The tags that were named, or the only one there is; never a guess between several."""
-    if checkpoint is not None:
-        return _tags(checkpoint)
-    return (space.only_snapshot(stored=not made),)
-
-
 def _tags(text: str) -> tuple[str, ...]:
     """``0.1,0.3e,1`` → tags."""
     from bertvision.errors import InputError
@@ -446,6 +439,15 @@ def _tags(text: str) -> tuple[str, ...]:
                 raise InputError(f"{part!r} is not a fraction of an epoch: such as 0.3") from None
         tags.append(SnapshotTag(part))
     return tuple(tags)
+
+
+def _tag(text: str) -> str:
+    """One tag."""
+    from bertvision.errors import InputError
+
+    if len(tags := _tags(text)) != 1:
+        raise InputError(f"{text!r}: name one snapshot, such as 0.3e")
+    return tags[0]
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -19,12 +19,13 @@ import numpy.typing as npt
 import zarr
 import zarrs  # noqa: F401  (registers its pipeline)
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
+from zarr.core.array_spec import ArrayConfigParams
 from zarr.core.buffer import default_buffer_prototype
 
 from bertvision.errors import CorruptStoreError
 
 _PIPELINE = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-_CONFIG = {"write_empty_chunks": True}
+_CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
 _METADATA_CHUNK = 1 << 18
 
 
@@ -93,7 +94,8 @@ def open_any(group: zarr.Group, name: str) -> zarr.Array[Any]:
         array = group.get(name)
         if not isinstance(array, zarr.Array):
             raise CorruptStoreError(f"array {group.path}/{name} is missing from the store")
-        return array.with_config(_CONFIG)
+        configured: zarr.Array[Any] = array.with_config(_CONFIG)  # type: ignore[call-overload]
+        return configured
 
 
 def open_array(group: zarr.Group, name: str, shape: tuple[int, ...], dtype: str) -> zarr.Array[Any]:

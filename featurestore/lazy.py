@@ -38,7 +38,7 @@ def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.A
     plan, hidden = split.plan, split.record.hidden_size
     sizes = tuple(plan.tokens_of(shard) for shard in range(plan.n_shards))
     shards = da.arange(plan.n_shards, chunks=1)
-    return shards.map_blocks(
+    view: da.Array = shards.map_blocks(
         _read_shard,
         str(split.store),
         str(split.tag),
@@ -49,6 +49,7 @@ def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.A
         new_axis=[1, 2],
         meta=np.empty((0, 0, 0), np.float32),
     )
+    return view
 
 
 def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> xr.Dataset:

@@ -74,7 +74,7 @@ class SpanHead(nn.Module):
             )
         parts = self.features(hidden_states, lengths)
         # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
-        weights = self.output.weight.split([part.shape[1] for part in parts], dim=1)
+        weights = torch.split(self.output.weight, [part.shape[1] for part in parts], dim=1)
         logits = F.linear(parts[0], weights[0], self.output.bias)  # (tokens, 2)
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits = logits + F.linear(part, weight)

@@ -63,11 +63,11 @@ def pad_packed(values: Tensor, lengths: Tensor, *, fill: float) -> Tensor:
         )
     batch, seq = len(counts), max(counts)
     if batch * seq == tokens:
-        return values.unflatten(0, (batch, seq))
+        return values.reshape(batch, seq, *values.shape[1:])
     lengths = lengths.to(values.device)
     # A token moves back by the padding of all examples before its own.
     padding = (seq - lengths).cumsum(0) - (seq - lengths)  # (batch,)
     rows = torch.arange(tokens, device=values.device)
     rows = rows + padding.repeat_interleave(lengths, output_size=tokens)  # (tokens,)
     padded = values.new_full((batch * seq, *values.shape[1:]), fill)
-    return padded.index_copy(0, rows, values).unflatten(0, (batch, seq))
+    return padded.index_copy(0, rows, values).reshape(batch, seq, *values.shape[1:])

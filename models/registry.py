@@ -137,13 +137,18 @@ def describe_heads(layers: int = 25, hidden: int = 1024) -> list[HeadInfo]:
     return [_describe(name, layers, hidden) for name in names]
 
 
+def count_parameters(head: nn.Module) -> tuple[int, int]:
+    """Parameters that receive gradients, and all with floating-point buffers (`HeadInfo`)."""
+    trainable = sum(p.numel() for p in head.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in head.parameters())
+    return trainable, total + sum(b.numel() for b in head.buffers() if b.is_floating_point())
+
+
 def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
     with torch.device("meta"):
         head = build_head(name, layers=layers, hidden=hidden)
     doc = (inspect.getdoc(head) or "").partition("\n")[0]
-    trainable = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in head.parameters())
-    total += sum(b.numel() for b in head.buffers() if b.is_floating_point())
+    trainable, total = count_parameters(head)
     return HeadInfo(
         name=name,
         description=HEADS[name].description if name in HEADS else doc,

@@ -95,12 +95,16 @@ def evaluate(
     scored = workspace.split(tag, split).require_complete()
     for name, head in zip(names, heads, strict=True):
         _check_fits(name, head, scored)
+        if head.config["layers"] != heads[0].config["layers"]:
+            raise InputError(
+                f"{name} and {names[0]} were trained on different layers: evaluate them one by one"
+            )
     started = time.perf_counter()
     arithmetic = resolve_precision(precision)
     abstains = workspace.config.task.name == "squad_v2"
     dev = _run(heads, scored, arithmetic, f"evaluate on {scored.name}")
     tune: list[SplitLogits] | list[None] = [None] * len(heads)
-    if abstains and "tune" in workspace.stored_splits(tag):
+    if abstains and "tune" in workspace.stored()[tag]:
         held_out = workspace.split(tag, "tune").require_complete()
         tune = _run(heads, held_out, arithmetic, f"threshold on {held_out.name}")
     results = []

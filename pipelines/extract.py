@@ -41,6 +41,7 @@ from bertvision.pipelines.batching import collate
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot
+from bertvision.pipelines.tables import size
 from bertvision.pipelines.tasks.squad import Question
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace, windows_of
@@ -60,7 +61,8 @@ class Extracted(NamedTuple):
         tag: the snapshot.
         split: its name.
         examples: windows of the split.
-        shards_written: shards written by this call; the others were there before.
+        shards_written: shards written by this call, with
+        examples_written: windows; the others were there before.
         seconds: wall time of this call, of which
         encoder_seconds: were spent in the forward pass.
         bytes: of all shards of the split.
@@ -70,6 +72,7 @@ class Extracted(NamedTuple):
     split: str
     examples: int
     shards_written: int
+    examples_written: int
     seconds: float
     encoder_seconds: float
     bytes: int
@@ -82,7 +85,7 @@ class Encoder:
         self, model: BertModel, layers: Sequence[int], pad_id: int, precision: Precision
     ) -> None:
         self._device = device()
-        self._model = model.to(self._device).eval()
+        self._model = model.eval().to(self._device)
         self._layers = tuple(layers)
         self._states = int(model.config.num_hidden_layers) + 1
         self._pad_id = pad_id
@@ -207,8 +210,8 @@ def _extract_split(
         len(plan),
         plan.total_tokens,
         plan.n_shards,
-        _size(total),
-        _size(free_bytes(store)),
+        size(total),
+        size(free_bytes(store)),
     )
 
     def calibrate() -> ChannelStats:
@@ -225,6 +228,7 @@ def _extract_split(
         split=spec.split,
         examples=len(plan),
         shards_written=len(pending),
+        examples_written=sum(len(plan.examples_of(shard)) for shard in pending),
         seconds=time.perf_counter() - started,
         encoder_seconds=encoder.seconds - encoder_before,
         bytes=split.info()["bytes"],
@@ -368,14 +372,6 @@ def _check_space(store: Any, needed: int) -> None:
     free = free_bytes(store)
     if needed > free:
         raise DiskSpaceError(
-            f"{_size(needed)} are needed in {store}, {_size(free)} are free: free some space, keep "
+            f"{size(needed)} are needed in {store}, {size(free)} are free: free some space, keep "
             "fewer --layers, extract one --split at a time, or use --encoding int8"
         )
-
-
-def _size(n: int) -> str:
-    value, units = float(n), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.3g} {units[0]}"

@@ -8,11 +8,7 @@ they are the same bit for bit, however often the run was interrupted.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import BertForQuestionAnswering
 
 from bertvision.errors import WorkspaceError
@@ -28,6 +23,7 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import Batch, Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.bert_eval import evaluate_bert
 from bertvision.pipelines.config import FinetuneConfig
+from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.loading import (
     find_checkpoint,
     load_bert,
@@ -36,10 +32,10 @@ from bertvision.pipelines.loading import (
 )
 from bertvision.pipelines.options import FinetuneOptions, open_workspace
 from bertvision.pipelines.precision import autocast, resolve_precision
-from bertvision.pipelines.progress import progress
 from bertvision.pipelines.resume import ResumeFile
 from bertvision.pipelines.snapshots import is_snapshot, save_snapshot
-from bertvision.pipelines.workspace import Workspace, status
+from bertvision.pipelines.status import status
+from bertvision.pipelines.workspace import Workspace
 
 
 def finetune(
@@ -116,21 +112,15 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     module = FinetuneModule(
         model, settings, total_steps=round(settings.epochs * per_epoch), digest=config.digest()
     )
-    with _quiet_lightning():
-        trainer = pl.Trainer(
+    training_log = TrainingLog(folder / "log.csv", max(missing), "fine-tuning", ["loss", "lr"])
+    with quiet_lightning(), resume_file.guard():
+        trainer(
+            folder,
+            [training_log, saver, resume_file],
             max_epochs=1,
-            devices=1,
-            precision="bf16-mixed" if module.precision == "bf16" else "32-true",
-            callbacks=[_Log(folder / "log.csv", max(missing)), saver, resume_file],
-            default_root_dir=folder,
             logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        with resume_file.guard():
-            ckpt_path = resume_file.find(before=min(missing))
-            trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=True)
+            precision="bf16-mixed" if module.precision == "bf16" else "32-true",
+        ).fit(module, loader, ckpt_path=resume_file.find(before=min(missing)), weights_only=True)
     resume_file.finish()
     return module.steps_taken
 
@@ -188,7 +178,7 @@ class FinetuneModule(pl.LightningModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         optimizer.step()
         self.steps_taken += 1
-        return {"loss": total, "lr": lr}
+        return {"loss": total, "log": {"loss": total, "lr": lr}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the resume file belongs to."""
@@ -275,49 +265,3 @@ class _Snapshots(pl.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
     ) -> None:
         self.save(batch.number + 1)
-
-
-class _Log(pl.Callback):
-    """Progress on stderr, and a CSV of step, loss and learning rate without gaps or repeats."""
-
-    def __init__(self, path: Path, steps: int) -> None:
-        self.path = path
-        self.steps = steps
-        self.bar: tqdm[Any] | None = None
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        rows = self.path.read_text().splitlines()[1:] if self.path.is_file() else []
-        rows = rows[: trainer.global_step]  # a killed run may have logged more than it saved
-        self.file = self.path.open("w")
-        self.file.write("\n".join(["step,loss,lr", *rows, ""]))
-        self.bar = progress(self.steps, "fine-tuning", "step", initial=trainer.global_step)
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
-    ) -> None:
-        loss = outputs["loss"].item()
-        self.file.write(f"{batch.number + 1},{loss:.6g},{outputs['lr']:.6g}\n")
-        self.file.flush()
-        if self.bar is not None:
-            self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-            self.bar.update(1)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.file.close()
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"pytorch_lightning|lightning_fabric")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

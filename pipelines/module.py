@@ -72,7 +72,7 @@ class HeadsModule(pl.LightningModule):
             self.log_dict({f"loss/{name}": x for name, x in losses.items()}, batch_size=len(start))
         return {
             "loss": torch.stack(list(losses.values())).sum(),
-            "losses": {name: loss.detach() for name, loss in losses.items()},
+            "log": {name: loss.detach() for name, loss in losses.items()},
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

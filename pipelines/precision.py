@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from bertvision.errors import InputError
+
 Precision = Literal["32", "bf16"]
 
 
@@ -26,11 +28,17 @@ def has_bf16() -> bool:
     return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
-def resolve_precision(precision: Literal["auto", "32", "bf16"]) -> Precision:
-    """``auto`` becomes ``bf16`` where the machine has it, else ``32``."""
-    if precision != "auto":
+def resolve_precision(precision: str) -> Precision:
+    """``auto`` becomes ``bf16`` where the machine has it, else ``32``.
+
+    Raises:
+        InputError: it is none of auto, 32 and bf16.
+    """
+    if precision == "auto":
+        return "bf16" if has_bf16() else "32"
+    if precision == "32" or precision == "bf16":
         return precision
-    return "bf16" if has_bf16() else "32"
+    raise InputError(f"precision {precision!r}: choose auto, 32 or bf16")
 
 
 def autocast(precision: Precision, where: torch.device) -> AbstractContextManager[object]:

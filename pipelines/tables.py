@@ -102,7 +102,9 @@ def evaluated_table(results: Sequence[Row]) -> str:
     rows = []
     for r in results:
         tuned, argmax = (r["rules"][rule]["metrics"] for rule in ("n-best", "argmax"))
-        rows.append([r["head"], r["trained_on"], r["checkpoint"], *_scores(tuned), *_scores(argmax)[:2]])
+        rows.append(
+            [r["head"], r["trained_on"], r["checkpoint"], *_scores(tuned), *_scores(argmax)[:2]]
+        )
     return format_table(
         ["head", "trained on", "evaluated on", *_SCORES, "argmax EM", "argmax F1"], rows
     )
@@ -152,9 +154,7 @@ def quickstart_table(result: Row) -> str:
         + _scores(r["metrics"])
         for r in result["rows"]
     ]
-    table = format_table(
-        ["system", "trained on", "evaluated on", "% of encoder", *_SCORES], rows
-    )
+    table = format_table(["system", "trained on", "evaluated on", "% of encoder", *_SCORES], rows)
     seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
     return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"
 

@@ -23,7 +23,7 @@ from bertvision.models.registry import count_parameters
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.datamodule import ActivationDataModule
 from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.lightning import TrainingLog, quiet_lightning
+from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.resume import ResumeFile
@@ -130,23 +130,16 @@ def _run(
     module = HeadsModule(heads, lr=options.lr, seed=options.seed, digest=digest)
     resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     steps = options.epochs * len(data.train_dataloader())
-    training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", ["step", *names])
+    training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
     clock = _Clock(data)
-    with quiet_lightning():
-        trainer = pl.Trainer(
+    with quiet_lightning(), resume.guard():
+        trainer(
+            folder,
+            [training_log, clock, resume],
             max_epochs=options.epochs,
-            devices=1,
-            precision="bf16-mixed" if options.precision == "bf16" else "32-true",
-            callbacks=[training_log, clock, resume],
-            default_root_dir=folder,
             logger=_tensorboard(workspace, tag) if tensorboard else False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        trainer.fit(module, datamodule=data, ckpt_path=resume.existing, weights_only=True)
-    resume.raise_if_stopped()
+            precision="bf16-mixed" if options.precision == "bf16" else "32-true",
+        ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
     rows = training_log.rows()
     for column, (name, head) in enumerate(heads.items(), start=1):
         losses = [[row[0], row[column]] for row in rows]
@@ -165,7 +158,7 @@ def _save(
     clock: _Clock,
     options: TrainOptions,
 ) -> None:
-    """A head's folder, whole or not at all: config.json, model.safetensors, log.csv, metrics.json."""
+    """A head's folder, whole or not at all: weights, config.json, log.csv and metrics.json."""
     trainable, total = count_parameters(head)
     tail = [float(loss) for _, loss in losses[-max(1, len(losses) // 10) :]]
     with new_folder(folder) as temporary:

@@ -12,7 +12,8 @@ finetune/              log of fine-tuning; the resume file while it runs
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from pydantic import ValidationError
 
 from bertvision.errors import (
     InputError,
-    StoreNotFoundError,
     UnknownNameError,
     WorkspaceError,
 )
@@ -32,6 +32,7 @@ from bertvision.pipelines.config import FinetuneConfig, TaskConfig, WorkspaceCon
 from bertvision.pipelines.files import write_text
 
 if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
     from bertvision.pipelines.tasks.squad import Question
     from bertvision.pipelines.tasks.windows import Windows
 
@@ -118,7 +119,78 @@ class Workspace:
 
     def head_dir(self, trained_on: str, name: str) -> Path:
         """Folder of the head ``name`` trained on the activations of snapshot ``trained_on``."""
-        return self.root / "heads" / SnapshotTag(trained_on) / check_name(name, "head")
+        return self.root / "heads" / SnapshotTag(trained_on) / check_name(head_folder(name), "head")
+
+    def require_snapshot(self, tag: str) -> Path:
+        """Folder of a whole snapshot.
+
+        Raises:
+            UnknownNameError: it was not made.
+        """
+        if SnapshotTag(tag) not in self.snapshots():
+            made = ", ".join(self.snapshots()) or "none yet"
+            raise UnknownNameError(
+                f"{self.root} has no snapshot {tag}: made are {made}; `bertvision finetune` makes "
+                "those of its --save-at"
+            )
+        return self.snapshot_dir(tag)
+
+    def stored(self) -> dict[str, list[str]]:
+        """Names of the stored splits, complete or not, by tag."""
+        from bertvision.featurestore.store import ActivationStore
+
+        if not (self.activations / "ledger").is_dir():
+            return {}
+        store = ActivationStore.open(self.activations)
+        return {str(tag): list(store[tag]) for tag in store}
+
+    def split(self, tag: str, split: str) -> ActivationSplit:
+        """A stored split.
+
+        Raises:
+            StoreNotFoundError: nothing was extracted yet.
+            UnknownNameError: this snapshot or split was not extracted.
+        """
+        from bertvision.featurestore.store import ActivationStore
+
+        return ActivationStore.open(self.activations)[tag][split]
+
+    def only(self, tags: Iterable[str], what: str) -> SnapshotTag:
+        """The one tag that can be meant where none was named; never a guess between several.
+
+        Raises:
+            UnknownNameError: there is none, or more than one.
+        """
+        found = sorted(map(SnapshotTag, tags))
+        if len(found) != 1:
+            held = ", ".join(found) or "none"
+            raise UnknownNameError(
+                f"which snapshot is meant? {what}: {held}; name one with --checkpoint"
+                if found
+                else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
+                "what can be run next"
+            )
+        return found[0]
+
+    def heads(self) -> list[tuple[SnapshotTag, str]]:
+        """The trained heads: snapshot they were trained on, and name of their folder."""
+        found = (self.root / "heads").glob("*/*/metrics.json")
+        return sorted((SnapshotTag(p.parents[1].name), p.parent.name) for p in found)
+
+    def trained_head(self, trained_on: str, name: str) -> Path:
+        """Folder of a trained head.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        folder = self.head_dir(trained_on, name)
+        if not (folder / "metrics.json").is_file():
+            held = ", ".join(f"{head} ({tag})" for tag, head in self.heads()) or "none yet"
+            raise UnknownNameError(
+                f"no head {name} was trained on {trained_on}: there are {held}; "
+                f"`bertvision train {name} --checkpoint {trained_on}` trains it"
+            )
+        return folder
 
     def splits(self) -> list[str]:
         """Names of the splits: ``train``, ``tune`` where a part is held out, ``dev``."""
@@ -155,6 +227,11 @@ class Workspace:
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split, made from its questions with the task's lengths."""
         return windows_of(self.questions(split), tokenizer, self.config.task)
+
+
+def head_folder(name: str) -> str:
+    """Folder name of a head; of a dotted path ``package.module:Class`` what is safe of it."""
+    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()) if ":" in name else name
 
 
 def windows_of(questions: list[Question], tokenizer: Any, task: TaskConfig) -> Windows:
@@ -231,81 +308,3 @@ def _read_config(path: Path) -> WorkspaceConfig:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise WorkspaceError(f"{path}: {field}: {first['msg']}") from error
-
-
-def status(workspace: Workspace) -> dict[str, Any]:
-    """What a workspace holds and what can be run next, JSON-able.
-
-    Returns:
-        ``workspace``, ``model``, ``task``, ``questions`` by split, ``snapshots`` (tag, whether it
-        is made, BERT's EM and F1 on dev), ``stored`` splits by tag, ``heads`` and ``next``, a list
-        of commands.
-    """
-    config = workspace.config
-    made = workspace.snapshots()
-    wanted = sorted({*config.finetune.tags, *made})
-    stored = _stored_splits(workspace.activations)
-    heads = _heads(workspace)
-    return {
-        "workspace": str(workspace.root),
-        "model": config.model.name_or_path,
-        "task": config.task.name,
-        "questions": {split: data.questions for split, data in config.data.items()},
-        "snapshots": [
-            {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
-            for tag in wanted
-        ],
-        "stored": stored,
-        "heads": heads,
-        "next": _next_commands(workspace, wanted, made, stored, heads),
-    }
-
-
-def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | None:
-    path = workspace.bert_dir(tag) / "metrics.json"
-    if not path.is_file():
-        return None
-    metrics = json.loads(path.read_text(encoding="utf-8"))["rules"]["n-best"]["metrics"]
-    return {"exact": metrics["exact"], "f1": metrics["f1"]}
-
-
-def _stored_splits(path: Path) -> dict[str, list[str]]:
-    if not path.is_dir():
-        return {}
-    from bertvision.featurestore.store import ActivationStore
-
-    try:
-        store = ActivationStore.open(path)
-    except StoreNotFoundError:
-        return {}
-    return {str(tag): sorted(store[tag].splits()) for tag in sorted(store.tags())}
-
-
-def _heads(workspace: Workspace) -> list[dict[str, Any]]:
-    folders = sorted(path.parent for path in (workspace.root / "heads").glob("*/*/config.json"))
-    return [{"trained_on": folder.parent.name, "name": folder.name} for folder in folders]
-
-
-def _next_commands(
-    workspace: Workspace,
-    wanted: list[SnapshotTag],
-    made: list[SnapshotTag],
-    stored: dict[str, list[str]],
-    heads: list[dict[str, Any]],
-) -> list[str]:
-    commands = []
-    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in wanted):
-        commands.append("bertvision finetune --resume")
-    for tag in made:
-        missing = [split for split in workspace.splits() if split not in stored.get(tag, [])]
-        if missing:
-            commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
-    trained = {head["trained_on"] for head in heads}
-    for at, splits in stored.items():
-        if "train" in splits and at not in trained:
-            commands.append(f"bertvision train adapter-386-shared --checkpoint {at}")
-    for head in heads:
-        name, at = head["name"], head["trained_on"]
-        if "dev" in stored.get(at, []):
-            commands.append(f"bertvision evaluate {name} --trained-on {at} --checkpoint {at}")
-    return commands

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.encoding import (
     ENCODINGS,
@@ -15,8 +18,6 @@ from bertvision.featurestore.encoding import (
     encode,
     get_encoding,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Relative Frobenius error of Gaussian hidden states: half a unit in the last place of the
 # mantissa for floats; for int8, range/254/sqrt(3) with a range of about 3 sd at 64 channels.

@@ -130,6 +130,19 @@ def test_any_cut_gives_the_same_cross_moments(cut: list[int]) -> None:
     assert_same(merged, whole)
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_hsic_does_not_depend_on_the_shift(unbiased: bool) -> None:
+    x, y = states(1), states(2)[:, :1, :3]
+    values = []
+    for shift in (0.0, 3.0, -2.0):
+        m = CrossMoments.empty(np.full((LAYERS, HIDDEN), shift), np.full((1, 3), 2 * shift))
+        m.add(x, y)
+        values.append(m.hsic(unbiased=unbiased))
+    assert values[0].shape == (1, LAYERS, 1)
+    for other in values[1:]:
+        np.testing.assert_allclose(other, values[0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["moments", "moments without covariance", "cross"])
 def test_state_restores_exactly_and_everything_pickles(kind: str) -> None:
     if kind == "cross":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bertvision.errors import InputError
-from bertvision.featurestore.order import epoch_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bertvision.errors import InputError
+from bertvision.featurestore.order import epoch_order
 
 shards = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(
     lambda sizes: np.repeat(np.arange(len(sizes)), sizes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from bertvision.errors import InputError
-from bertvision.featurestore.schema import SnapshotTag, check_name
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bertvision.errors import InputError
+from bertvision.featurestore.schema import SnapshotTag, check_name
 
 
 @given(st.integers(0, 99_000_000))

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, CrossMoments, Moments
 from bertvision.pipelines.analysis.plots import heat_map, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import (
@@ -33,7 +34,7 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
     use_scheduler,
 )
-from bertvision.pipelines.analysis.tables import format_table, to_json
+from bertvision.pipelines.tables import format_table
 
 GROUP_BYTES = 2**29
 """About the size of one partial result: 512 MiB are 455 layer pairs of hidden size 384, or 64 of
@@ -126,7 +127,7 @@ class CkaResult:
     def plot(self, path: Path) -> None:
         """Writes the heat maps to a PNG file."""
         panels = self._panels()
-        figure = new_figure(5.0 * len(panels) + 1.2, 5.4, self.title())
+        figure = new_figure(5.0 * len(panels) + 1.2, 5.8, self.title())
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for ax, (label, values) in zip(axes, panels, strict=True):
             image = heat_map(

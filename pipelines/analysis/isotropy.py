@@ -18,6 +18,7 @@ import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.plots import layer_channels, layer_lines, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import (
@@ -27,7 +28,7 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
     use_scheduler,
 )
-from bertvision.pipelines.analysis.tables import format_table, to_json
+from bertvision.pipelines.tables import format_table
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 A paragraph tells of two or three entities of one kind (people, towns, firms, books, ships). Some
 relations are stated of several of them, so that the answer must be matched with its subject; a
 question is unanswerable because its relation is stated of another entity of the paragraph only, the
-commonest trap in SQuAD 2.0 (Rajpurkar et al. 2018, table 2, "entity swap"). All names are composed
-from syllables: nothing can be answered from what a model has read before.
+"entity swap" of SQuAD 2.0 (Rajpurkar et al. 2018, table 1). All names are composed from syllables:
+nothing can be answered from what a model has read before.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+# Every target makes what it needs: `make quickstart` and `make test` work from a fresh clone.
+# PYTHON names the interpreter (3.11 or newer) that the virtual environment is made with.
+PYTHON ?= python3
+VENV ?= .venv
+WORKSPACE ?= quickstart
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install quickstart test test-slow check docs clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make the virtual environment .venv and install everything pinned
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "bertvision needs Python 3.11 or newer, and '$(PYTHON)' is none:" \
+	    "name one with  make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check \
+	  --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+quickstart: $(STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
+	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
+
+test: $(STAMP) ## Run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP) ## Run the larger variants of the tests
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## Lint, format, types, import contracts, contents of the wheel
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
+
+docs: $(STAMP) ## Write docs/cli.md from the command line's own help
+	$(BIN)/python docs/generate_cli.py
+
+clean: ## Remove caches and build products; the environment and workspaces stay
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -path './$(VENV)' -prune -o -path ./.dev -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,100 @@
+"""What every training shares on top of Lightning: a log without gaps, and no noise."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytorch_lightning as pl
+from tqdm import tqdm
+
+from bertvision.pipelines.progress import progress
+
+
+class TrainingLog(pl.Callback):
+    """Progress on stderr, and a CSV with a row per step, without gaps or repeats.
+
+    The module's ``training_step`` returns what is logged under ``"log"``: numbers or scalar
+    tensors by column.
+
+    Args:
+        path: of the CSV.
+        steps: of the whole training.
+        desc: what the progress bar says.
+        columns: beside ``step``.
+    """
+
+    def __init__(self, path: Path, steps: int, desc: str, columns: Sequence[str]) -> None:
+        self.path = path
+        self._steps = steps
+        self._desc = desc
+        self._columns = list(columns)
+        self._file: TextIO | None = None
+        self._bar: tqdm[Any] | None = None
+
+    def rows(self) -> list[list[str]]:
+        """The rows that were logged, as text: step, then the columns."""
+        if not self.path.is_file():
+            return []
+        return [line.split(",") for line in self.path.read_text().splitlines()[1:]]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the file; a killed run may have logged more than it saved."""
+        done = trainer.global_step
+        rows = self.rows()[:done]
+        self._file = self.path.open("w")
+        lines = [",".join(row) for row in [["step", *self._columns], *rows]]
+        self._file.write("\n".join([*lines, ""]))
+        self._bar = progress(self._steps, self._desc, "step", initial=done)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write the step's row."""
+        values = [float(outputs["log"][column]) for column in self._columns]
+        if self._file is not None and self._bar is not None:
+            cells = ",".join(f"{value:.6g}" for value in values)
+            self._file.write(f"{trainer.global_step},{cells}\n")
+            self._file.flush()
+            self._bar.set_postfix(loss=f"{values[0]:.3f}", refresh=False)
+            self._bar.update(1)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close the file and the bar."""
+        if self._file is not None and self._bar is not None:
+            self._bar.close()
+            self._file.close()
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's banners, tips and warnings about things that are meant so."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"pytorch_lightning|lightning_fabric")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def trainer(folder: Path, callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
+    """A Trainer on one device that writes nothing of its own into ``folder``."""
+    return pl.Trainer(
+        devices=1,
+        callbacks=callbacks,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
+    )

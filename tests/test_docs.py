@@ -1,0 +1,189 @@
+"""The documentation says what is: its commands parse, its code runs, its tables are current."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from stores import Made
+
+from bertvision.cli import app
+from bertvision.models.registry import describe_heads
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = ("featurestore", "models", "pipelines")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    """The shell commands of a page: from its bash blocks, and `bertvision …` in its text."""
+    text = "".join(blocks(page, "bash")).replace("\\\n", " ")
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines += re.findall(r"`((?:bertvision|make) [^`\n]+)`", prose)
+    return [line for line in lines if re.match(r"(bertvision|make) ", line) and "…" not in line]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line as the program would, without running it."""
+    command: Any = typer.main.get_command(app)
+    path = [words.pop(0)]
+    while words and words[0] in getattr(command, "commands", {}):
+        path.append(words.pop(0))
+        command = command.commands[path[-1]]
+    if words in ([], ["--help"], ["--version"]):
+        return
+    assert not hasattr(command, "commands"), f"there is no command {' '.join([*path, *words])}"
+    command.make_context(" ".join(path), words)
+
+
+ALL_COMMANDS = [
+    pytest.param(command, id=f"{page.name}: {command}")
+    for page in PAGES
+    for command in dict.fromkeys(commands(page))
+]
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_documented_command_exists_with_its_options(command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == "bertvision":
+        parse([program, *words])
+    else:
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert [word for word in words if "=" not in word and word not in targets] == []
+
+
+def test_commands_were_found_and_wrong_ones_fail() -> None:
+    assert len(ALL_COMMANDS) > 10
+    with pytest.raises(AssertionError):
+        parse(["bertvision", "fine-tune"])
+    with pytest.raises(Exception, match="No such option"):
+        parse(["bertvision", "extract", "--no-such-option"])
+
+
+def test_command_line_page_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("cli_page", ROOT / "docs" / "generate_cli.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert generator.TARGET.read_text() == generator.render(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [
+        link for link in links if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert missing == []
+
+
+def test_readme_tree_names_every_module_and_no_other() -> None:
+    text = next(b for b in blocks(ROOT / "README.md", "text") if "featurestore/" in b)
+    named = set(re.findall(r"(?<![\w/])(\w+\.py)\b", text)) - {"__init__.py"}
+    held = {p.name for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+    held |= {p.name for p in ROOT.glob("*.py")}
+    assert named == held - {"__init__.py"}
+
+
+def test_heads_page_gives_the_parameters_of_every_head() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \|.*?\| ([\d,]+) \| ([\d.]+) \|$",
+        (ROOT / "docs" / "heads.md").read_text(),
+        re.MULTILINE,
+    )
+    expected = [(h.name, f"{h.total:,}", f"{h.percent:.4f}") for h in describe_heads()]
+    own = {name for name, _, _ in rows}
+    assert rows == [row for row in expected if row[0] in own]
+    from bertvision.models.registry import HEADS
+
+    assert own == set(HEADS)
+
+
+@pytest.fixture
+def in_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """A folder with a small int8 store of BERT-large's shape, to run documented code in."""
+    for split in ("train", "dev"):
+        made = Made(
+            [5 + i % 4 for i in range(40)],
+            layers=25,
+            hidden=1024,
+            encoding="int8",
+            tag="0.3e",
+            split=split,
+        )
+        made.contents.per_example.update(  # type: ignore[attr-defined]
+            {
+                "end_positions": np.arange(40, dtype=np.int32) % 3,
+                "start_positions": np.arange(40, dtype=np.int32) % 3,
+            }
+        )
+        made.write(tmp_path / "activations")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+PYTHON = [
+    pytest.param(page, i, id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, _ in enumerate(blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize(("page", "i"), PYTHON)
+def test_documented_code_runs(page: Path, i: int, in_workspace: Path) -> None:
+    torch.manual_seed(0)
+    source = blocks(page, "python")[i]
+    if match := re.match(r"# (\w+)\.py\n", source):  # a module of the reader's own
+        (in_workspace / f"{match[1]}.py").write_text(source)
+    namespace: dict[str, Any] = {"__name__": f"documented_{i}"}
+    exec(compile(source, f"{page.name}[{i}]", "exec"), namespace)  # noqa: S102
+
+
+def test_own_head_of_the_documentation_gets_trained_weights_back(in_workspace: Path) -> None:
+    source = next(b for b in blocks(ROOT / "docs" / "heads.md", "python") if "# my_heads.py" in b)
+    (in_workspace / "my_heads.py").write_text(source)
+    from bertvision.featurestore.store import ActivationStore
+    from bertvision.models.registry import build_head
+
+    batch = ActivationStore.open("activations")["0.3e"]["dev"].read([0, 1, 2])
+    head = build_head("my_heads:LastLayer", layers=25, hidden=1024)
+    output = head(batch.decode(), batch.lengths)
+    assert output.start_logits.shape == (3, int(batch.lengths.max()))
+
+
+def test_store_is_read_by_the_reader_of_the_format_page(in_workspace: Path) -> None:
+    from bertvision.featurestore.store import ActivationStore
+
+    source = next(b for b in blocks(ROOT / "docs" / "store-format.md", "python") if "def read" in b)
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "store-format.md", "exec"), namespace)  # noqa: S102
+    split = ActivationStore.open("activations")["0.3e"]["train"]
+    for i in (0, 17, 39):
+        ours = split[i].permute(0, 2, 1).numpy()  # (seq, layer, hidden)
+        np.testing.assert_allclose(namespace["read"]("activations", "0.3e", "train", i), ours, 1e-6)
+
+
+def test_ledger_of_the_format_page_has_the_fields_that_are_written(in_workspace: Path) -> None:
+    text = (ROOT / "docs" / "store-format.md").read_text()
+    ledger = in_workspace / "activations" / "ledger" / "0.3e" / "train"
+    for name in ("split.json", "00000.json"):
+        for field in json.loads((ledger / name).read_text()):
+            assert f"`{field}`" in text, f"{name}: {field}"
