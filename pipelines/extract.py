@@ -27,7 +27,7 @@ from bertvision.featurestore.encoding import (
     encode,
     get_encoding,
 )
-from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.schema import ShardRecord, SnapshotTag
 from bertvision.featurestore.writer import (
     SplitContents,
@@ -133,6 +133,7 @@ def extract(
     encoding: str = "int8",
     layers: Sequence[int] | None = None,
     precision: str = "auto",
+    shard_tokens: int = SHARD_TOKENS,
 ) -> list[Extracted]:
     """Write the activations of a snapshot into the workspace's store.
 
@@ -146,10 +147,10 @@ def extract(
         encoding: int8, bfloat16, float16 or float32.
         layers: indices of the hidden states to keep (0 is the embedding output), or all.
         precision: of the forward pass: auto, 32 or bf16.
+        shard_tokens: capacity of a shard.
 
     Raises:
-        UnknownNameError: there is no such split.
-        StoreNotFoundError: there is no such snapshot.
+        UnknownNameError: there is no such snapshot or split.
         ProvenanceError: a split was begun from something else.
         LockedError: another process is writing the split.
         DiskSpaceError: the disk cannot hold what is missing.
@@ -166,7 +167,7 @@ def extract(
         questions = workspace.questions(split)
         windows = windows_of(questions, snapshot.tokenizer, workspace.config.task)
         seed = workspace.config.finetune.seed if split == "train" else None
-        plan = ShardPlan.make(windows.n_tokens, seed=seed)
+        plan = ShardPlan.make(windows.n_tokens, seed=seed, shard_tokens=shard_tokens)
         spec = SplitSpec(
             tag=tag,
             split=split,

@@ -13,7 +13,11 @@ from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a temporary sibling, flush it to the disk, and rename it to ``path``."""
+    """Let ``write`` make a temporary sibling, flush it to the disk, and rename it to ``path``.
+
+    Missing folders are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)

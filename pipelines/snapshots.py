@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import safe_open
 from transformers import BertForQuestionAnswering
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
@@ -32,6 +34,7 @@ from bertvision.pipelines.loading import (
     load_tokenizer,
     quiet_transformers,
     tokenizer_digest,
+    weight_files,
     weights_digest,
 )
 
@@ -180,3 +183,14 @@ def _expect(folder: Path, what: str, found: str, recorded: str) -> None:
 
 def _config_digest(folder: Path) -> str:
     return digest_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def count_encoder_parameters(folder: Path) -> int:
+    """Parameters of a snapshot's encoder, without its span outputs, from the weights' header."""
+    total = 0
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118  (a safe_open file is no mapping)
+                if not name.startswith("qa_outputs."):
+                    total += prod(file.get_slice(name).get_shape())
+    return total

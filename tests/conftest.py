@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace import Workspace
 
 WORDS = """
     the a of in and was is who what where when which did does founded wrote born lives works river
@@ -51,3 +55,36 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertForQuestionAnswering(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with snapshots 0.5e and 1e of the tiny BERT, both extracted in float32.
+
+    Several shards per split. Tests may add heads to it; they must not change what is there.
+    """
+    from workspaces import write_squad
+
+    from bertvision.pipelines.extract import extract
+    from bertvision.pipelines.finetune import finetune
+    from bertvision.pipelines.options import FinetuneOptions
+    from bertvision.pipelines.workspace import Workspace
+
+    folder = tmp_path_factory.mktemp("experiment")
+    finetune(
+        folder / "workspace",
+        FinetuneOptions(
+            model=str(tiny_bert),
+            train=write_squad(folder / "train.json", 30, 1),
+            dev=write_squad(folder / "dev.json", 8, 2),
+            save_at=("0.5e", "1e"),
+            batch_size=8,
+            lr=1e-3,
+            tune_fraction=0.2,
+            precision="32",
+        ),
+    )
+    space = Workspace.find(folder / "workspace")
+    for tag in ("0.5e", "1e"):
+        extract(space, tag, encoding="float32", precision="32", shard_tokens=512)
+    return space

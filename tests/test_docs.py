@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import typer
 from stores import Made
 
 from bertvision.cli import app
-from bertvision.models.registry import describe_heads
+from bertvision.models.registry import HEADS, describe_heads
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[str]:
     """The shell commands of a page: from its bash blocks, and `bertvision …` in its text."""
     text = "".join(blocks(page, "bash")).replace("\\\n", " ")
-    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    lines = [re.sub(r"^(?:[A-Z]+=\S+ )+", "", line.strip()) for line in text.splitlines()]
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     lines += re.findall(r"`((?:bertvision|make) [^`\n]+)`", prose)
     return [line for line in lines if re.match(r"(bertvision|make) ", line) and "…" not in line]
@@ -86,9 +87,7 @@ def test_command_line_page_is_current() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [
-        link for link in links if "://" not in link and not (page.parent / link).exists()
-    ]
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
 
 
@@ -109,35 +108,29 @@ def test_heads_page_gives_the_parameters_of_every_head() -> None:
     expected = [(h.name, f"{h.total:,}", f"{h.percent:.4f}") for h in describe_heads()]
     own = {name for name, _, _ in rows}
     assert rows == [row for row in expected if row[0] in own]
-    from bertvision.models.registry import HEADS
-
     assert own == set(HEADS)
 
 
-@pytest.fixture
-def in_workspace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Path:
-    """A folder with a small int8 store of BERT-large's shape, to run documented code in."""
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small int8 store of BERT-large's shape."""
+    folder = tmp_path_factory.mktemp("documented")
     for split in ("train", "dev"):
-        made = Made(
-            [5 + i % 4 for i in range(40)],
-            layers=25,
-            hidden=1024,
-            encoding="int8",
-            tag="0.3e",
-            split=split,
-        )
-        made.contents.per_example.update(  # type: ignore[attr-defined]
-            {
-                "end_positions": np.arange(40, dtype=np.int32) % 3,
-                "start_positions": np.arange(40, dtype=np.int32) % 3,
-            }
-        )
-        made.write(tmp_path / "activations")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+        lengths = [5 + i % 4 for i in range(40)]
+        made = Made(lengths, layers=25, hidden=1024, encoding="int8", tag="0.3e", split=split)
+        positions = np.arange(40, dtype=np.int32) % 3
+        labels = {"start_positions": positions, "end_positions": positions}
+        made.contents = replace(made.contents, per_example=labels)
+        made.write(folder / "activations")
+    return folder
+
+
+@pytest.fixture
+def in_workspace(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that documented code runs in."""
+    monkeypatch.chdir(stored)
+    monkeypatch.syspath_prepend(stored)
+    return stored
 
 
 PYTHON = [
@@ -154,10 +147,10 @@ def test_documented_code_runs(page: Path, i: int, in_workspace: Path) -> None:
     if match := re.match(r"# (\w+)\.py\n", source):  # a module of the reader's own
         (in_workspace / f"{match[1]}.py").write_text(source)
     namespace: dict[str, Any] = {"__name__": f"documented_{i}"}
-    exec(compile(source, f"{page.name}[{i}]", "exec"), namespace)  # noqa: S102
+    exec(compile(source, f"{page.name}[{i}]", "exec"), namespace)
 
 
-def test_own_head_of_the_documentation_gets_trained_weights_back(in_workspace: Path) -> None:
+def test_own_head_of_the_heads_page_is_found_by_its_dotted_path(in_workspace: Path) -> None:
     source = next(b for b in blocks(ROOT / "docs" / "heads.md", "python") if "# my_heads.py" in b)
     (in_workspace / "my_heads.py").write_text(source)
     from bertvision.featurestore.store import ActivationStore
@@ -174,7 +167,7 @@ def test_store_is_read_by_the_reader_of_the_format_page(in_workspace: Path) -> N
 
     source = next(b for b in blocks(ROOT / "docs" / "store-format.md", "python") if "def read" in b)
     namespace: dict[str, Any] = {}
-    exec(compile(source, "store-format.md", "exec"), namespace)  # noqa: S102
+    exec(compile(source, "store-format.md", "exec"), namespace)
     split = ActivationStore.open("activations")["0.3e"]["train"]
     for i in (0, 17, 39):
         ours = split[i].permute(0, 2, 1).numpy()  # (seq, layer, hidden)

