@@ -94,7 +94,7 @@ def open_any(group: zarr.Group, name: str) -> zarr.Array[Any]:
         array = group.get(name)
         if not isinstance(array, zarr.Array):
             raise CorruptStoreError(f"array {group.path}/{name} is missing from the store")
-        configured: zarr.Array[Any] = array.with_config(_CONFIG)  # type: ignore[call-overload]
+        configured: zarr.Array[Any] = array.with_config(_CONFIG)
         return configured
 
 

@@ -81,12 +81,28 @@ class ActivationDataModule(pl.LightningDataModule):
             "readers": readers,
             "buffer": buffer,
         }
+        self._position: dict[str, Any] | None = None
         self.train_loader: ActivationLoader | None = None
 
     def train_dataloader(self) -> ActivationLoader:
         """The shuffled stream of the training split, of this rank."""
         self.train_loader = self._loader(self._train, shuffle=True)
+        if self._position is not None:
+            self.train_loader.load_state_dict(self._position)
+            self._position = None
         return self.train_loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the training stream.
+
+        Lightning saves a loader's own state too, but loads it only inside an epoch, and would
+        begin the order of epochs anew where it stopped between two.
+        """
+        return {} if self.train_loader is None else dict(self.train_loader.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a position (called by the trainer before it asks for the loader)."""
+        self._position = state_dict or None
 
     def val_dataloader(self) -> ActivationLoader | list[Any]:
         """The validation split in its stored order, of this rank; nothing where none was named."""

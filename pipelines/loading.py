@@ -111,7 +111,7 @@ def load_bert(folder: Path) -> BertForQuestionAnswering:
             if type(error).__name__ != "SafetensorError":
                 raise
             raise InputError(f"the weights in {folder} are damaged: {error}") from error
-    return model.eval()  # type: ignore[no-untyped-call, no-any-return]
+    return model.eval()
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -148,14 +148,14 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' load report and progress bars inside the block."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            transformers_logging.enable_progress_bar()
 
 
 def _read_config(folder: Path, name: str) -> BertConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import torch
 
@@ -36,8 +36,8 @@ def resolve_precision(precision: str) -> Precision:
     """
     if precision == "auto":
         return "bf16" if has_bf16() else "32"
-    if precision == "32" or precision == "bf16":
-        return precision
+    if precision in get_args(Precision):
+        return cast(Precision, precision)
     raise InputError(f"precision {precision!r}: choose auto, 32 or bf16")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
@@ -218,21 +219,26 @@ class Recorder(pl.LightningModule):
 def test_the_data_module_resumes_any_lightning_training_inside_an_epoch(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    def fit(max_steps: int, ckpt_path: Path | None) -> list[list[int]]:
+    def fit(ckpt_path: Path | None, *callbacks: pl.Callback) -> list[list[int]]:
         module = Recorder()
         trainer = pl.Trainer(
-            max_steps=max_steps,
+            max_epochs=3,
             logger=False,
-            enable_checkpointing=False,
+            callbacks=list(callbacks),
+            enable_checkpointing=bool(callbacks),
             enable_progress_bar=False,
             enable_model_summary=False,
         )
         data = ActivationDataModule(workspace.activations, "1e", batch_size=4, seed=3)
         trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
-        trainer.save_checkpoint(tmp_path / "stopped.ckpt")
         return module.seen
 
-    per_epoch = -(-len(workspace.split("1e", "train")) // 4)
-    whole = fit(2 * per_epoch, None)
-    for stop in (1, per_epoch - 1, per_epoch, per_epoch + 2):
-        assert fit(stop, None) + fit(2 * per_epoch, tmp_path / "stopped.ckpt") == whole
+    every = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    ended = ModelCheckpoint(
+        tmp_path, filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1
+    )
+    whole = fit(None, every, ended)
+    per_epoch = len(whole) // 3
+    for step in (1, per_epoch - 1, per_epoch, per_epoch + 2, 2 * per_epoch):
+        assert fit(tmp_path / f"step={step}.ckpt") == whole[step:]
+    assert fit(tmp_path / "epoch=0.ckpt") == whole[per_epoch:]
