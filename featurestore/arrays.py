@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,3 +144,9 @@ def _serializer(dtype: str) -> BytesCodec:
 def shard_key(name: str, shard: int, ndim: int) -> Path:
     """Where the file of a shard lies in its group's folder."""
     return Path(name, "c", str(shard), *("0" for _ in range(ndim - 1)))
+
+
+def digest(values: npt.NDArray[Any]) -> str:
+    """sha256 of an array's little-endian bytes."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return hashlib.sha256(np.ascontiguousarray(little).tobytes()).hexdigest()

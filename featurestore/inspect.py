@@ -6,7 +6,8 @@ import hashlib
 from typing import Any
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore.split import ActivationSplit, array_digest
+from bertvision.featurestore import arrays
+from bertvision.featurestore.split import ActivationSplit
 
 
 def info(split: ActivationSplit) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def verify(split: ActivationSplit) -> list[str]:
     problems = []
     for name, expected in split.record.arrays_sha256.items():
         try:
-            if array_digest(split.array(name)) != expected:
+            if arrays.digest(split.array(name)) != expected:
                 problems.append(f"{split.name} array {name}: differs from what was recorded")
         except CorruptStoreError as error:
             problems.append(f"{split.name} array {name}: {error}")

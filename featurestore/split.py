@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -347,9 +346,3 @@ class ActivationSplit(Sequence[torch.Tensor]):
                     "`bertvision store verify` lists all damage"
                 )
         self._checked.add(shard)
-
-
-def array_digest(values: npt.NDArray[Any]) -> str:
-    """sha256 of an array's little-endian bytes."""
-    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(np.ascontiguousarray(little).tobytes()).hexdigest()

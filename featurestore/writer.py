@@ -26,7 +26,7 @@ from bertvision.featurestore.examples import write_examples
 from bertvision.featurestore.ledger import Ledger, seal
 from bertvision.featurestore.plan import ShardPlan
 from bertvision.featurestore.schema import ShardRecord, SnapshotTag, SplitRecord, check_name
-from bertvision.featurestore.split import PLAN_ARRAYS, ActivationSplit, array_digest
+from bertvision.featurestore.split import PLAN_ARRAYS, ActivationSplit
 
 CHUNK_TOKENS = 1024
 """Tokens of an inner chunk, which holds one layer: 1 MiB at BERT-large in int8. One layer per chunk
@@ -216,7 +216,7 @@ def _create(
     digests = {}
     for name, (values, dims) in _metadata_arrays(contents, stats).items():
         arrays.write_array(group, name, values, dims)
-        digests[name] = array_digest(values)
+        digests[name] = arrays.digest(values)
     axis, layers = plan.n_shards * plan.shard_tokens, len(spec.layers)
     chunk = _chunk_tokens(plan)
     arrays.create_sharded(

@@ -21,10 +21,10 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import decoded
-from bertvision.pipelines.extract import questions_of
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.questions import questions_of
 from bertvision.pipelines.scoring import SplitLogits, score
 from bertvision.pipelines.workspace import Workspace
 

@@ -14,16 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torch import Tensor
-from transformers import BertModel
 
 from bertvision.errors import DiskSpaceError, InputError
 from bertvision.featurestore.encoding import (
     ChannelStats,
-    ChannelStatsAccumulator,
     encode,
     get_encoding,
 )
@@ -37,9 +33,10 @@ from bertvision.featurestore.writer import (
     free_bytes,
     open_writer,
 )
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.encoder import Encoder, channel_stats, length_groups
+from bertvision.pipelines.precision import Precision, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.questions import questions_table
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.tables import size
 from bertvision.pipelines.tasks.squad import Question
@@ -47,11 +44,6 @@ from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace, windows_of
 
 log = logging.getLogger(__name__)
-
-CALIBRATION_WINDOWS = 64
-"""Windows that channel statistics are taken from, evenly spread over the split: about 10,000
-tokens of SQuAD fix a channel's deviation to 1 %, and the scale per token takes up the rest."""
-_PADDING = 0.85  # windows shorter than this part of a batch's longest open a new batch
 
 
 class Extracted(NamedTuple):
@@ -76,53 +68,6 @@ class Extracted(NamedTuple):
     seconds: float
     encoder_seconds: float
     bytes: int
-
-
-class Encoder:
-    """A snapshot's encoder on this machine's device: windows in, packed hidden states out."""
-
-    def __init__(
-        self, model: BertModel, layers: Sequence[int], pad_id: int, precision: Precision
-    ) -> None:
-        self._device = device()
-        self._model = model.eval().to(self._device)
-        self._layers = tuple(layers)
-        self._states = int(model.config.num_hidden_layers) + 1
-        self._pad_id = pad_id
-        self._precision = precision
-        self.seconds = 0.0
-
-    @torch.inference_mode()
-    def __call__(self, windows: Windows, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Hidden states of the real tokens of some windows, one window after another.
-
-        Args:
-            windows: of a split.
-            rows: (batch,) which of them.
-
-        Returns:
-            (tokens, layers, hidden) on the device.
-        """
-        started = time.perf_counter()
-        batch = collate(windows, windows.first_token, rows, self._pad_id)
-        mask = batch.attention_mask.to(self._device)
-        with autocast(self._precision, self._device):
-            output = self._model(
-                input_ids=batch.input_ids.to(self._device),
-                token_type_ids=batch.token_type_ids.to(self._device),
-                attention_mask=mask,
-                output_hidden_states=True,
-            )
-        states = output.hidden_states
-        if states is None or len(states) != self._states:
-            raise InputError(
-                f"the encoder gave {len(states or ())} hidden states instead of {self._states}: "
-                "this version of transformers is not supported"
-            )
-        real = mask.bool()
-        packed = torch.stack([states[layer][real] for layer in self._layers], dim=1)
-        self.seconds += time.perf_counter() - started
-        return packed
 
 
 def extract(
@@ -216,7 +161,7 @@ def _extract_split(
     )
 
     def calibrate() -> ChannelStats:
-        return _calibrate(encoder, windows)
+        return channel_stats(encoder, windows)
 
     _check_space(store, total if not (store / "ledger").exists() else 0)
     with open_writer(store, spec, contents, calibrate) as writer:
@@ -265,7 +210,7 @@ def _encode_shard(
     shape = (int(lengths.sum()), len(record.layers))
     codes = torch.empty((*shape, record.hidden_size), dtype=encoding.torch_dtype)
     scale = torch.empty(shape) if encoding.quantised else None
-    for group in _length_groups(lengths):
+    for group in length_groups(lengths):
         hidden_states = encoder(windows, rows[group])
         stats = writer.stats and ChannelStats(*(s.to(hidden_states.device) for s in writer.stats))
         packed, packed_scale = encode(hidden_states, encoding, stats)
@@ -277,58 +222,6 @@ def _encode_shard(
             for start, s in zip(starts[group], scales, strict=True):
                 scale[start : start + len(s)] = s
     return codes, scale
-
-
-def _length_groups(lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Batches of similar length, longest first, so that padding costs at most a few per cent."""
-    order = np.argsort(-lengths, kind="stable")
-    groups, start = [], 0
-    for i in range(1, len(order) + 1):
-        if i == len(order) or lengths[order[i]] < _PADDING * lengths[order[start]]:
-            groups.append(order[start:i])
-            start = i
-    return groups
-
-
-def _calibrate(encoder: Encoder, windows: Windows) -> ChannelStats:
-    count = min(CALIBRATION_WINDOWS, len(windows))
-    rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
-    rows = rows[np.argsort(windows.n_tokens[rows], kind="stable")]
-    accumulator = ChannelStatsAccumulator()
-    for batch in np.array_split(rows, -(-count // 8)):
-        accumulator.add(encoder(windows, batch))
-    return accumulator.result()
-
-
-def questions_table(questions: Sequence[Question]) -> pa.Table:
-    """Questions as the store's text side; row i is the question that ``question_index`` i names."""
-    answers = [[a._asdict() for a in q.answers] for q in questions]
-    kind = pa.list_(pa.struct([("text", pa.string()), ("answer_start", pa.int64())]))
-    return pa.table(
-        {
-            "id": [q.id for q in questions],
-            "question": [q.question for q in questions],
-            "context": [q.context for q in questions],
-            "answers": pa.array(answers, kind),
-            "is_impossible": [q.is_impossible for q in questions],
-        }
-    )
-
-
-def questions_of(table: pa.Table) -> list[Question]:
-    """The inverse of `questions_table`."""
-    from bertvision.pipelines.tasks.squad import Answer
-
-    return [
-        Question(
-            id=row["id"],
-            question=row["question"],
-            context=row["context"],
-            answers=tuple(Answer(**answer) for answer in row["answers"]),
-            is_impossible=row["is_impossible"],
-        )
-        for row in table.to_pylist()
-    ]
 
 
 def _provenance(

@@ -111,7 +111,8 @@ def load_bert(folder: Path) -> BertForQuestionAnswering:
             if type(error).__name__ != "SafetensorError":
                 raise
             raise InputError(f"the weights in {folder} are damaged: {error}") from error
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -13,7 +13,9 @@ from bertvision.errors import DiskSpaceError, InputError, ProvenanceError, Unkno
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import extract as extract_module
 from bertvision.pipelines.batching import collate
-from bertvision.pipelines.extract import Encoder, extract, questions_of, questions_table
+from bertvision.pipelines.encoder import Encoder, length_groups
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.questions import questions_of, questions_table
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.workspace import Workspace
 
@@ -39,7 +41,7 @@ def test_float32_equals_a_direct_forward_pass(workspace: Workspace) -> None:
     split = workspace.split("0.5e", "train")
     # the first shard's batches, as extraction formed them: the same shapes give the same bits
     members = np.array(split.plan.examples_of(0))
-    for group in extract_module._length_groups(split.plan.n_tokens[members].astype(np.int64)):
+    for group in length_groups(split.plan.n_tokens[members].astype(np.int64)):
         examples = members[group].tolist()
         for i, truth in zip(examples, direct(workspace, "0.5e", split, examples), strict=True):
             assert torch.equal(split[i], truth)

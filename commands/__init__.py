@@ -1,0 +1,1 @@
+"""Commands of the command line that stand apart from the main job."""

@@ -1,0 +1,71 @@
+"""Offline analyses of stored activations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertvision.commands.options import (
+    Json,
+    MaxTokens,
+    Plot,
+    Scheduler,
+    Workspace,
+    find_workspace,
+    show,
+)
+
+
+def cka(
+    first: Annotated[str, typer.Argument(help="Snapshot.")],
+    second: Annotated[str, typer.Argument(help="Snapshot; may be the same.")],
+    split: Annotated[str, typer.Option(help="Split that both have.")] = "dev",
+    max_tokens: MaxTokens = 20_000,
+    biased: Annotated[bool, typer.Option("--biased", help="The biased estimator.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    scheduler: Scheduler = "threads",
+    plot: Plot = None,
+    workspace: Workspace = None,
+    as_json: Json = False,
+) -> None:
+    """Linear CKA between the layers of two snapshots: table, JSON and a PNG."""
+    from bertvision.pipelines.analyse import run_cka
+
+    result = run_cka(
+        find_workspace(workspace),
+        first,
+        second,
+        split=split,
+        max_tokens=max_tokens or None,
+        biased=biased,
+        seed=seed,
+        scheduler=scheduler,
+        plot=plot,
+    )
+    show(result.to_dict(), as_json, lambda _: result.table())
+
+
+def isotropy(
+    checkpoint: Annotated[str, typer.Argument(help="Snapshot.")],
+    split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",
+    max_tokens: MaxTokens = 100_000,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    scheduler: Scheduler = "threads",
+    plot: Plot = None,
+    workspace: Workspace = None,
+    as_json: Json = False,
+) -> None:
+    """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
+    from bertvision.pipelines.analyse import run_isotropy
+
+    result = run_isotropy(
+        find_workspace(workspace),
+        checkpoint,
+        split=split,
+        max_tokens=max_tokens or None,
+        seed=seed,
+        scheduler=scheduler,
+        plot=plot,
+    )
+    show(result.to_dict(), as_json, lambda _: result.table())

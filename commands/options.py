@@ -1,0 +1,79 @@
+"""Options that several commands share, how their text is read, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertvision.errors import InputError
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace import Workspace as OpenWorkspace
+
+Workspace = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace", "-w", help="Folder of the experiment; by default the one you stand in."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
+Precision = Annotated[str, typer.Option(help="auto, 32 or bf16.")]
+Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:PORT.")]
+MaxTokens = Annotated[
+    int, typer.Option(min=0, help="Seeded sample of at most so many tokens; 0 uses all.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
+
+
+def find_workspace(workspace: Path | None) -> OpenWorkspace:
+    """Open the workspace that ``--workspace`` names, or the one the current folder stands in."""
+    from bertvision.pipelines.workspace import Workspace
+
+    return Workspace.find(workspace)
+
+
+def parse_tags(text: str) -> tuple[str, ...]:
+    """``0.1,0.3e,1`` → tags."""
+    from bertvision.featurestore.schema import SnapshotTag
+
+    tags = []
+    for part in text.split(","):
+        part = part.strip()
+        if not part.endswith("e"):
+            try:
+                part = SnapshotTag.of(float(part))
+            except ValueError:
+                raise InputError(f"{part!r} is not a fraction of an epoch: such as 0.3") from None
+        tags.append(SnapshotTag(part))
+    return tuple(tags)
+
+
+def parse_tag(text: str) -> str:
+    """One tag."""
+    if len(tags := parse_tags(text)) != 1:
+        raise InputError(f"{text!r}: name one snapshot, such as 0.3e")
+    return tags[0]
+
+
+def parse_names(text: str | None) -> list[str] | None:
+    """``train,dev`` → names; None stays None."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def parse_layers(text: str) -> tuple[int, ...] | None:
+    """``0,6,12`` → indices of hidden states; ``all`` → None."""
+    if text == "all":
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--layers {text!r}: give indices such as 0,6,12, or all") from None
+
+
+def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:
+    """Print a result to stdout: as JSON, or as the table that ``table`` makes of it."""
+    typer.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else table(result))
