@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertvision.errors import CorruptStoreError, ProvenanceError
-from bertvision.featurestore.ledger import write_durably
+from bertvision.featurestore.durable import write_durably
 
 
 def examples_digest(table: pa.Table) -> str:
@@ -25,6 +25,8 @@ def examples_digest(table: pa.Table) -> str:
 
 def write_examples(store: Path, split: str, table: pa.Table) -> str:
     """Write the table durably, or check that the one that is there is the same.
+
+    The caller holds the store's lock.
 
     Returns:
         Its digest.

@@ -24,6 +24,7 @@ from bertvision.errors import (
     LockedError,
     StoreNotFoundError,
 )
+from bertvision.featurestore.durable import fsync, write_durably
 from bertvision.featurestore.schema import FORMAT, ShardFile, ShardRecord, SplitRecord
 
 _SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
@@ -120,27 +121,6 @@ class Ledger:
         return self.folder / f"{shard:05d}.json"
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or absent: temp, fsync, rename, fsync of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
-    fsync_folder(path.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def seal(path: Path, root: Path) -> ShardFile:
     """Make a written file and its folders up to ``root`` durable, and measure it.
 
@@ -148,14 +128,14 @@ def seal(path: Path, root: Path) -> ShardFile:
         Its length and the sha256 of the bytes as they are read back.
     """
     digest = hashlib.sha256()
+    fsync(path)
     with open(path, "rb") as f:
-        os.fsync(f.fileno())
         while block := f.read(1 << 22):
             digest.update(block)
         size = f.tell()
     folder = path.parent
     while folder != root.parent:
-        fsync_folder(folder)
+        fsync(folder)
         folder = folder.parent
     return ShardFile(bytes=size, sha256=digest.hexdigest())
 

@@ -187,8 +187,8 @@ def open_writer(
                 _check_same(record, _record(spec, contents, {}, record.examples_sha256), store)
             else:
                 record = _create(store, ledger, spec, contents, calibrate)
-            write_examples(store, spec.split, contents.examples)
-            with filelock.FileLock(store / "ledger" / ".lock"):
+            with _store_lock(store):
+                write_examples(store, spec.split, contents.examples)
                 arrays.consolidate(store / "arrays.zarr")
             yield SplitWriter(store, ledger, record)
     except OSError as error:
@@ -207,7 +207,8 @@ def _create(
     """Write all arrays but the activations, then commit the split's record."""
     plan, encoding = contents.plan, get_encoding(spec.encoding)
     stats = calibrate() if encoding.quantised else None
-    digest = write_examples(store, spec.split, contents.examples)
+    with _store_lock(store):
+        digest = write_examples(store, spec.split, contents.examples)
     path = store / "arrays.zarr" / spec.tag / spec.split
     if path.exists():
         shutil.rmtree(path)  # no record names it: what an interrupted creation left
@@ -301,6 +302,11 @@ def _check_same(stored: SplitRecord, wanted: SplitRecord, store: Path) -> None:
             f"{stored.tag}/{stored.split} in {store} was written with {field.strip()} = {there!r}, "
             f"now it is {here!r}: use the same, or another store"
         )
+
+
+def _store_lock(store: Path) -> filelock.BaseFileLock:
+    """Held for moments: what all splits share is written by one of them at a time."""
+    return filelock.FileLock(store / "ledger" / ".lock")
 
 
 def _chunk_tokens(plan: ShardPlan) -> int:

@@ -16,9 +16,10 @@ from safetensors.numpy import save_file
 from transformers import BertForQuestionAnswering
 
 from bertvision.errors import WorkspaceError
+from bertvision.featurestore.durable import write_durably
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import collate
-from bertvision.pipelines.files import write_atomically, write_json
+from bertvision.pipelines.files import write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.scoring import SplitLogits, score
@@ -179,7 +180,7 @@ def _save(path: Path, logits: SpanLogits, snapshot: Snapshot) -> None:
         "seconds": f"{logits.seconds:.3f}",
     }
     arrays = {k: v for k, v in logits._asdict().items() if k != "seconds"}
-    write_atomically(path, lambda target: save_file(arrays, target, metadata))
+    write_durably(path, lambda target: save_file(arrays, target, metadata))
 
 
 def _is_of(path: Path, weights_sha256: str) -> bool:

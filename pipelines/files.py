@@ -6,31 +6,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a temporary sibling, flush it to the disk, and rename it to ``path``.
-
-    Missing folders are made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        _fsync(temporary)
-        os.replace(temporary, path)
-        _fsync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+from bertvision.featurestore.durable import fsync, write_durably
 
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically."""
-    write_atomically(path, lambda target: _write_bytes(target, text.encode("utf-8")))
+    write_durably(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -50,13 +36,13 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         for file in temporary.rglob("*"):
-            _fsync(file)
-        _fsync(temporary)
+            fsync(file)
+        fsync(temporary)
         if path.exists():
             # without its marker file it is the rest of something unfinished
             shutil.rmtree(path)
         os.replace(temporary, path)
-        _fsync(path.parent)
+        fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -69,15 +55,3 @@ def sha256_of_files(paths: list[Path]) -> str:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

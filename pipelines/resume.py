@@ -20,7 +20,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from bertvision.errors import BertvisionError, WorkspaceError
-from bertvision.pipelines.files import write_atomically
+from bertvision.featurestore.durable import write_durably
 
 
 class StoppedError(BertvisionError):
@@ -103,7 +103,7 @@ class ResumeFile(pl.Callback):
         stop = self._signum is not None
         if stop or time.monotonic() - self._written >= self.every_seconds:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, trainer.save_checkpoint)
+            write_durably(self.path, trainer.save_checkpoint)
             self._written = time.monotonic()
         if stop:
             trainer.should_stop = True

@@ -63,13 +63,13 @@ def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bertvision.featurestore import arrays, examples, ledger, writer
+from bertvision.featurestore import arrays, durable, examples, ledger, writer
 from stores import Made
 
 point, count = sys.argv[2], int(sys.argv[3])
 holders = {
     "write_durably": (ledger, examples), "seal": (writer,), "write_array": (arrays,),
-    "create_sharded": (arrays,), "consolidate": (arrays,), "fsync_folder": (ledger,),
+    "create_sharded": (arrays,), "consolidate": (arrays,), "fsync": (durable, ledger),
 }
 calls = 0
 for module in holders[point]:
@@ -89,7 +89,8 @@ POINTS = [
     ("create_sharded", 1),
     ("create_sharded", 2),
     ("consolidate", 1),
-    ("fsync_folder", 12),
+    ("fsync", 12),
+    ("fsync", 60),
 ]
 
 
