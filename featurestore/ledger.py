@@ -75,16 +75,31 @@ class Ledger:
             return set()
         return {int(m[1]) for m in map(_SHARD.fullmatch, names) if m}
 
-    def read_shard(self, shard: int) -> ShardRecord:
-        """The record of a committed shard.
+    def find_shard(self, shard: int) -> ShardRecord | None:
+        """The record of a shard, or None where it is not committed.
 
         Raises:
             CorruptStoreError: the record does not parse or tells of another shard.
         """
         path = self._shard_path(shard)
-        record = _parse(ShardRecord, path, path.read_bytes())
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        record = _parse(ShardRecord, path, text)
         if record.shard != shard:
             raise CorruptStoreError(f"{path} is the record of shard {record.shard}, not of {shard}")
+        return record
+
+    def read_shard(self, shard: int) -> ShardRecord:
+        """The record of a committed shard.
+
+        Raises:
+            CorruptStoreError: it is missing, does not parse, or tells of another shard.
+        """
+        record = self.find_shard(shard)
+        if record is None:
+            raise CorruptStoreError(f"{self._shard_path(shard)} is missing")
         return record
 
     def commit_shard(self, record: ShardRecord) -> None:

@@ -331,12 +331,13 @@ class ActivationSplit(Sequence[torch.Tensor]):
         """
         if shard in self._checked:
             return
-        if shard not in self.ledger.shards():
+        record = self.ledger.find_shard(shard)
+        if record is None:
             raise IncompleteSplitError(
                 f"{self.name} shard {shard} is not written: run `bertvision extract "
                 f"--checkpoint {self.tag} --split {self.split}` again to finish it"
             )
-        for name, file in self.ledger.read_shard(shard).files.items():
+        for name, file in record.files.items():
             path = self.shard_path(name, shard)
             size = path.stat().st_size if path.is_file() else None
             if size != file.bytes:

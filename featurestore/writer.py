@@ -143,7 +143,9 @@ class SplitWriter:
             )
             self._ledger.commit_shard(committed)
         except OSError as error:
-            raise _disk_error(error, self._root) from error
+            if full := _disk_error(error, self._root):
+                raise full from error
+            raise
         return committed
 
     def _write(self, name: str, shard: int, values: npt.NDArray[Any]) -> None:
@@ -192,9 +194,9 @@ def open_writer(
                 arrays.consolidate(store / "arrays.zarr")
             yield SplitWriter(store, ledger, record)
     except OSError as error:
-        if isinstance(error, DiskSpaceError):
-            raise
-        raise _disk_error(error, store) from error
+        if full := _disk_error(error, store):
+            raise full from error
+        raise
 
 
 def _create(
@@ -314,9 +316,10 @@ def _chunk_tokens(plan: ShardPlan) -> int:
     return next(n for n in range(CHUNK_TOKENS, 0, -1) if plan.shard_tokens % n == 0)
 
 
-def _disk_error(error: OSError, store: Path) -> OSError:
+def _disk_error(error: OSError, store: Path) -> DiskSpaceError | None:
+    """What a full disk or quota should say; None for any other error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error
+        return None
     return DiskSpaceError(
         f"the disk of {store} is full: what was committed is whole; free some space and run the "
         "same command again, it goes on from there"

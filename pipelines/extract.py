@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertvision.errors import DiskSpaceError, InputError
+from bertvision.errors import DiskSpaceError, InputError, NonFiniteError
 from bertvision.featurestore.encoding import (
     ChannelStats,
     encode,
@@ -213,7 +213,13 @@ def _encode_shard(
     for group in length_groups(lengths):
         hidden_states = encoder(windows, rows[group])
         stats = writer.stats and ChannelStats(*(s.to(hidden_states.device) for s in writer.stats))
-        packed, packed_scale = encode(hidden_states, encoding, stats)
+        try:
+            packed, packed_scale = encode(hidden_states, encoding, stats)
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"{writer.split.name}, shard {shard}, in the batch of windows "
+                f"{', '.join(map(str, rows[group]))}: {error}"
+            ) from None
         parts = packed.cpu().split(lengths[group].tolist())
         for start, part in zip(starts[group], parts, strict=True):
             codes[start : start + len(part)] = part

@@ -21,7 +21,6 @@ from bertvision.models.registry import HEADS, describe_heads
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ("featurestore", "models", "pipelines")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -93,10 +92,17 @@ def test_links_lead_to_files(page: Path) -> None:
 
 def test_readme_tree_names_every_module_and_no_other() -> None:
     text = next(b for b in blocks(ROOT / "README.md", "text") if "featurestore/" in b)
-    named = set(re.findall(r"(?<![\w/])(\w+\.py)\b", text)) - {"__init__.py"}
-    held = {p.name for room in ROOMS for p in (ROOT / room).rglob("*.py")}
-    held |= {p.name for p in ROOT.glob("*.py")}
-    assert named == held - {"__init__.py"}
+    folders: list[str] = []
+    named = set()
+    for line in text.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        folders[depth:] = [name] if name.endswith("/") else []
+        if name.endswith(".py"):
+            named.add("".join(folders[:depth]) + name)
+    rooms = [path.parent for path in ROOT.glob("*/__init__.py")]
+    held = {*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))}
+    names = {path.relative_to(ROOT).as_posix() for path in held if path.name != "__init__.py"}
+    assert named == names
 
 
 def test_heads_page_gives_the_parameters_of_every_head() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("featurestore", "models", "pipelines")
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 HEAVY = {
     *("torch", "zarr", "zarrs", "dask", "transformers", "datasets", "pytorch_lightning"),
     *("numpy", "xarray", "pyarrow", "matplotlib", "pydantic"),
