@@ -72,7 +72,7 @@ class ActivationDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self._snapshot = ActivationStore.open(store)[checkpoint]
-        self._train, self._val = train, val
+        self._train = train
         self._dtype = dtype
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
@@ -83,6 +83,9 @@ class ActivationDataModule(pl.LightningDataModule):
         }
         self._position: dict[str, Any] | None = None
         self.train_loader: ActivationLoader | None = None
+        if val is not None:
+            # defined only then: Lightning warns of a validation loader nobody uses
+            self.val_dataloader = lambda: self._loader(val, shuffle=False)  # type: ignore[method-assign]
 
     def train_dataloader(self) -> ActivationLoader:
         """The shuffled stream of the training split, of this rank."""
@@ -103,10 +106,6 @@ class ActivationDataModule(pl.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a position (called by the trainer before it asks for the loader)."""
         self._position = state_dict or None
-
-    def val_dataloader(self) -> ActivationLoader | list[Any]:
-        """The validation split in its stored order, of this rank; nothing where none was named."""
-        return [] if self._val is None else self._loader(self._val, shuffle=False)
 
     def on_after_batch_transfer(self, batch: ActivationBatch, dataloader_idx: int) -> HiddenStates:
         """Decode on the device."""
