@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,11 @@ from zarr.core.buffer import default_buffer_prototype
 from bertvision.errors import CorruptStoreError
 
 _PIPELINE = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+# Several threads would lay the inner chunks of a shard in the order they finish: the same data
+# would give another file, and another digest, each time.
+_WRITING = {**_PIPELINE, "threading.max_workers": 1}
 _CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
 _METADATA_CHUNK = 1 << 18
-
-
-@contextmanager
-def _pipeline() -> Iterator[None]:
-    with zarr.config.set(_PIPELINE):
-        yield
 
 
 def create_sharded(
@@ -68,7 +63,7 @@ def write_array(
 ) -> None:
     """Create and fill an array that is written at once: zstd, then crc32c."""
     chunk = (min(len(values), _METADATA_CHUNK), *values.shape[1:])
-    with _pipeline():
+    with zarr.config.set(_WRITING):
         array = group.create_array(
             name,
             shape=values.shape,
@@ -85,13 +80,14 @@ def write_array(
         array[...] = values
 
 
-def open_any(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    """Open an array.
+def open_any(group: zarr.Group, name: str, *, writing: bool = False) -> zarr.Array[Any]:
+    """Open an array, for writing with the same bytes for the same data.
 
     Raises:
         CorruptStoreError: it is missing.
     """
-    with _pipeline():  # the pipeline is chosen where an array object is made
+    # the pipeline is chosen where an array object is made
+    with zarr.config.set(_WRITING if writing else _PIPELINE):
         array = group.get(name)
         if not isinstance(array, zarr.Array):
             raise CorruptStoreError(f"array {group.path}/{name} is missing from the store")

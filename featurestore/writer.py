@@ -98,9 +98,9 @@ class SplitWriter:
         self._root = store
         self._ledger = ledger
         group = zarr.open_group(self.split.group_path, mode="r+")
-        self._arrays = {"hidden_states": arrays.open_any(group, "hidden_states")}
+        self._arrays = {"hidden_states": arrays.open_any(group, "hidden_states", writing=True)}
         if self.split.encoding.quantised:
-            self._arrays["scale"] = arrays.open_any(group, "scale")
+            self._arrays["scale"] = arrays.open_any(group, "scale", writing=True)
 
     @property
     def stats(self) -> ChannelStats | None:

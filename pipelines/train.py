@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.datamodule import ActivationDataModule
-from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.files import exclusive, new_folder, write_json
 from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
 from bertvision.pipelines.precision import resolve_precision
@@ -78,6 +79,7 @@ def train(
         UnknownNameError: there is no such head, snapshot or split.
         WorkspaceError: a head of that name was trained otherwise; nothing was changed.
         IncompleteSplitError: the extraction of the split has not ended.
+        LockedError: another process is training the same heads.
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
     if not names or len(set(names)) != len(names):
@@ -99,6 +101,8 @@ def train(
     todo = [
         name for name in names if overwrite or not _is_trained(workspace, tag, name, configs[name])
     ]
+    if _run_folder(workspace, tag, list(configs.values())).exists():
+        todo = list(names)  # begun together: killed perhaps while one head after another was saved
     if todo:
         _run(workspace, tag, todo, configs, options, data, tensorboard, resume_every_seconds)
     return [read_metrics(workspace.head_dir(tag, name)) for name in names]
@@ -124,29 +128,33 @@ def _run(
     heads = build_heads(
         names, layers=len(first["layers"]), hidden=first["hidden_size"], seed=options.seed
     )
-    digest = digest_of([configs[name] for name in names])
-    folder = workspace.root / "heads" / tag / f".run-{digest[:16]}"
+    folder = _run_folder(workspace, tag, [configs[name] for name in names])
     folder.mkdir(parents=True, exist_ok=True)
-    module = HeadsModule(heads, lr=options.lr, seed=options.seed, digest=digest)
-    resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
-    steps = options.epochs * len(data.train_dataloader())
-    training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
-    clock = _Clock(data)
-    with quiet_lightning(), resume.guard():
-        trainer(
-            folder,
-            [training_log, clock, resume],
-            max_epochs=options.epochs,
-            logger=_tensorboard(workspace, tag) if tensorboard else False,
-            precision="bf16-mixed" if options.precision == "bf16" else "32-true",
-        ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
-    rows = training_log.rows()
-    for column, (name, head) in enumerate(heads.items(), start=1):
-        losses = [[row[0], row[column]] for row in rows]
-        _save(workspace.head_dir(tag, name), head, configs[name], losses, names, clock, options)
-    resume.finish()
-    training_log.path.unlink()
-    folder.rmdir()
+    with exclusive(folder / ".lock", f"training {', '.join(names)} on {tag}"):
+        module = HeadsModule(heads, lr=options.lr, seed=options.seed, digest=folder.name)
+        resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+        steps = options.epochs * len(data.train_dataloader())
+        training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
+        clock = _Clock(data)
+        with quiet_lightning(), resume.guard():
+            trainer(
+                folder,
+                [training_log, clock, resume],
+                max_epochs=options.epochs,
+                logger=_tensorboard(workspace, tag) if tensorboard else False,
+                precision="bf16-mixed" if options.precision == "bf16" else "32-true",
+            ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
+        rows = training_log.rows()
+        for column, (name, head) in enumerate(heads.items(), start=1):
+            losses = [[row[0], row[column]] for row in rows]
+            _save(workspace.head_dir(tag, name), head, configs[name], losses, names, clock, options)
+        resume.finish()
+    shutil.rmtree(folder)
+
+
+def _run_folder(workspace: Workspace, tag: SnapshotTag, configs: list[dict[str, Any]]) -> Path:
+    """Where a training of these heads keeps what it needs to go on."""
+    return workspace.root / "heads" / tag / f".run-{digest_of(configs)[:16]}"
 
 
 def _save(

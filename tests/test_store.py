@@ -188,3 +188,9 @@ def test_other_examples_of_the_same_split_are_refused(tmp_path: Path) -> None:
     Made(LENGTHS, tag="1e").write(tmp_path)
     with pytest.raises(ProvenanceError, match="other examples"):
         Made([*LENGTHS, 4], tag="2e").write(tmp_path)
+
+
+def test_the_same_data_gives_the_same_files(tmp_path: Path) -> None:
+    one, two = (Made(LENGTHS, hidden=256).write(tmp_path / name) for name in ("one", "two"))
+    for shard in range(one.record.shards):
+        assert one.ledger.read_shard(shard) == two.ledger.read_shard(shard)

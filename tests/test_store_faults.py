@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from stores import Made
@@ -188,3 +189,23 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
         made.write(tmp_path)
     monkeypatch.undo()
     assert made.write(tmp_path).verify() == []
+
+
+@pytest.mark.slow
+def test_a_writer_killed_again_and_again_at_random_still_ends_the_same(tmp_path: Path) -> None:
+    made = Made(LENGTHS, encoding="int8")
+    rng = np.random.default_rng(0)
+    points = ["write_durably", "seal", "write_array", "consolidate", "fsync"]
+    kills = 0
+    for _ in range(40):
+        point, count = str(rng.choice(points)), str(rng.integers(1, 8))
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), point, count]
+        kills += subprocess.run(command, env=ENV, check=False).returncode == -signal.SIGKILL
+        if (tmp_path / "store/ledger/1e/train/split.json").exists():
+            assert ActivationSplit(tmp_path / "store", "1e", "train").verify() == []
+    split = made.write(tmp_path / "store")
+    assert kills > 5
+    assert split.verify() == []
+    whole = made.write(tmp_path / "whole")
+    for shard in range(made.plan.n_shards):
+        assert split.ledger.read_shard(shard) == whole.ledger.read_shard(shard)
