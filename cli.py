@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from bertvision.commands.options import (
     show,
 )
 from bertvision.commands.store import app as store_app
-from bertvision.errors import BertvisionError
+from bertvision.errors import BertvisionError, BertvisionWarning
 
 # Read by torch at its first allocation: huge pages make CPU training up to twice as fast.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -37,17 +38,36 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
 class _Group(typer.core.TyperGroup):
-    """Turns the errors that bertvision raises on purpose into a message and a status."""
+    """Turns errors that are no bug into a message and a status, and warnings into one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BertvisionError as error:
-            typer.secho(f"Error: {error}", err=True, fg="red")
-            raise typer.Exit(getattr(error, "exit_code", 2)) from None
-        except KeyboardInterrupt:
-            typer.secho("Stopped; what was finished is kept.", err=True)
-            raise typer.Exit(130) from None
+        with warnings.catch_warnings():
+            warnings.showwarning = _one_line(warnings.showwarning)
+            try:
+                return super().invoke(ctx)
+            except BertvisionError as error:
+                message, status = str(error), getattr(error, "exit_code", 2)
+            except KeyboardInterrupt:
+                typer.echo("Stopped; what was finished is kept.", err=True)
+                raise typer.Exit(130) from None
+            except OSError as error:
+                if error.filename is None:
+                    raise  # not about a place that the user could do something about
+                message, status = f"{error.filename}: {error.strerror}", 2
+            typer.secho(f"Error: {message}", err=True, fg="red")
+            raise typer.Exit(status)
+
+
+def _one_line(show: Any) -> Any:
+    """``warnings.showwarning`` that shows bertvision's own without the line that raised them."""
+
+    def showwarning(message: Any, category: type[Warning], *where: Any, **file: Any) -> None:
+        if issubclass(category, BertvisionWarning):
+            typer.secho(f"Warning: {message}", err=True, fg="yellow")
+        else:
+            show(message, category, *where, **file)
+
+    return showwarning
 
 
 app = typer.Typer(
@@ -67,13 +87,18 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    logging.getLogger("bertvision").setLevel(logging.WARNING if quiet else logging.INFO)
+    logger, handler = logging.getLogger("bertvision"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    ctx.call_on_close(lambda: logger.removeHandler(handler))
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    if quiet:
+        os.environ["TQDM_DISABLE"] = "1"  # read when a command imports it
 
 
 @app.command()
@@ -173,6 +198,8 @@ def extract(
     done = []
     tags = parse_tags(checkpoint) if checkpoint else [space.only(space.snapshots(), "snapshots")]
     for tag in tags:
+        space.require_snapshot(tag)  # of all, before hours are spent on the first
+    for tag in tags:
         done += run(
             space,
             tag,
@@ -204,27 +231,21 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train heads on stored activations, several in one pass, without running BERT."""
-    from pydantic import ValidationError
-
-    from bertvision.errors import InputError
+    from bertvision.pipelines.config import validated
     from bertvision.pipelines.tables import trained_table
     from bertvision.pipelines.train import TrainOptions
     from bertvision.pipelines.train import train as run
 
+    given = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "layers": parse_layers(layers),
+        "precision": precision,
+        "seed": seed,
+    }
+    options = validated(TrainOptions, given)
     space = find_workspace(workspace)
-    try:
-        options = TrainOptions(
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            layers=parse_layers(layers),
-            precision=precision,
-            seed=seed,
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]).replace("_", "-")
-        raise InputError(f"--{name} {first['input']}: {first['msg']}") from None
     stored = (tag for tag, splits in space.stored().items() if "train" in splits)
     tag = parse_tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
     metrics = run(space, heads, tag, options, overwrite=overwrite, tensorboard=tensorboard)
@@ -248,13 +269,9 @@ def evaluate(
     """Score trained heads with the official metric, on any snapshot's activations."""
     from bertvision.pipelines.evaluate import evaluate as run
     from bertvision.pipelines.tables import evaluated_table
-    from bertvision.pipelines.workspace import head_folder
 
     space = find_workspace(workspace)
-    trained = {tag for tag, name in space.heads() if name in map(head_folder, heads)}
-    source = (
-        parse_tag(trained_on) if trained_on else space.only(trained, f"{heads[0]} was trained on")
-    )
+    source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
     target = parse_tag(checkpoint) if checkpoint else source
     results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)
     show(results, as_json, evaluated_table)
@@ -283,13 +300,18 @@ def score(
     na_prob_thresh: Annotated[
         float, typer.Option(help="Predict no answer above this probability.")
     ] = 1.0,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip malformed questions and count them.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score a predictions file with the official SQuAD 2.0 metric."""
     from bertvision.pipelines.tables import mapping_table
     from bertvision.pipelines.tasks.squad_metrics import score_files
 
-    result = score_files(predictions, data, na_prob, na_prob_thresh=na_prob_thresh)
+    result = score_files(
+        predictions, data, na_prob, na_prob_thresh=na_prob_thresh, skip_bad=skip_bad
+    )
     show(result, as_json, mapping_table)
 
 

@@ -11,9 +11,9 @@ BertvisionError                     catch this to catch everything below
     ├── ProvenanceError             what is stored was made from something else than what was asked
     ├── IncompleteSplitError        shards of the plan are not committed yet
     ├── CorruptStoreError           committed data is missing, changed or does not decode
-    ├── NonFiniteError              NaN or infinity in the hidden states
+    ├── NonFiniteError              NaN or infinity in hidden states or in a loss
     ├── DiskSpaceError (OSError)    the disk cannot hold what would be written
-    └── LockedError                 another process is writing the same split
+    └── LockedError                 another process is writing the same split, snapshots or heads
 ```
 
 Each also inherits from the matching built-in, so `except FileNotFoundError` works as one expects.
@@ -73,7 +73,7 @@ class CorruptStoreError(StoreError):
 
 
 class NonFiniteError(StoreError):
-    """NaN or infinity in the hidden states."""
+    """NaN or infinity in hidden states or in a loss."""
 
 
 class DiskSpaceError(StoreError, OSError):
@@ -81,4 +81,4 @@ class DiskSpaceError(StoreError, OSError):
 
 
 class LockedError(StoreError):
-    """Another process is writing the same split."""
+    """Another process is writing the same split, snapshots or heads."""

@@ -13,6 +13,7 @@ from bertvision.commands.options import (
     Scheduler,
     Workspace,
     find_workspace,
+    parse_tag,
     show,
 )
 
@@ -34,8 +35,8 @@ def cka(
 
     result = run_cka(
         find_workspace(workspace),
-        first,
-        second,
+        parse_tag(first),
+        parse_tag(second),
         split=split,
         max_tokens=max_tokens or None,
         biased=biased,
@@ -61,7 +62,7 @@ def isotropy(
 
     result = run_isotropy(
         find_workspace(workspace),
-        checkpoint,
+        parse_tag(checkpoint),
         split=split,
         max_tokens=max_tokens or None,
         seed=seed,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertvision.commands.options import Json, Workspace, find_workspace, show
+from bertvision.commands.options import Json, Workspace, find_workspace, parse_tag, show
+from bertvision.errors import CorruptStoreError, InputError
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -43,13 +44,18 @@ def store_verify(
     as_json: Json = False,
 ) -> None:
     """Read every committed byte again; exits with 1 where something is damaged."""
-    splits = [_split(workspace, name)] if name else _store(workspace).splits()
-    found = {split.name: split.verify() for split in splits}
-    if as_json:
-        show(found, True, str)
-    else:
-        for split, problems in found.items():
-            typer.echo("\n".join(problems) if problems else f"{split}: whole")
+    names = [name] if name else [f"{t}/{s}" for t, held in _store(workspace).items() for s in held]
+    found: dict[str, list[str]] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            split = _split(workspace, name)
+            found[name] = split.verify()
+            if lacking := len(split.missing_shards()):
+                missing[name] = f", but {lacking} of {split.record.shards} shards are not written"
+        except CorruptStoreError as error:
+            found[name] = [f"{name}: {error}"]
+    show(found, as_json, lambda _: _verdicts(found, missing))
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -62,4 +68,16 @@ def _store(workspace: Path | None) -> ActivationStore:
 
 def _split(workspace: Path | None, name: str) -> ActivationSplit:
     tag, _, split = name.partition("/")
-    return _store(workspace)[tag][split]
+    if not split:
+        raise InputError(f"{name!r}: name a snapshot and a split of it, such as 0.3e/train")
+    return _store(workspace)[parse_tag(tag)][split]
+
+
+def _verdicts(found: dict[str, list[str]], missing: dict[str, str]) -> str:
+    """A line per split that is whole, the problems of the others."""
+    if not found:
+        return "the store is empty"
+    return "\n".join(
+        "\n".join(problems) if problems else f"{name}: whole{missing.get(name, '')}"
+        for name, problems in found.items()
+    )

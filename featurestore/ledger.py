@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import filelock
 from pydantic import BaseModel, ValidationError
 
 from bertvision.errors import (
     CorruptStoreError,
     FormatVersionError,
-    LockedError,
     StoreNotFoundError,
 )
 from bertvision.featurestore.durable import fsync, write_durably
+from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import FORMAT, ShardFile, ShardRecord, SplitRecord
 
 _SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
@@ -108,24 +107,14 @@ class Ledger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the split for writing; the operating system releases it when the process dies.
+        """Hold the split for writing.
 
         Raises:
             LockedError: another process holds it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise LockedError(
-                f"another process is writing {self.name}: wait for it to end, or stop it; "
-                f"nothing was changed (lock: {lock.lock_file})"
-            ) from None
-        try:
+        with exclusive(self.folder / ".lock", f"writing {self.name}"):
             yield
-        finally:
-            lock.release()
 
     def sweep(self) -> None:
         """Remove what killed writers left: temporary files that no record names."""

@@ -37,6 +37,15 @@ class SnapshotTag(str):
         return str.__new__(cls, text)
 
     @classmethod
+    def is_valid(cls, text: str) -> bool:
+        """Whether the text is a tag in canonical form."""
+        try:
+            cls(text)
+        except InputError:
+            return False
+        return True
+
+    @classmethod
     def of(cls, fraction: float, *, _checked: bool = False) -> SnapshotTag:
         """The tag of a fraction of an epoch (``0.3`` → ``0.3e``, ``1`` → ``1e``), to 1e-6."""
         text = f"{fraction:.6f}".rstrip("0").rstrip(".") + "e"

@@ -41,9 +41,8 @@ class ActivationStore(Mapping[str, "Snapshot"]):
 
     def tags(self) -> list[SnapshotTag]:
         """Tags of the snapshots that have at least one split, ordered as numbers."""
-        folders = (p for p in (self.path / "ledger").iterdir() if p.is_dir())
-        tags = (SnapshotTag(p.name) for p in folders)
-        return sorted(tag for tag in tags if Snapshot(self, tag).splits())
+        found = {path.parents[1].name for path in (self.path / "ledger").glob("*/*/split.json")}
+        return sorted(SnapshotTag(name) for name in found if SnapshotTag.is_valid(name))
 
     def __getitem__(self, tag: str) -> Snapshot:
         tag = SnapshotTag(tag)

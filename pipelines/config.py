@@ -8,18 +8,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from bertvision.errors import InputError
 from bertvision.featurestore.schema import SnapshotTag
 
+_S = TypeVar("_S", bound=BaseModel)
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
 
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def validated(section: type[_S], values: Mapping[str, object]) -> _S:
+    """Settings from the values of options.
+
+    Raises:
+        InputError: a value is not allowed; the message names its option.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "".join(f"--{part} " for part in first["loc"][:1]).replace("_", "-")
+        value = f"{first['input']!r}: " if first["loc"] else ""
+        raise InputError(f"{name}{value}{first['msg'].removeprefix('Value error, ')}") from error
 
 
 class ModelConfig(_Settings):

@@ -107,9 +107,9 @@ def extract(
     kept = _layers(layers, snapshot.model.config.num_hidden_layers)
     arithmetic = resolve_precision(precision)
     encoder = Encoder(snapshot.model.bert, kept, snapshot.tokenizer.pad_token_id or 0, arithmetic)
+    wanted = {split: workspace.questions(split) for split in splits or workspace.splits()}
     done = []
-    for split in splits or workspace.splits():
-        questions = workspace.questions(split)
+    for split, questions in wanted.items():
         windows = windows_of(questions, snapshot.tokenizer, workspace.config.task)
         seed = workspace.config.finetune.seed if split == "train" else None
         plan = ShardPlan.make(windows.n_tokens, seed=seed, shard_tokens=shard_tokens)

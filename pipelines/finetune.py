@@ -8,6 +8,7 @@ they are the same bit for bit, however often the run was interrupted.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.nn import functional
 from transformers import BertForQuestionAnswering
 
 from bertvision.errors import WorkspaceError
+from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import Batch, Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.bert_eval import evaluate_bert
@@ -36,6 +38,8 @@ from bertvision.pipelines.resume import ResumeFile
 from bertvision.pipelines.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.status import status
 from bertvision.pipelines.workspace import Workspace
+
+log = logging.getLogger(__name__)
 
 
 def finetune(
@@ -63,18 +67,23 @@ def finetune(
     Raises:
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
     """
     workspace = open_workspace(root, options, resume=resume)
-    started = time.monotonic()
-    steps = 0
-    if any(not is_snapshot(workspace.snapshot_dir(tag)) for tag in workspace.config.finetune.tags):
-        steps = _train(workspace, resume_every_seconds)
-    seconds = time.monotonic() - started if steps else 0.0
-    (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
-    if evaluate:
-        for tag in workspace.config.finetune.tags:
-            evaluate_bert(workspace, tag)
+    tags = workspace.config.finetune.tags
+    with exclusive(workspace.root / ".finetune.lock", f"fine-tuning in {workspace.root}"):
+        made = all(is_snapshot(workspace.snapshot_dir(tag)) for tag in tags)
+        scored = all((workspace.bert_dir(tag) / "metrics.json").is_file() for tag in tags)
+        if made and (scored or not evaluate):
+            log.info("every snapshot of %s is there: nothing to do", workspace.root)
+        started = time.monotonic()
+        steps = 0 if made else _train(workspace, resume_every_seconds)
+        seconds = time.monotonic() - started if steps else 0.0
+        (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
+        if evaluate:
+            for tag in tags:
+                evaluate_bert(workspace, tag)
     return {**status(workspace), "seconds": seconds, "steps": steps}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 import pytorch_lightning as pl
 from tqdm import tqdm
 
+from bertvision.errors import NonFiniteError
 from bertvision.pipelines.progress import progress
 
 
@@ -54,8 +56,18 @@ class TrainingLog(pl.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write the step's row."""
+        """Write the step's row.
+
+        Raises:
+            NonFiniteError: a logged number is NaN or infinite: the training diverged.
+        """
         values = [float(outputs["log"][column]) for column in self._columns]
+        for column, value in zip(self._columns, values, strict=True):
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"{column} became {value} at step {trainer.global_step}: the training "
+                    "diverged; give a lower --lr"
+                )
         if self._file is not None and self._bar is not None:
             cells = ",".join(f"{value:.6g}" for value in values)
             self._file.write(f"{trainer.global_step},{cells}\n")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.config import (
@@ -15,13 +16,14 @@ from bertvision.pipelines.config import (
     ModelConfig,
     TaskConfig,
     WorkspaceConfig,
+    validated,
 )
 from bertvision.pipelines.loading import find_checkpoint, weights_digest
 from bertvision.pipelines.snapshots import library_versions
 from bertvision.pipelines.tasks.squad import SquadData, load_squad
 from bertvision.pipelines.workspace import FILE, Workspace, select_questions, source_split
 
-_S = TypeVar("_S", bound=BaseModel)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +117,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             f"a new workspace needs {' and '.join(missing)}: such as --model bert-large-uncased "
             "--train train-v2.0.json --dev dev-v2.0.json, or --task squad_v2 from the hub"
         )
-    task = _section(TaskConfig, options)
-    finetune = _section(FinetuneConfig, options)
+    task = validated(TaskConfig, options.given(TaskConfig))
+    finetune = validated(FinetuneConfig, options.given(FinetuneConfig))
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
     checkpoint = find_checkpoint(str(options.model), options.revision)
     longest = checkpoint.config.max_position_embeddings
@@ -129,6 +131,14 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         split: load_squad(str(source), split, skip_bad=task.skip_bad)
         for split, source in sources.items()
     }
+    for split, data in sources_read.items():
+        if data.skipped:
+            log.warning(
+                "skipped %d malformed parts of %s, the first: %s",
+                len(data.skipped),
+                split,
+                data.skipped[0],
+            )
     impossible = any(question.is_impossible for question in sources_read["train"].questions)
     if task.answerable_only or not impossible:
         task = task.model_copy(update={"name": "squad_v1"})
@@ -169,16 +179,6 @@ def _data(
     return data
 
 
-def _section(section: type[_S], options: FinetuneOptions) -> _S:
-    try:
-        return section.model_validate(options.given(section))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "".join(f"--{part} " for part in first["loc"][:1]).replace("_", "-")
-        value = f"{first['input']!r}: " if first["loc"] else ""
-        raise InputError(f"{name}{value}{first['msg'].removeprefix('Value error, ')}") from error
-
-
 def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
     config = workspace.config
     asked: dict[str, tuple[Any, Any]] = {}
@@ -190,7 +190,7 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
         if (source := options.source(split)) is not None:
             asked[split] = (source, config.data[split].source)
     for section in (config.task, config.finetune):
-        wanted = _section(type(section), options)
+        wanted = validated(type(section), options.given(type(section)))
         for name in options.given(type(section)):
             asked[name] = (getattr(wanted, name), getattr(section, name))
     if asked.get("precision", ("",))[0] == "auto":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
+
+# with its unit; a snapshot tag (0.3e) is none
+_NUMBER = re.compile(r"[-−]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -17,7 +21,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    numeric = [_are_numbers([row[i] for row in rows]) for i in range(len(header))]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -121,6 +125,9 @@ def _scores(metrics: Mapping[str, float]) -> list[str]:
 def status_table(status: Row) -> str:
     """What a workspace holds and what can be run next."""
     questions = ", ".join(f"{split} {n:,}" for split, n in status["questions"].items())
+    stored = {tag: list(splits) for tag, splits in status["stored"].items()}
+    for tag, splits in status["unfinished"].items():
+        stored.setdefault(tag, []).extend(f"{split} (unfinished)" for split in splits)
     lines = [
         f"workspace  {status['workspace']}",
         f"model      {status['model']}",
@@ -133,7 +140,7 @@ def status_table(status: Row) -> str:
                     s["tag"],
                     "yes" if s["made"] else "no",
                     *([f"{s['bert'][k]:.1f}" for k in ("exact", "f1")] if s["bert"] else "--"),
-                    ", ".join(status["stored"].get(s["tag"], [])) or "-",
+                    ", ".join(stored.get(s["tag"], [])) or "-",
                 ]
                 for s in status["snapshots"]
             ],
@@ -185,5 +192,6 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() or cell[:1] in "-–" or cell == ""
+def _are_numbers(cells: Sequence[str]) -> bool:
+    found = [cell for cell in cells if cell not in ("", "-", "–")]
+    return bool(found) and all(map(_NUMBER.fullmatch, found))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -18,12 +18,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.datamodule import ActivationDataModule
-from bertvision.pipelines.files import exclusive, new_folder, write_json
+from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
 from bertvision.pipelines.precision import resolve_precision
@@ -43,7 +44,7 @@ class TrainOptions(BaseModel):
     lr: float = Field(1e-3, gt=0)
     layers: tuple[int, ...] | None = None
     """Indices of the hidden states to train on; None means all that are stored."""
-    precision: str = Field("auto", pattern="^(auto|32|bf16)$")
+    precision: Literal["auto", "32", "bf16"] = "auto"
     seed: int = Field(0, ge=0)
 
 
@@ -110,8 +111,17 @@ def train(
 
 def read_metrics(folder: Path) -> dict[str, Any]:
     """What training recorded of a head."""
-    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return metrics
+    return _read_json(folder / "metrics.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkspaceError(
+            f"{path} is damaged ({error}): train the head again with --overwrite"
+        ) from error
+    return values
 
 
 def _run(
@@ -250,7 +260,7 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, name: str, config: dict[
     folder = workspace.head_dir(tag, name)
     if not (folder / "metrics.json").is_file():
         return False
-    held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    held = _read_json(folder / "config.json")
     for field in config:
         if held.get(field) != config[field]:
             there, here = _first_difference(held.get(field), config[field])

@@ -12,8 +12,9 @@ finetune/              log of fine-tuning; the resume file while it runs
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,10 +79,13 @@ class Workspace:
 
         Raises:
             WorkspaceError: there is none, or its ``bertvision.yaml`` is not readable.
+            InputError: ``root`` is a file.
         """
         if root is not None:
             places = [root.expanduser().resolve()]
             where = str(places[0])
+            if places[0].is_file():
+                raise InputError(f"--workspace {root} is a file: give a folder")
         else:
             places = [Path.cwd(), *Path.cwd().parents]
             where = f"{places[0]} and its parents"
@@ -155,8 +159,13 @@ class Workspace:
 
         return ActivationStore.open(self.activations)[tag][split]
 
-    def only(self, tags: Iterable[str], what: str) -> SnapshotTag:
+    def only(self, tags: Iterable[str], what: str, option: str = "--checkpoint") -> SnapshotTag:
         """The one tag that can be meant where none was named; never a guess between several.
+
+        Args:
+            tags: the candidates.
+            what: what they are, for the message.
+            option: of the command line that names one, for the message.
 
         Raises:
             UnknownNameError: there is none, or more than one.
@@ -165,7 +174,7 @@ class Workspace:
         if len(found) != 1:
             held = ", ".join(found) or "none"
             raise UnknownNameError(
-                f"which snapshot is meant? {what}: {held}; name one with --checkpoint"
+                f"which snapshot is meant? {what}: {held}; name one with {option}"
                 if found
                 else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
                 "what can be run next"
@@ -174,8 +183,23 @@ class Workspace:
 
     def heads(self) -> list[tuple[SnapshotTag, str]]:
         """The trained heads: snapshot they were trained on, and name of their folder."""
-        found = (self.root / "heads").glob("*/*/metrics.json")
+        found = (self.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
         return sorted((SnapshotTag(p.parents[1].name), p.parent.name) for p in found)
+
+    def trained_on(self, names: Sequence[str]) -> SnapshotTag:
+        """The one snapshot on whose activations all these heads were trained.
+
+        Raises:
+            UnknownNameError: a head was not trained, or there is none or more than one snapshot.
+        """
+        held = self.heads()
+        on: list[set[str]] = []
+        for name in names:
+            on.append({tag for tag, head in held if head == head_folder(name)})
+            if not on[-1]:
+                raise self._no_head(name, None)
+        what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
+        return self.only(set.intersection(*on), what, "--trained-on")
 
     def trained_head(self, trained_on: str, name: str) -> Path:
         """Folder of a trained head.
@@ -185,12 +209,20 @@ class Workspace:
         """
         folder = self.head_dir(trained_on, name)
         if not (folder / "metrics.json").is_file():
-            held = ", ".join(f"{head} ({tag})" for tag, head in self.heads()) or "none yet"
-            raise UnknownNameError(
-                f"no head {name} was trained on {trained_on}: there are {held}; "
-                f"`bertvision train {name} --checkpoint {trained_on}` trains it"
-            )
+            raise self._no_head(name, trained_on)
         return folder
+
+    def _no_head(self, name: str, trained_on: str | None) -> UnknownNameError:
+        heads = self.heads()
+        held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
+        close = set(difflib.get_close_matches(name, [head for _, head in heads], n=1)) - {name}
+        hint = f"did you mean {close.pop()}? " if close else ""
+        on = f" on {trained_on}" if trained_on else ""
+        option = f" --checkpoint {trained_on}" if trained_on else ""
+        return UnknownNameError(
+            f"no head {name} was trained{on}: {hint}there are {held}; "
+            f"`bertvision train {name}{option}` trains it"
+        )
 
     def splits(self) -> list[str]:
         """Names of the splits: ``train``, ``tune`` where a part is held out, ``dev``."""

@@ -9,7 +9,8 @@ import yaml
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.options import FinetuneOptions, new_config, open_workspace
-from bertvision.pipelines.workspace import Workspace, status
+from bertvision.pipelines.status import status
+from bertvision.pipelines.workspace import Workspace
 
 
 def write_squad(path: Path, contexts: int, *, impossible: bool = True) -> str:

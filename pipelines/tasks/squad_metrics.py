@@ -176,7 +176,7 @@ def score_files(
             )
     probabilities = None if na_prob is None else _read_mapping(na_prob)
     for question_id, value in (probabilities or {}).items():
-        if type(value) not in (int, float) or math.isnan(value):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise InputError(
                 f"{na_prob}: [{question_id!r}]: expected the no-answer probability (a number), "
                 f"found {value!r:.40}"

@@ -1,0 +1,127 @@
+"""Analyses of a workspace: they measure the stored tokens, the same on every scheduler."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
+from bertvision.pipelines.analyse import run_cka, run_isotropy
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.workspace import Workspace
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def empty(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """A workspace with the shared snapshots and no activations."""
+    (tmp_path / "snapshots").symlink_to(workspace.root / "snapshots")
+    return Workspace(tmp_path, workspace.config)
+
+
+def tokens(workspace: Workspace, tag: str) -> np.ndarray:
+    """(tokens, layers, hidden) of dev, example by example."""
+    split = workspace.split(tag, "dev")
+    return np.concatenate([example.numpy().transpose(0, 2, 1) for example in split])
+
+
+def test_cka_of_a_snapshot_with_itself_is_one_on_the_diagonal(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    for biased in (False, True):
+        result = run_cka(workspace, "1e", "1e", biased=biased, plot=tmp_path / "cka.png")
+        np.testing.assert_allclose(np.diag(result.cka), 1, rtol=1e-9)
+        np.testing.assert_allclose(result.cka, result.cka.T, rtol=1e-9)
+        off = result.cka[~np.eye(3, dtype=bool)]
+        assert (off < 1 - 1e-6).all()
+        assert result.unbiased is not biased
+        assert result.n_tokens == workspace.split("1e", "dev").record.tokens
+    assert (tmp_path / "cka.png").read_bytes().startswith(PNG)
+
+
+def test_isotropy_measures_the_stored_tokens_and_no_fill(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    result = run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.png")
+    found = tokens(workspace, "1e").astype(np.float64)
+    assert result.n_tokens == len(found)
+    norms = np.linalg.norm(found, axis=2)
+    np.testing.assert_allclose(result.mean_norm, norms.mean(axis=0), rtol=1e-6)
+    unit = (found / norms[:, :, None]).sum(axis=0)  # (layers, hidden)
+    n = len(found)
+    np.testing.assert_allclose(
+        result.mean_cosine, ((unit**2).sum(axis=1) - n) / (n * (n - 1)), rtol=1e-6
+    )
+    assert (tmp_path / "isotropy.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.filterwarnings("ignore:The ``initializer`` argument is ignored")
+def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    threads = run_cka(workspace, "0.5e", "1e", plot=plot)
+    spread = run_isotropy(workspace, "1e", plot=plot)
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, spawn, threadpool_limits, (1, "blas"))
+    with pool, dask.config.set(pool=pool):  # one for all, as a process takes seconds to start
+        processes = run_cka(workspace, "0.5e", "1e", plot=plot, scheduler="processes")
+        assert np.array_equal(threads.cka, processes.cka)
+        assert np.array_equal(threads.cka_dropped, processes.cka_dropped)
+        again = run_isotropy(workspace, "1e", plot=plot, scheduler="processes")
+    assert spread.to_dict() == again.to_dict()
+
+
+def test_results_are_plain_json_and_name_split_and_layers(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    plot = tmp_path / "plot.png"
+    cka = run_cka(workspace, "0.5e", "1e", max_tokens=100, seed=3, plot=plot).to_dict()
+    assert json.loads(json.dumps(cka, allow_nan=False)) == cka
+    assert (cka["x"], cka["y"], cka["layers_x"]) == ("0.5e/dev", "1e/dev", [0, 1, 2])
+    assert (cka["n_tokens"], cka["seed"]) == (100, 3)
+    isotropy = run_isotropy(workspace, "0.5e", split="tune", max_tokens=100, plot=plot).to_dict()
+    assert json.loads(json.dumps(isotropy, allow_nan=False)) == isotropy
+    assert (isotropy["name"], isotropy["layers"]) == ("0.5e/tune", [0, 1, 2])
+    assert 100 == isotropy["n_tokens"] < isotropy["n_available"]
+
+
+def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Workspace) -> None:
+    extract(empty, "1e", splits=["dev"], layers=[0, 2], encoding="float32", precision="32")
+    result = run_cka(empty, "1e", "1e", biased=True)
+    assert result.layers_x == result.layers_y == (0, 2)
+    run_isotropy(empty, "1e")
+    assert sorted(path.name for path in (empty.root / "analysis").iterdir()) == [
+        "cka-1e-1e-dev-biased.png",
+        "isotropy-1e-dev.png",
+    ]
+
+
+def test_splits_that_do_not_hold_the_same_tokens_are_refused(empty: Workspace) -> None:
+    extract(empty, "0.5e", splits=["dev"], precision="32")
+    task = empty.config.task.model_copy(
+        update={"max_length": 64, "max_question_length": 16, "overlap": 8}
+    )
+    shorter = Workspace(empty.root, empty.config.model_copy(update={"task": task}))
+    extract(shorter, "1e", splits=["dev"], precision="32")
+    with pytest.raises(ProvenanceError, match="0.5e/dev and 1e/dev do not hold the same tokens"):
+        run_cka(empty, "0.5e", "1e")
+    assert not (empty.root / "analysis").exists()
+
+
+def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
+    empty: Workspace,
+) -> None:
+    extract(empty, "1e", splits=["dev"], precision="32", shard_tokens=512)
+    (empty.split("1e", "dev").ledger.folder / "00001.json").unlink()
+    for run in (run_isotropy, lambda *args: run_cka(*args, "1e")):
+        with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
+            run(empty, "1e")
+        with pytest.raises(UnknownNameError, match="no activations of 0.5e.*bertvision extract"):
+            run(empty, "0.5e")

@@ -1,0 +1,255 @@
+"""The commands as a user types them: what stands on stdout and stderr, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terminal import cells, done, run, with_heads
+from workspaces import write_squad
+
+from bertvision.pipelines.files import exclusive
+from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.workspace import Workspace
+
+EXTRACT = ["--encoding", "float32", "--precision", "32"]
+
+
+@pytest.fixture(scope="module")
+def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with heads, for reading."""
+    return with_heads(workspace, tmp_path_factory.mktemp("cli") / "workspace")
+
+
+@pytest.fixture
+def dev_json(tmp_path: Path) -> Path:
+    """The dev file of the shared workspace."""
+    return Path(write_squad(tmp_path / "dev.json", 8, 2))
+
+
+@pytest.fixture
+def copy(space: Path, tmp_path: Path) -> Path:
+    shutil.copytree(space, tmp_path / "workspace")
+    return tmp_path / "workspace"
+
+
+def test_a_finished_finetune_has_nothing_to_do_and_shows_the_status(space: Path) -> None:
+    result = run("finetune", "--save-at", "1,0.5", "-w", space)
+    assert result.exit_code == 0
+    assert result.stderr == f"every snapshot of {space} is there: nothing to do\n"
+    assert result.stdout == done("status", "-w", space)
+    found = json.loads(done("finetune", "--resume", "-w", space, "--json"))
+    assert found.pop("steps") == found.pop("seconds") == 0
+    assert found == json.loads(done("status", "-w", space, "--json"))
+
+
+def test_status_says_what_is_there_and_what_can_be_run_next(space: Path) -> None:
+    top, table, heads, following = done("status", "-w", space).split("\n\n")
+    assert cells(top)[0] == ["workspace", str(space)]
+    rows = cells(table)
+    assert rows[0] == ["snapshot", "made", "BERT EM", "BERT F1", "activations"]
+    assert [row[0] for row in rows[1:]] == ["0.5e", "1e"]
+    assert all(row[4] == "dev, train, tune" for row in rows[1:])
+    assert "learned-pooling (0.5e), learned-pooling (1e)" in heads
+    assert "bertvision evaluate learned-pooling --trained-on 1e --checkpoint 1e" in following
+    assert "extract" not in following
+
+
+def test_status_offers_to_finish_what_was_begun_with_the_same_options(copy: Path) -> None:
+    (copy / "activations/ledger/1e/train/00001.json").unlink()
+    text = done("status", "-w", copy)
+    assert "dev, tune, train (unfinished)" in text
+    command = (
+        "bertvision extract --checkpoint 1e --split train --encoding float32 --layers 0,1,2 "
+        "--precision 32"
+    )
+    found = json.loads(done("status", "-w", copy, "--json"))
+    assert command in found["next"]
+    assert found["unfinished"] == {"1e": ["train"]}
+    assert "train" not in found["stored"]["1e"]
+    shards = json.loads(done("store", "info", "1e/train", "-w", copy, "--json"))["shards"]
+    assert f"{shards - 1} of {shards} shards" in done("store", "ls", "-w", copy)
+    verdict = f"1e/train: whole, but 1 of {shards} shards are not written\n"
+    assert verdict in done("store", "verify", "-w", copy)
+
+
+def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(space, root, ignore=shutil.ignore_patterns("activations"))
+    args = ["extract", "--checkpoint", "0.5e,1", "--split", "dev,tune", *EXTRACT, "-w", root]
+    first = run(*args)
+    assert first.exit_code == 0
+    rows = cells(first.stdout)
+    assert rows[0][:4] == ["split", "examples", "shards written", "size"]
+    assert [row[0] for row in rows[1:]] == ["0.5e/dev", "0.5e/tune", "1e/dev", "1e/tune"]
+    assert {row[2] for row in rows[1:]} == {"1"}
+    assert "free on the disk" in first.stderr
+    assert "extract 1e/tune: 100%" in first.stderr
+    again = json.loads(done(*args, "--json"))
+    assert [split["shards_written"] for split in again] == [0, 0, 0, 0]
+    assert all(row[4:] == ["-", "-"] for row in cells(done(*args))[1:])
+
+
+def test_heads_are_trained_once(space: Path) -> None:
+    args = ["train", "learned-pooling", "--checkpoint", 1, "-w", space]
+    same = [*args, "--precision", "32", "--epochs", 2, "--batch-size", 8]
+    result = run(*same)
+    assert result.stderr == "learned-pooling was trained on 1e before: nothing to do\n"
+    assert cells(result.stdout)[1][:3] == ["learned-pooling", "1e", "70"]
+    assert json.loads(done(*same, "--json"))[0]["total"] == 70
+    other = run(*args, "--precision", "32", "--epochs", 3, "--batch-size", 8)
+    assert other.exit_code == 2
+    assert "epochs = 2, now it is epochs = 3: give --overwrite" in other.stderr
+
+
+def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json: Path) -> None:
+    names = ["learned-pooling", "adapter-64-shared"]
+    rows = cells(done("evaluate", *names, "-w", copy))  # both only on 0.5e: no need to name it
+    assert rows[0][:5] == ["head", "trained on", "evaluated on", "EM", "F1"]
+    assert rows[0][5:8] == ["HasAns EM", "HasAns F1", "NoAns"]
+    assert [row[:3] for row in rows[1:]] == [[name, "0.5e", "0.5e"] for name in names]
+    cross = ["evaluate", names[1], "--checkpoint", "1e", "-w", copy, "--json"]
+    result = run(*cross)
+    (found,) = json.loads(result.stdout)
+    assert (found["trained_on"], found["checkpoint"]) == ("0.5e", "1e")
+    assert "evaluate on 1e/dev" in result.stderr
+    following = json.loads(done("status", "-w", copy, "--json"))["next"]
+    assert following == ["bertvision evaluate learned-pooling --trained-on 1e --checkpoint 1e"]
+    predictions = copy / f"heads/0.5e/{names[1]}/eval/1e/predictions.json"
+    official = json.loads(done("score", predictions, dev_json, "--json"))
+    assert official == found["rules"]["n-best"]["metrics"]
+
+
+def test_heads_gives_sizes_of_any_encoder() -> None:
+    rows = cells(done("heads"))
+    assert rows[0] == ["head", "trainable", "total", "% BERT-large", "description"]
+    assert ["learned-pooling", "2,076", "2,076"] in [row[:3] for row in rows]
+    small = json.loads(done("heads", "--hidden", 32, "--layers", 3, "--json"))
+    assert len(small) == len(rows) - 1
+    assert small[0]["name"] == "learned-pooling"
+    assert small[0]["total"] == 70
+
+
+def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:
+    predictions = space / "bert/1e/predictions.json"
+    found = json.loads(done("score", predictions, dev_json, "--json"))
+    assert {"exact", "f1", "total", "HasAns_f1", "NoAns_f1"} <= found.keys()
+    assert cells(done("score", predictions, dev_json))[3] == ["total", "24"]
+    na = dev_json.with_name("na.json")
+    na.write_text(json.dumps(dict.fromkeys(json.loads(predictions.read_text()), 0.5)))
+    with_na = json.loads(done("score", predictions, dev_json, "--na-prob", na, "--json"))
+    assert with_na["best_f1_thresh"] == 0.5
+    none = done("score", predictions, dev_json, "--na-prob", na, "--na-prob-thresh", 0.1, "--json")
+    assert json.loads(none)["HasAns_f1"] == 0
+
+
+@pytest.mark.filterwarnings("default::bertvision.errors.BertvisionWarning")
+def test_a_warning_is_one_line(space: Path, dev_json: Path) -> None:
+    predictions = json.loads((space / "bert/1e/predictions.json").read_text())
+    more = dev_json.with_name("more.json")
+    more.write_text(json.dumps({**predictions, "unknown": ""}))
+    document = json.loads(dev_json.read_text())
+    document["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 10**6
+    dev_json.write_text(json.dumps(document))
+    result = run("score", more, dev_json, "--skip-bad")
+    assert result.exit_code == 0
+    unknown, skipped = result.stderr.splitlines()
+    assert unknown.startswith("Warning: ")
+    assert "2 of 25 predictions are for ids that are not" in unknown
+    assert skipped.startswith("Warning: skipped 1 malformed parts, the first: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "keys"),
+    [
+        (["cka", "0.5e", 1], {"cka", "cka_dropped", "n_tokens"}),
+        (["isotropy", "1e", "--max-tokens", 0], {"mean_cosine", "explained_variance"}),
+    ],
+    ids=["cka", "isotropy"],
+)
+def test_analyses_print_a_table_and_write_a_plot(
+    copy: Path, args: list[Any], keys: set[str]
+) -> None:
+    result = run(*args, "-w", copy)
+    assert result.exit_code == 0
+    for table in result.stdout.split("\n\n")[1:]:
+        lines = table.strip("\n").split("\n")
+        rows = cells("\n".join(lines[-4:]))
+        assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
+    (plot,) = (copy / "analysis").iterdir()
+    assert f"plot: {plot}" in result.stderr
+    own = copy / "own.png"
+    assert keys <= json.loads(done(*args, "-w", copy, "--plot", own, "--json")).keys()
+    assert own.is_file()
+
+
+def test_store_commands_tell_what_is_held(space: Path) -> None:
+    rows = cells(done("store", "ls", "-w", space))
+    names = [f"{tag}/{split}" for tag in ("0.5e", "1e") for split in ("dev", "train", "tune")]
+    assert rows[0][:4] == ["split", "examples", "encoding", "layers"]
+    assert [row[0] for row in rows[1:]] == names
+    listed = json.loads(done("store", "ls", "-w", space, "--json"))
+    info = json.loads(done("store", "info", "1e/train", "-w", space, "--json"))
+    assert info in listed
+    assert ["provenance.precision", "32"] in cells(done("store", "info", "1/train", "-w", space))
+    verified = [f"{name}: whole" for name in names]
+    assert done("store", "verify", "-w", space).splitlines() == verified
+    one = json.loads(done("store", "verify", "1e/dev", "-w", space, "--json"))
+    assert one == {"1e/dev": []}
+
+
+def test_verify_names_every_damaged_shard_and_exits_with_1(copy: Path) -> None:
+    split = Workspace.find(copy).split("1e", "train")
+    path = split.shard_path("hidden_states", 1)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    split.shard_path("hidden_states", 2).unlink()
+    (copy / "activations/ledger/0.5e/dev/split.json").write_text("{")
+    result = run("store", "verify", "-w", copy)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    lines = result.stdout.splitlines()
+    assert "1e/train shard 1: hidden_states was changed on the disk" in lines
+    assert "1e/train shard 2: hidden_states is missing" in lines
+    assert "0.5e/dev" in lines[0]
+    assert "split.json is damaged" in lines[0]
+    assert "1e/dev: whole" in lines
+    as_json = run("store", "verify", "1e/train", "-w", copy, "--json")
+    assert as_json.exit_code == 1
+    assert len(json.loads(as_json.stdout)["1e/train"]) == 2
+
+
+def test_malformed_data_are_refused_or_skipped_and_counted(
+    tiny_bert: Path, dev_json: Path, tmp_path: Path
+) -> None:
+    document = json.loads(dev_json.read_text())
+    document["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] = 10**6
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(document))
+    args = ["finetune", "--model", tiny_bert, "--train", bad, "--dev", dev_json]
+    args += ["--save-at", 0, "--precision", "32", "-w", tmp_path / "new"]
+    refused = run(*args)
+    assert refused.exit_code == 2
+    assert "data[0].paragraphs[1].qas[0].answers[0].answer_start" in refused.stderr
+    assert not (tmp_path / "new").exists()
+    skipped = run(*args, "--skip-bad", "--json")
+    assert skipped.exit_code == 0
+    assert f"skipped 1 malformed parts of train, the first: {bad}: data[0]" in skipped.stderr
+    assert sum(json.loads(skipped.stdout)["questions"].values()) == 23 + 24
+
+
+def test_a_second_finetune_in_one_workspace_is_refused(space: Path) -> None:
+    with exclusive(space / ".finetune.lock", "fine-tuning"):
+        result = run("finetune", "-w", space)
+    assert result.exit_code == 2
+    assert f"another process is fine-tuning in {space}: wait" in result.stderr
+    assert run("finetune", "-w", space).exit_code == 0
+
+
+def test_tables_put_numbers_to_the_right_and_names_to_the_left() -> None:
+    text = format_table(["tag", "n", "share"], [["0.3e", "1,234", "5%"], ["10e", "7", "-"]])
+    assert text.splitlines() == ["tag       n  share", "0.3e  1,234     5%", "10e       7      -"]

@@ -1,0 +1,141 @@
+"""A user's mistake is one message and status 2; a mistake of ours keeps its traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terminal import done, run, with_heads
+from workspaces import write_squad
+
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.workspace import Workspace
+
+EXTRACT = ["--encoding", "float32", "--precision", "32"]
+
+
+@pytest.fixture(scope="module")
+def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with heads, for reading."""
+    return with_heads(workspace, tmp_path_factory.mktemp("cli") / "workspace")
+
+
+@pytest.fixture
+def dev_json(tmp_path: Path) -> Path:
+    """The dev file of the shared workspace."""
+    return Path(write_squad(tmp_path / "dev.json", 8, 2))
+
+
+ERRORS: dict[str, tuple[list[Any], str]] = {
+    "unknown head": (["train", "learned-poling", "--checkpoint", "1e"], "did you mean learned-po"),
+    "untrained head": (["evaluate", "learned-poling"], "did you mean learned-pooling"),
+    "head of two snapshots": (["evaluate", "learned-pooling"], r"0\.5e, 1e; .* --trained-on$"),
+    "snapshot to extract": (["extract"], r"0\.5e, 1e; name one with --checkpoint$"),
+    "snapshot to train on": (["train", "learned-pooling"], r"0\.5e, 1e; name one with --check"),
+    "second snapshot": (["extract", "--checkpoint", "0.5e,9e"], r"no snapshot 9e: made are 0\.5e"),
+    "several for one": (["train", "x", "--checkpoint", "0.5,1"], "name one snapshot"),
+    "split to extract": (
+        ["extract", "--checkpoint", "1e", "--split", "tset", *EXTRACT],
+        "'tset' is no split .* it has train, tune, dev",
+    ),
+    "other precision": (
+        ["extract", "--checkpoint", "1e", "--precision", "bf16"],
+        "with precision = '32', now it is 'bf16'",
+    ),
+    "layers text": (["extract", "--layers", "a,b", "--checkpoint", "1e"], "--layers 'a,b'"),
+    "layers number": (["extract", "--layers", "7", "--checkpoint", "1e"], "hidden states 0 .* 2"),
+    "save-at": (["finetune", "--save-at", "0.3x"], "'0.3x' is not a fraction of an epoch"),
+    "save-at form": (["finetune", "--save-at", "0.30e"], "not in canonical form: write 0.3e"),
+    "other settings": (["finetune", "--lr", 5], r"made with lr = 0\.001, not 5"),
+    "epochs": (["train", "learned-pooling", "--checkpoint", 1, "--epochs", 0], "--epochs 0: "),
+    "cka snapshot": (["cka", "0.5e", "2"], "no activations of 2e.*it holds 0.5e, 1e"),
+    "cka split": (["cka", "0.5e", "1e", "--split", "test"], "no split 'test'"),
+    "scheduler": (["cka", "0.5e", "1e", "--scheduler", "fast"], "use threads, processes, or"),
+    "isotropy snapshot": (["isotropy", "one"], "'one' is not a snapshot tag"),
+    "plot": (
+        ["isotropy", "1e", "--plot", __file__ + "/plot.png"],
+        "test_cli_errors.py: File exists",
+    ),
+    "store split": (["store", "info", "1e"], "name a snapshot and a split of it, such as 0.3e/t"),
+    "store unknown": (["store", "info", "1e/test"], "no split 'test' of 1e"),
+    "workspace file": (["finetune", "-w", __file__], "is a file: give a folder"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), ERRORS.values(), ids=ERRORS)
+def test_a_users_error_is_one_message_and_status_2(
+    space: Path, args: list[Any], message: str
+) -> None:
+    result = run(*args, *([] if "-w" in args else ["-w", space]))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert re.search(message, last)
+    assert "Traceback" not in result.stderr
+
+
+def test_where_there_is_no_workspace_every_command_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [["status"], ["extract"], ["train", "x"], ["evaluate", "x"], ["cka", "1e", "1e"]]
+    for args in [*commands, ["isotropy", "1e"], ["store", "ls"], ["store", "verify"]]:
+        result = run(*args)
+        assert result.exit_code == 2
+        assert f"Error: no workspace in {tmp_path} and its parents" in result.stderr
+        assert "bertvision quickstart" in result.stderr
+    result = run("finetune", "--train", "x.json")
+    assert (result.exit_code, "needs --model and --dev" in result.stderr) == (2, True)
+    assert not (tmp_path / "bertvision.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("[]", "expected an object"),
+        ('{"2-0-0": 1}', "expected the answer text"),
+        ('{"2-0-0": "x"}', "23 of 24 questions have no prediction"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_malformed_predictions_are_named(dev_json: Path, text: str, message: str) -> None:
+    predictions = dev_json.with_name("predictions.json")
+    predictions.write_text(text)
+    result = run("score", predictions, dev_json)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert re.fullmatch(f"Error: .*{message}.*\n", result.stderr)
+
+
+def test_what_click_refuses_is_plain_text_and_status_2() -> None:
+    for args in (["bogus"], ["store", "bogus"], ["train"], ["heads", "--hidden", "x"]):
+        result = run(*args)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("Usage: bertvision ") or "Usage:" in result.stderr
+        assert "╭" not in result.output
+    assert "╭" not in done("store", "--help")
+
+
+@pytest.mark.parametrize("command", [["status"], ["store", "verify"]], ids=" ".join)
+def test_ctrl_c_is_status_130_and_a_bug_keeps_its_traceback(
+    space: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def interrupt(error: type[BaseException]) -> Callable[..., None]:
+        def method(*args: object) -> None:
+            raise error
+
+        return method
+
+    for method in ("verify", "missing_shards"):
+        monkeypatch.setattr(ActivationSplit, method, interrupt(KeyboardInterrupt))
+    result = run(*command, "-w", space)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "Stopped; what was finished is kept.\n"
+    for method in ("verify", "missing_shards"):
+        monkeypatch.setattr(ActivationSplit, method, interrupt(ZeroDivisionError))
+    assert isinstance(run(*command, "-w", space).exception, ZeroDivisionError)

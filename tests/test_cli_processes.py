@@ -1,0 +1,118 @@
+"""The installed command as a process: signals, its exit status, and finishing what was begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from terminal import done
+from workspaces import write_squad
+
+BERTVISION = Path(sysconfig.get_path("scripts")) / "bertvision"
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and processes are compared bit for bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def interrupted(args: list[str], ready: Callable[[], bool], how: signal.Signals) -> tuple[int, str]:
+    """Run the installed command in a process of its own and signal it as soon as it is ready."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(
+        [BERTVISION, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        while process.poll() is None:
+            if ready():
+                process.send_signal(how)
+                break
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.005)
+        out, errors = process.communicate()
+    assert out == b""
+    return process.returncode, errors.decode()
+
+
+@pytest.fixture(scope="module")
+def large(
+    tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> tuple[Path, dict[str, bytes]]:
+    """A workspace whose train split has many shards, and what its extraction writes."""
+    folder = tmp_path_factory.mktemp("large")
+    data = {name: write_squad(folder / f"{name}.json", n, n) for name, n in _SIZES.items()}
+    args = ["--train", data["train"], "--dev", data["dev"], "--save-at", 0, "--precision", "32"]
+    done("finetune", "--model", tiny_bert, *args, "--tune-fraction", 0, "-w", folder / "ws")
+    done(*_extract(folder / "ws"))
+    written = contents(folder / "ws/activations")
+    shutil.rmtree(folder / "ws/activations")
+    return folder / "ws", written
+
+
+_SIZES = {"train": 700, "dev": 4}
+
+
+def _extract(root: Path) -> list[str]:
+    return ["extract", "--split", "train", "--precision", "32", "-w", str(root)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below a folder, without lock files."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_extraction_is_finished_by_the_same_command(
+    large: tuple[Path, dict[str, bytes]], tmp_path: Path, how: signal.Signals
+) -> None:
+    root, expected = tmp_path / "ws", large[1]
+    shutil.copytree(large[0], root)
+    ledger = root / "activations/ledger/0e/train"
+    code, errors = interrupted(["-q", *_extract(root)], (ledger / "00001.json").is_file, how)
+    assert code == (130 if how == signal.SIGINT else -how), errors
+    assert errors == ("Stopped; what was finished is kept.\n" if how == signal.SIGINT else "")
+    before = contents(root / "activations")
+    shards = {name for name in expected if re.fullmatch(r"ledger/0e/train/\d+\.json", name)}
+    committed = shards & before.keys()
+    assert 2 <= len(committed) < len(shards)
+    held = {path: path.stat().st_mtime_ns for path in ledger.glob("0*.json")}
+
+    (found,) = json.loads(done(*_extract(root), "--json"))
+    assert found["shards_written"] == len(shards) - len(committed)
+    assert contents(root / "activations") == expected
+    assert {path: path.stat().st_mtime_ns for path in held} == held
+
+
+def test_an_interrupted_finetune_is_finished_by_the_same_command(
+    tiny_bert: Path, tmp_path: Path, one_thread: None
+) -> None:
+    train, dev = (write_squad(tmp_path / f"{name}.json", 8, 1) for name in ("train", "dev"))
+    root = tmp_path / "ws"
+    options = {"model": tiny_bert, "train": train, "dev": dev, "batch-size": 1, "epochs": 6}
+    options |= {"save-at": "6", "precision": "32", "workspace": root}
+    args = ["finetune", *(f"--{name}={value}" for name, value in options.items())]
+    log = root / "finetune/log.csv"
+    code, errors = interrupted(
+        args, lambda: log.is_file() and len(log.read_text().splitlines()) > 3, signal.SIGINT
+    )
+    assert code == 130, errors
+    assert "Traceback" not in errors
+    assert "Error: stopped by SIGINT; all steps taken are saved" in errors.splitlines()[-1]
+    steps = len(log.read_text().splitlines()) - 1
+    found = json.loads(done(*args, "--json"))
+    assert found["snapshots"][0]["made"]
+    assert found["steps"] + steps == len(log.read_text().splitlines()) - 1
