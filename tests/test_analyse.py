@@ -10,10 +10,10 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.analyse import run_cka, run_isotropy
+from bertvision.pipelines.analysis.reduce import _one_blas_thread
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.workspace import Workspace
 
@@ -69,7 +69,7 @@ def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_p
     threads = run_cka(workspace, "0.5e", "1e", plot=plot)
     spread = run_isotropy(workspace, "1e", plot=plot)
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, spawn, threadpool_limits, (1, "blas"))
+    pool = ProcessPoolExecutor(1, spawn, _one_blas_thread)
     with pool, dask.config.set(pool=pool):  # one for all, as a process takes seconds to start
         processes = run_cka(workspace, "0.5e", "1e", plot=plot, scheduler="processes")
         assert np.array_equal(threads.cka, processes.cka)

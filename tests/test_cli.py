@@ -11,7 +11,7 @@ import pytest
 from terminal import cells, done, run, with_heads
 from workspaces import write_squad
 
-from bertvision.pipelines.files import exclusive
+from bertvision.featurestore.lock import exclusive
 from bertvision.pipelines.tables import format_table
 from bertvision.pipelines.workspace import Workspace
 

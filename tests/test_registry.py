@@ -62,7 +62,7 @@ def test_dotted_path_builds_a_class_of_ones_own(own_module: str) -> None:
         ("{own}:Missing", "no attribute 'Missing'"),
         (":Head", "Empty module name"),
         ("{own}:", "no attribute ''"),
-        ("{own}:COUNTS", "not a class"),
+        ("{own}:LAYERS", "not a class"),
         ("{own}:not_a_module", "must be a torch.nn.Module"),
         ("{own}:NeedsMore", "missing a required keyword-only argument: 'size'|'size'"),
     ],
