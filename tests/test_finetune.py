@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from workspaces import SETTINGS, write_squad
+from workspaces import SETTINGS, STOP_AT, write_squad
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.batching import collate
@@ -27,20 +26,23 @@ from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.snapshots import load_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace import Workspace
 
-RUN = """
-import json, sys, torch
+RUN = (
+    STOP_AT
+    + """
+import json, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from bertvision.pipelines.finetune import finetune
 from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.resume import StoppedError
-options = FinetuneOptions(**json.loads(sys.argv[2]))
+options = FinetuneOptions(**json.loads(sys.argv[4]))
 try:
-    finetune(Path(sys.argv[1]), options, resume_every_seconds=0, evaluate=False)
+    finetune(Path(sys.argv[3]), options, resume_every_seconds=0, evaluate=False)
 except StoppedError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
 """
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,22 +84,16 @@ def weights(root: Path) -> dict[str, bytes]:
 
 
 def run_until(root: Path, options: dict[str, Any], step: int, signum: int) -> tuple[int, str]:
-    """Fine-tune in a process of its own until ``step`` is logged, then signal it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(root), json.dumps(options)],
+    """Fine-tune in a process of its own that gets a signal at the end of a step."""
+    arguments = [str(step), str(int(signum)), str(root), json.dumps(options)]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments],
         stderr=subprocess.PIPE,
         text=True,
+        check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
-    log = root / "finetune" / "log.csv"
-    while process.poll() is None:
-        if log.is_file() and len(log.read_text().splitlines()) > step:
-            process.send_signal(signum)
-            break
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.02)
-    _, errors = process.communicate()
-    return process.returncode, errors
+    return done.returncode, done.stderr
 
 
 def test_snapshots_are_bit_for_bit_the_same_after_kill_and_sigterm(

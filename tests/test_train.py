@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
+from workspaces import STOP_AT
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.models.heads import SpanHead
@@ -69,20 +69,22 @@ def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
     assert not list((space.root / "heads/1e").glob(".*"))
 
 
-RUN = """
-import sys
+RUN = (
+    STOP_AT
+    + """
 from pathlib import Path
 from bertvision.pipelines.resume import StoppedError
 from bertvision.pipelines.train import TrainOptions, train
 from bertvision.pipelines.workspace import Workspace
 
-space = Workspace.find(Path(sys.argv[1]))
+space = Workspace.find(Path(sys.argv[3]))
 options = TrainOptions(epochs=3, batch_size=4, precision="32", seed=1)
 try:
-    train(space, sys.argv[2:], "1e", options, resume_every_seconds=0)
+    train(space, sys.argv[4:], "1e", options, resume_every_seconds=0)
 except StoppedError as stopped:
     sys.exit(stopped.exit_code)
 """
+)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -93,17 +95,15 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     train(space, names, "1e", OPTIONS)
     whole = {name: weights(space, name) for name in names}
     shutil.rmtree(space.root / "heads")
-    command = [sys.executable, "-c", RUN, str(space.root), *names]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
-        while process.poll() is None:
-            logs = list((space.root / "heads/1e").glob(".run-*/log.csv"))
-            if logs and len(logs[0].read_text().splitlines()) > 8:  # in the second epoch
-                process.send_signal(how)
-                break
-        process.wait()
-    assert process.returncode == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+    step = 2 * -(-len(space.split("1e", "train")) // 4) - 3  # in the second epoch
+
+    def run(step: int) -> int:
+        arguments = [str(step), str(int(how)), str(space.root), *names]
+        return subprocess.run([sys.executable, "-c", RUN, *arguments], check=False).returncode
+
+    assert run(step) == (143 if how == signal.SIGTERM else -signal.SIGKILL)
     assert not space.heads()
-    subprocess.run(command, check=True)
+    assert run(0) == 0
     for name in names:
         assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
         lines = (space.head_dir("1e", name) / "log.csv").read_text().split()

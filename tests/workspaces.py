@@ -47,3 +47,20 @@ def write_squad(path: Path, contexts: int, seed: int) -> str:
         paragraphs.append({"context": context, "qas": qas})
     path.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
     return str(path)
+
+
+STOP_AT = """
+import os, sys
+from bertvision.pipelines.lightning import TrainingLog
+
+def stop_at(step, signum, real=TrainingLog.on_train_batch_end):
+    def on_train_batch_end(self, trainer, *rest):
+        real(self, trainer, *rest)
+        if trainer.global_step == step:
+            os.kill(os.getpid(), signum)
+    TrainingLog.on_train_batch_end = on_train_batch_end
+
+if int(sys.argv[1]):
+    stop_at(*map(int, sys.argv[1:3]))
+"""
+"""Start of a script whose training gets the signal ``argv[2]`` at the end of step ``argv[1]``."""
