@@ -158,7 +158,7 @@ class ActivationSplit(Sequence[torch.Tensor]):
                     f"it holds {', '.join(map(str, stored))}"
                 )
         if len(set(wanted)) != len(wanted) or not wanted:
-            raise InputError(f"layers {list(layers)}: name at least one layer, each once")
+            raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
         return [stored.index(layer) for layer in wanted]
 
     def read_chunks(

@@ -50,7 +50,7 @@ class ActivationStore(Mapping[str, "Snapshot"]):
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
                 f"no activations of {tag} in {self.path}: it holds {held}; "
-                f"`bertvision extract --checkpoint {tag}` writes them"
+                "`bertvision status` says what can be extracted"
             )
         return Snapshot(self, tag)
 
@@ -90,7 +90,7 @@ class Snapshot(Mapping[str, "ActivationSplit"]):
             raise UnknownNameError(
                 f"no split {split!r} of {self.tag} in {self.store.path}: it holds "
                 f"{', '.join(self.splits())}; "
-                f"`bertvision extract --checkpoint {self.tag} --split {split}` writes it"
+                "`bertvision status` says what can be extracted"
             )
         return ActivationSplit(self.store.path, self.tag, split)
 
