@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from bertvision.models.outputs import SpanOutput, pad_packed
 from bertvision.models.pooling import AveragePooling, LearnedPooling
 
 
-class SpanHead(nn.Module):
+class SpanHead(nn.Module, ABC):
     """Base of the span heads: features of each token → Linear 2 → start and end logits.
 
     A sub-class says in `features` what it computes per token. The output layer begins as
@@ -40,6 +41,7 @@ class SpanHead(nn.Module):
         nn.init.normal_(self.output.weight, std=0.02)
         nn.init.zeros_(self.output.bias)
 
+    @abstractmethod
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
         """Features of each token, to be concatenated.
 
@@ -50,7 +52,6 @@ class SpanHead(nn.Module):
         Returns:
             Parts, each (tokens, width of the part); the widths sum to ``width``.
         """
-        raise NotImplementedError
 
     def forward(self, hidden_states: Tensor, lengths: Tensor) -> SpanOutput:
         """Logits of every token.
