@@ -123,5 +123,7 @@ def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
     for run in (run_isotropy, lambda *args: run_cka(*args, "1e")):
         with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
             run(empty, "1e")
-        with pytest.raises(UnknownNameError, match="no activations of 0.5e.*bertvision extract"):
+        with pytest.raises(
+            UnknownNameError, match="no activations of 0.5e.*it holds 1e; `bertvision status`"
+        ):
             run(empty, "0.5e")
