@@ -1,38 +1,128 @@
-"""The one place that creates and opens Zarr arrays, with what zarr's defaults would lose.
+"""The Zarr side of a split: its metadata, and the arrays that are written with the plan.
 
-- Inner chunks end in crc32c, so that a flipped bit raises when it is read.
-- ``write_empty_chunks`` is on, or chunks of zeros would vanish and look like missing ones.
-- Reading and writing goes through zarrs, the Rust codec pipeline, 2 to 4 times faster; it is
-  chosen while an array is opened, so that the user's own zarr settings stay as they are.
+zarr writes all of it, into memory, from where it goes to the store's place durably. Reading does
+not ask the metadata in the store, which anybody can edit: what an array is stands in the ledger. So
+a declared shape of 10^15, another codec or a fill value changes nothing, and nothing is allocated
+that the files there could not fill.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import warnings
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-import zarrs  # noqa: F401  (registers its pipeline)
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfigParams
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
 
 from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.encoding import get_encoding
+from bertvision.featurestore.place import Place
+from bertvision.featurestore.schema import ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.shardfile import (
+    ZSTD_LEVEL,
+    CompressionName,
+    decompress,
+    unsealed,
+)
 
-_PIPELINE = {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
-# Several threads would lay the inner chunks of a shard in the order they finish: the same data
-# would give another file, and another digest, each time.
-_WRITING = {**_PIPELINE, "threading.max_workers": 1}
+_CHUNK = 1 << 18  # entries of the first axis in a chunk of an array that is written at once
+_MAX_CHUNK_BYTES = 1 << 27
+# or chunks of zeros would vanish and look like missing ones
 _CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
-_METADATA_CHUNK = 1 << 18
 
 
-def create_sharded(
-    group: zarr.Group,
+def group_key(record: SplitRecord) -> str:
+    """Key of a split's group."""
+    return f"{ROOT}/{record.tag}/{record.split}"
+
+
+def array_record(values: npt.NDArray[Any], dims: tuple[str, ...]) -> ArrayRecord:
+    """Describe an array."""
+    return ArrayRecord.model_validate(
+        {
+            "dtype": values.dtype.name,
+            "dims": dims,
+            "shape": values.shape,
+            "sha256": digest(values),
+        }
+    )
+
+
+def array_files(
+    name: str, record: ArrayRecord, values: npt.NDArray[Any] | None = None
+) -> dict[str, bytes]:
+    """The files of an array that is written at once: zstd, then crc32c.
+
+    Args:
+        name: of the array.
+        record: what it is.
+        values: its values; without them only its metadata is made.
+    """
+    files: dict[str, Buffer] = {}
+    array = zarr.create_array(
+        MemoryStore(files),
+        name=name,
+        shape=record.shape,
+        dtype=record.dtype,
+        chunks=(min(record.shape[0], _CHUNK), *record.shape[1:]),
+        serializer=_serializer(record.dtype),
+        compressors=[ZstdCodec(level=3), Crc32cCodec()],
+        filters=None,
+        fill_value=0,
+        dimension_names=record.dims,
+        config=_CONFIG,
+    )
+    if values is not None:
+        array[...] = values
+    # zarr also makes an empty group around it, which is not the split's
+    return {key: value for key, value in _files(files).items() if key != "zarr.json"}
+
+
+def group_files(record: SplitRecord) -> dict[str, bytes]:
+    """The metadata of a split's group and of its sharded arrays."""
+    files: dict[str, Buffer] = {}
+    store = MemoryStore(files)
+    encoding = get_encoding(record.encoding)
+    zarr.create_group(store, attributes={"bertvision": record.model_dump(mode="json")})
+    layers = len(record.layers)
+    width = encoding.codes_size(record.hidden_size)
+    _sharded(
+        store,
+        "hidden_states",
+        (record.axis, layers, width),
+        encoding.zarr_dtype,
+        shards=(record.shard_tokens, layers, width),
+        chunks=(record.shard_tokens, 1, width),
+        dims=("token", "layer", "hidden"),
+        compression=record.compression,
+    )
+    if encoding.quantised:
+        row = (layers, *encoding.scale_shape(record.hidden_size))
+        shard = (record.shard_tokens, *row)
+        _sharded(
+            store,
+            "scale",
+            (record.axis, *row),
+            encoding.scale_dtype,
+            shards=shard,
+            chunks=shard,
+            dims=("token", "layer", "group")[: len(shard)],
+            compression="none",
+        )
+    return _files(files)
+
+
+def _sharded(
+    store: MemoryStore,
     name: str,
     shape: tuple[int, ...],
     dtype: str,
@@ -40,109 +130,119 @@ def create_sharded(
     shards: tuple[int, ...],
     chunks: tuple[int, ...],
     dims: tuple[str, ...],
+    compression: CompressionName,
 ) -> None:
-    """Create an array of whole shards: uncompressed inner chunks, each with its crc32c."""
-    group.create_array(
-        name,
-        shape=shape,
-        dtype=dtype,
-        shards=shards,
-        chunks=chunks,
-        serializer=_serializer(dtype),
-        compressors=[Crc32cCodec()],
-        filters=None,
-        fill_value=0,
-        dimension_names=dims,
-        overwrite=True,
-        config=_CONFIG,
-    )
+    compressors: list[Any] = [Crc32cCodec()]
+    serializer: Any = _serializer(dtype)
+    if compression == "zstd":
+        compressors = [ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr")
+        if compression == "pcodec":
+            from zarr.codecs.numcodecs import PCodec
 
-
-def write_array(
-    group: zarr.Group, name: str, values: npt.NDArray[Any], dims: tuple[str, ...]
-) -> None:
-    """Create and fill an array that is written at once: zstd, then crc32c."""
-    chunk = (min(len(values), _METADATA_CHUNK), *values.shape[1:])
-    with zarr.config.set(_WRITING):
-        array = group.create_array(
-            name,
-            shape=values.shape,
-            dtype=values.dtype,
-            chunks=chunk,
-            serializer=_serializer(values.dtype.name),
-            compressors=[ZstdCodec(level=3), Crc32cCodec()],
+            serializer = PCodec()
+        zarr.create_array(
+            store,
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            shards=shards,
+            chunks=chunks,
+            serializer=serializer,
+            compressors=compressors,
             filters=None,
             fill_value=0,
             dimension_names=dims,
-            overwrite=True,
             config=_CONFIG,
         )
-        array[...] = values
 
 
-def open_any(group: zarr.Group, name: str, *, writing: bool = False) -> zarr.Array[Any]:
-    """Open an array, for writing with the same bytes for the same data.
+def root_files(records: Iterable[SplitRecord]) -> dict[str, bytes]:
+    """The metadata above the splits: the root's with all below it, for xarray, and the snapshots'.
 
-    Raises:
-        CorruptStoreError: it is missing.
+    bertvision itself does not read it.
     """
-    # the pipeline is chosen where an array object is made
-    with zarr.config.set(_WRITING if writing else _PIPELINE):
-        array = group.get(name)
-        if not isinstance(array, zarr.Array):
-            raise CorruptStoreError(f"array {group.path}/{name} is missing from the store")
-        configured: zarr.Array[Any] = array.with_config(_CONFIG)
-        return configured
-
-
-def open_array(group: zarr.Group, name: str, shape: tuple[int, ...], dtype: str) -> zarr.Array[Any]:
-    """Open an array and check that it has the declared shape and type before anything is read.
-
-    Raises:
-        CorruptStoreError: it is missing or has another shape or type.
-    """
-    array = open_any(group, name)
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        raise CorruptStoreError(
-            f"array {group.path}/{name} is {array.dtype} {array.shape}; "
-            f"the ledger says {dtype} {shape}"
-        )
-    return array
-
-
-def consolidate(root: Path) -> None:
-    """Gather all metadata in the root, where xarray looks for it; bertvision itself does not."""
+    files: dict[str, Buffer] = {}
+    store = MemoryStore(files)
+    root = zarr.create_group(store)
+    for record in records:
+        root.require_group(f"{record.tag}/{record.split}")
+        for key, content in split_metadata(record).items():
+            files[f"{record.tag}/{record.split}/{key}"] = _buffer(content)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
-        zarr.consolidate_metadata(root)
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr")
+        zarr.consolidate_metadata(store)
+    made = _files(files)
+    return {key: made[key] for key in made if key.count("/") <= 1}
 
 
-def read_into(
-    array: zarr.Array[Any], selection: tuple[slice | int, ...], out: npt.NDArray[Any]
-) -> None:
-    """Read a selection into memory that is already there (a fresh buffer costs several times more).
+def split_metadata(record: SplitRecord) -> dict[str, bytes]:
+    """Every ``zarr.json`` below a split's group, by key within it."""
+    found = group_files(record)
+    for name, array in record.arrays.items():
+        found |= array_files(name, array)
+    return found
+
+
+def same_metadata(one: bytes, other: bytes) -> bool:
+    """Whether two ``zarr.json`` say the same of an array or group."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def read_array(place: Place, group: str, name: str, record: ArrayRecord) -> npt.NDArray[Any]:
+    """Read an array that was written at once, as the ledger describes it.
 
     Raises:
-        CorruptStoreError: the data does not pass its checksum or does not decode.
+        CorruptStoreError: files are missing or damaged, or hold other values.
     """
-    buffer = default_buffer_prototype().nd_buffer.from_numpy_array(out)
-    try:
-        array.get_basic_selection(selection, out=buffer)
-    except Exception as error:
-        # zarrs raises RuntimeError, zarr-python ValueError, a truncated file OSError or IndexError
-        raise CorruptStoreError(f"array {array.path} does not decode: {error}") from error
+    folder = f"{group}/{name}/c"
+    dtype = np.dtype(record.dtype)
+    length = min(record.shape[0], _CHUNK)
+    chunk_shape = (length, *record.shape[1:])
+    count = -(-record.shape[0] // length)
+    if math.prod(chunk_shape) * dtype.itemsize > _MAX_CHUNK_BYTES:
+        raise CorruptStoreError(f"array {name}: no chunk is as large as {chunk_shape}")
+    # before anything is allocated: each chunk must be there
+    if missing := count - len(set(place.names(folder))):
+        raise CorruptStoreError(f"array {name}: {abs(missing)} chunks missing or too many")
+    out: npt.NDArray[Any] = np.empty(record.shape, dtype.newbyteorder("<"))
+    tail = "/0" * (len(record.shape) - 1)
+    scratch = np.empty(chunk_shape, out.dtype)
+    for i in range(count):
+        try:
+            data = np.frombuffer(place.read(f"{folder}/{i}{tail}"), np.uint8)
+            decompress(unsealed(data), "zstd", scratch)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise CorruptStoreError(f"array {name}: chunk {i} is missing") from None
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"array {name}: chunk {i}: {error}") from None
+        rows = slice(i * length, min((i + 1) * length, record.shape[0]))
+        out[rows] = scratch[: rows.stop - rows.start]
+    if digest(out) != record.sha256:
+        raise CorruptStoreError(f"array {name} holds other values than were recorded")
+    return out
+
+
+def digest(values: npt.NDArray[Any]) -> str:
+    """sha256 of an array's little-endian bytes."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return hashlib.sha256(np.ascontiguousarray(little).data).hexdigest()
 
 
 def _serializer(dtype: str) -> BytesCodec:
     return BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little")
 
 
-def shard_key(name: str, shard: int, ndim: int) -> Path:
-    """Where the file of a shard lies in its group's folder."""
-    return Path(name, "c", str(shard), *("0" for _ in range(ndim - 1)))
+def _files(made: Mapping[str, Buffer]) -> dict[str, bytes]:
+    return {key: value.to_bytes() for key, value in made.items()}
 
 
-def digest(values: npt.NDArray[Any]) -> str:
-    """sha256 of an array's little-endian bytes."""
-    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(np.ascontiguousarray(little).tobytes()).hexdigest()
+def _buffer(content: bytes) -> Buffer:
+    from zarr.core.buffer import default_buffer_prototype
+
+    return default_buffer_prototype().buffer.from_bytes(content)

@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
+
+Buffers: TypeAlias = "bytes | Iterable[bytes | memoryview]"
 
 
-def write_durably(path: Path, content: bytes | Callable[[Path], object]) -> None:
+def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> None:
     """Make a temporary sibling, flush it to the disk, rename it to ``path``, flush the folder.
 
-    Missing folders are made. What an interrupted process left under the temporary name is
-    overwritten; two processes must not write the same path at once.
+    Missing folders are made, and flushed too. What an interrupted process left under the temporary
+    name is overwritten; two processes must not write the same path at once.
 
     Args:
         path: the file.
-        content: its bytes, or a function that writes them to the path it is given.
+        content: its bytes, in one piece or several, or a function that writes them to the path it
+            is given.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
-    if isinstance(content, bytes):
-        temporary.write_bytes(content)
-    else:
+    if callable(content):
         content(temporary)
-    fsync(temporary)
+        fsync(temporary)
+    else:
+        with open(temporary, "wb", buffering=0) as file:
+            for piece in (content,) if isinstance(content, bytes) else content:
+                _write_all(file.fileno(), piece)
+            os.fsync(file.fileno())
     os.replace(temporary, path)
+    fsync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing parents; their names are on the disk when this returns."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        fsync(folder.parent)
+
+
+def remove_durably(path: Path) -> None:
+    """Remove a file, if it is there; it does not come back after a power loss."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
     fsync(path.parent)
 
 
@@ -35,3 +62,10 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while len(view):
+        # a write may be short: on a signal, or above 2 GiB
+        view = view[os.write(descriptor, view) :]

@@ -1,12 +1,12 @@
-"""Hidden states ↔ codes: float32, bfloat16, float16 and int8, in torch for devices, numpy for Dask.
+"""Hidden states ↔ codes: float32, bfloat16, float16, int8 and int4, in torch and in numpy.
 
-int8 is standardised per channel before it is scaled per (token, layer), because BERT's outlier
-channels would otherwise take the whole range of a token:
+The quantised encodings are standardised per channel before they are scaled per token and layer,
+because BERT's outlier channels would otherwise take the whole range of a token:
 
-    h ≈ scale[t, l] · channel_std[l, c] · q + channel_mean[l, c]        q ∈ [−127, 127]
+    h ≈ channel_std[l, c] · z[t, l, c] + channel_mean[l, c]
 
-The float encodings have neither scale nor channel statistics. bfloat16 is no Zarr data type: its
-bits are stored as uint16.
+with z as codes and a scale (see `quantise`). The float encodings have neither scale nor channel
+statistics. bfloat16 is no Zarr data type: its bits are stored as uint16.
 """
 
 from __future__ import annotations
@@ -20,36 +20,70 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.quantise import Quantiser
 
-EncodingName = Literal["int8", "bfloat16", "float16", "float32"]
+EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 _BLOCK_BYTES = 1 << 19  # float32 scratch that stays in the L2 cache
-_INT8_MAX = 127
 
 
 class Encoding(NamedTuple):
-    """How one encoding is held in torch and in Zarr."""
+    """How one encoding is held in torch and in Zarr.
+
+    Attributes:
+        name: of the encoding.
+        torch_dtype: of the codes; no two encodings share one, so codes tell their encoding.
+        zarr_dtype: of the codes on disk and in numpy.
+        quantiser: None for the float encodings.
+        scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
+    """
 
     name: EncodingName
     torch_dtype: torch.dtype
     zarr_dtype: str
+    quantiser: Quantiser | None = None
+    scale_dtype: str = "float32"
 
     @property
     def quantised(self) -> bool:
-        """Whether codes come with a scale per (token, layer) and channel statistics."""
-        return self.name == "int8"
+        """Whether codes come with a scale and channel statistics."""
+        return self.quantiser is not None
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per hidden-state value."""
-        return np.dtype(self.zarr_dtype).itemsize
+    def scale_torch_dtype(self) -> torch.dtype:
+        """The scale's type in torch."""
+        dtype: torch.dtype = getattr(torch, self.scale_dtype)
+        return dtype
+
+    def codes_size(self, hidden: int) -> int:
+        """Length of the last axis of codes for so many channels.
+
+        Raises:
+            InputError: the encoding does not take that number of channels.
+        """
+        packed = self.quantiser.packed if self.quantiser else 1
+        if hidden % packed:
+            raise InputError(
+                f"encoding {self.name} packs {packed} channels in a byte and cannot hold {hidden}: "
+                "choose int8"
+            )
+        return hidden // packed
+
+    def scale_shape(self, hidden: int) -> tuple[int, ...]:
+        """Shape of the scale of one (token, layer): () for int8, (groups,) for int4."""
+        return self.quantiser.scale_shape(hidden) if self.quantiser else ()
 
 
 ENCODINGS: dict[str, Encoding] = {
-    "int8": Encoding("int8", torch.int8, "int8"),
-    "bfloat16": Encoding("bfloat16", torch.bfloat16, "uint16"),
-    "float16": Encoding("float16", torch.float16, "float16"),
-    "float32": Encoding("float32", torch.float32, "float32"),
+    encoding.name: encoding
+    for encoding in (
+        Encoding("int8", torch.int8, "int8", Quantiser(levels=127)),
+        Encoding("int4", torch.uint8, "uint8", Quantiser(levels=7, group=64, packed=2), "uint8"),
+        Encoding("bfloat16", torch.bfloat16, "uint16"),
+        Encoding("float16", torch.float16, "float16"),
+        Encoding("float32", torch.float32, "float32"),
+    )
 }
+_BY_DTYPE = {encoding.torch_dtype: encoding for encoding in ENCODINGS.values()}
 
 
 def get_encoding(name: str) -> Encoding:
@@ -66,7 +100,7 @@ def get_encoding(name: str) -> Encoding:
 
 
 class ChannelStats(NamedTuple):
-    """Per-channel standardisation of the integer encodings, from a calibration sample.
+    """Per-channel standardisation of the quantised encodings, from a calibration sample.
 
     Attributes:
         mean: (layers, hidden) float32.
@@ -77,96 +111,82 @@ class ChannelStats(NamedTuple):
     std: Tensor
 
 
-class ChannelStatsAccumulator:
-    """Streams (tokens, layers, hidden) blocks into `ChannelStats`, in float64 about a shift.
+class Encoded(NamedTuple):
+    """What `encode` gives.
 
-    Subtracting the first block's mean before squaring keeps the digits that the plain sum of
-    squares loses on channels whose mean is far larger than their spread (Chan et al. 1983).
+    Attributes:
+        codes: (tokens, layers, `Encoding.codes_size`) in the encoding's torch dtype.
+        scale: (tokens, layers, *`Encoding.scale_shape`), or None for float encodings.
+        nonfinite: values that were NaN, infinite or too large for the encoding, and were replaced.
     """
 
-    def __init__(self) -> None:
-        self._n = 0
-        self._shift: Tensor | None = None
-        self._sum: Tensor
-        self._square: Tensor
-
-    def add(self, hidden_states: Tensor) -> None:
-        """Add a block of hidden states, (tokens, layers, hidden)."""
-        x = hidden_states.double()
-        if self._shift is None:
-            self._shift = x.mean(dim=0)
-            self._sum = torch.zeros_like(self._shift)
-            self._square = torch.zeros_like(self._shift)
-        x = x - self._shift
-        self._n += x.shape[0]
-        self._sum += x.sum(dim=0)
-        self._square += x.square().sum(dim=0)
-
-    def result(self) -> ChannelStats:
-        """Mean and standard deviation; a constant channel gets std 1, so that it stays exact.
-
-        Raises:
-            InputError: nothing was added.
-            NonFiniteError: the sample holds NaN or infinity.
-        """
-        if self._shift is None:
-            raise InputError("no hidden states were given to calibrate on")
-        mean = self._sum / self._n
-        std = (self._square / self._n - mean.square()).clamp_min(0).sqrt()
-        mean = mean + self._shift
-        if not bool(torch.isfinite(mean).all() and torch.isfinite(std).all()):
-            raise NonFiniteError("the calibration sample holds NaN or infinity: check the snapshot")
-        std[std < 1e-6 * mean.abs().clamp_min(1e-6)] = 1.0
-        return ChannelStats(mean.float().cpu(), std.float().cpu())
+    codes: Tensor
+    scale: Tensor | None
+    nonfinite: int
 
 
 def encode(
-    hidden_states: Tensor, encoding: Encoding, stats: ChannelStats | None = None
-) -> tuple[Tensor, Tensor | None]:
+    hidden_states: Tensor,
+    encoding: Encoding,
+    stats: ChannelStats | None = None,
+    *,
+    nonfinite: Literal["error", "record"] = "error",
+) -> Encoded:
     """Encode hidden states on the device they are on.
 
     Args:
         hidden_states: (tokens, layers, hidden), any float dtype.
         encoding: from `get_encoding`.
         stats: channel statistics on the same device; required by the quantised encodings.
-
-    Returns:
-        Codes (tokens, layers, hidden) in the encoding's torch dtype, and the scale
-        (tokens, layers) float32, or None for float encodings.
+        nonfinite: what to do about NaN, infinity and values too large for the encoding: refuse
+            them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
+            the largest value beside them in the token's group of channels; in a float encoding,
+            NaN becomes 0 and the others the largest finite number.
 
     Raises:
-        NonFiniteError: a value is NaN, infinite, or too large for float16; the message names the
+        InputError: the encoding needs statistics, or does not take that number of channels.
+        NonFiniteError: there is such a value, and ``nonfinite`` is "error"; the message names the
             token and layer of the first.
     """
+    tokens, layers, hidden = hidden_states.shape
+    device = hidden_states.device
     codes = torch.empty(
-        hidden_states.shape, dtype=encoding.torch_dtype, device=hidden_states.device
+        (tokens, layers, encoding.codes_size(hidden)), dtype=encoding.torch_dtype, device=device
     )
-    if not encoding.quantised:
+    quantiser = encoding.quantiser
+    if quantiser is None:
         codes.copy_(hidden_states)
-        # Checked after the cast: it also finds what overflowed in it.
-        if not bool(torch.isfinite(codes).all()):
-            _raise_non_finite(hidden_states, codes, encoding)
-        return codes, None
+        # Looked at after the cast: it also finds what overflowed in it.
+        finite = torch.isfinite(codes)
+        if bool(finite.all()):
+            return Encoded(codes, None, 0)
+        if nonfinite == "error":
+            _raise_non_finite(hidden_states, finite.all(dim=-1), encoding)
+        return Encoded(codes.nan_to_num_(nan=0.0), None, int((~finite).sum()))
     if stats is None:
         raise InputError(f"encoding {encoding.name} needs channel statistics to standardise with")
     inverse_std = stats.std.reciprocal()
-    shape = hidden_states.shape[:2]
-    scale = torch.empty(shape, dtype=torch.float32, device=hidden_states.device)
-    for block in _blocks(hidden_states):
-        z = hidden_states[block].float()
-        z = (
-            z.sub_(stats.mean)
-            if z.data_ptr() != hidden_states[block].data_ptr()
-            else z - stats.mean
-        )
-        z.mul_(inverse_std)
-        absmax = torch.maximum(z.amax(dim=-1), z.amin(dim=-1).neg())
-        torch.mul(absmax, 1 / _INT8_MAX, out=scale[block])
-        z.mul_((_INT8_MAX / absmax.clamp_min(1e-30)).unsqueeze(-1)).round_()
-        codes[block].copy_(z)
-    if not bool(torch.isfinite(scale).all()):
-        _raise_non_finite(hidden_states, scale, encoding)
-    return codes, scale
+    groups = encoding.scale_shape(hidden)
+    scale = torch.empty((tokens, layers, *groups), dtype=encoding.scale_torch_dtype, device=device)
+    step = torch.empty((tokens, layers, *groups), device=device)
+    scratch = _scratch(hidden_states.shape, device)
+    for block in _blocks(tokens, len(scratch)):
+        # copy, then in-place: mixed dtypes or fresh memory would take several times longer
+        h = hidden_states[block]
+        z = scratch[: len(h)].copy_(h).sub_(stats.mean).mul_(inverse_std)
+        quantiser.quantise_(z, codes[block], scale[block], step[block])
+    fits = (step <= quantiser.largest_step).reshape(tokens, layers, -1).all(dim=-1)
+    if bool(fits.all()):
+        return Encoded(codes, scale, 0)
+    if nonfinite == "error":
+        _raise_non_finite(hidden_states, fits, encoding)
+    token, layer = torch.nonzero(~fits, as_tuple=True)
+    z = (hidden_states[token, layer].float() - stats.mean[layer]) * inverse_std[layer]
+    count = quantiser.clip_(z)
+    new_codes, new_scale = codes[token, layer], scale[token, layer]
+    quantiser.quantise_(z, new_codes, new_scale, step[token, layer])
+    codes[token, layer], scale[token, layer] = new_codes, new_scale
+    return Encoded(codes, scale, count)
 
 
 def decode(
@@ -178,22 +198,31 @@ def decode(
     """Decode codes on the device they are on: the inverse of `encode`.
 
     Args:
-        codes: (tokens, layers, hidden).
-        scale: (tokens, layers) float32, for int8.
-        stats: channel statistics for int8, on the same device.
+        codes: (tokens, layers, width) as `encode` gives them, in any memory layout.
+        scale: (tokens, layers, …) likewise, for the quantised encodings.
+        stats: channel statistics for the quantised encodings, on the same device.
         dtype: of the result; the arithmetic is float32 whatever it is.
 
     Returns:
-        Hidden states (tokens, layers, hidden). Float codes of the same dtype are returned as is.
+        Hidden states (tokens, layers, hidden), contiguous. Contiguous float codes of the same dtype
+        are returned as they are.
+
+    Raises:
+        InputError: quantised codes without their scale or statistics.
     """
+    encoding = _BY_DTYPE[codes.dtype]
+    if encoding.quantiser is None:
+        return codes.to(dtype).contiguous()
     if scale is None or stats is None:
-        return codes.to(dtype)
-    hidden_states = torch.empty(codes.shape, dtype=dtype, device=codes.device)
-    for block in _blocks(codes):
+        raise InputError(f"{encoding.name} codes need their scale and channel statistics")
+    shape = (*codes.shape[:2], stats.mean.shape[-1])
+    hidden_states = torch.empty(shape, dtype=dtype, device=codes.device)
+    scratch = _scratch(shape, codes.device)
+    for block in _blocks(len(codes), len(scratch)):
         out = hidden_states[block]
-        # copy, then in-place products: several times faster than one product of mixed dtypes
-        h = out.copy_(codes[block]) if dtype == torch.float32 else codes[block].float()
-        h.mul_(scale[block].unsqueeze(-1)).mul_(stats.std).add_(stats.mean)
+        h = out if dtype == torch.float32 else scratch[: len(out)]
+        encoding.quantiser.dequantise_(codes[block], scale[block], h)
+        torch.addcmul(stats.mean, h, stats.std, out=h)
         if dtype != torch.float32:
             out.copy_(h)
     return hidden_states
@@ -201,42 +230,52 @@ def decode(
 
 def decode_numpy(
     codes: npt.NDArray[Any],
-    scale: npt.NDArray[np.float32] | None,
+    scale: npt.NDArray[Any] | None,
     stats: ChannelStats | None,
     encoding: Encoding,
 ) -> npt.NDArray[np.float32]:
     """Decode stored codes (bfloat16 as uint16 bits) to float32 in numpy, as Dask tasks do.
 
     Args:
-        codes: (tokens, layers, hidden) in the encoding's Zarr dtype.
-        scale: (tokens, layers) float32, for int8.
-        stats: channel statistics, for int8.
+        codes: (tokens, layers, width) in the encoding's Zarr dtype.
+        scale: (tokens, layers, …), for the quantised encodings.
+        stats: channel statistics, for the quantised encodings.
         encoding: from `get_encoding`.
+
+    Raises:
+        InputError: quantised codes without their scale or statistics.
     """
     if encoding.name == "bfloat16":
         return (codes.astype(np.uint32) << 16).view(np.float32)
-    hidden_states: npt.NDArray[np.float32] = codes.astype(np.float32)
-    if scale is not None and stats is not None:
-        hidden_states *= scale[..., None]
-        hidden_states *= stats.std.numpy()
-        hidden_states += stats.mean.numpy()
+    if encoding.quantiser is None:
+        return codes.astype(np.float32)
+    if scale is None or stats is None:
+        raise InputError(f"{encoding.name} codes need their scale and channel statistics")
+    hidden_states = encoding.quantiser.dequantise_numpy(codes, scale)
+    hidden_states *= stats.std.numpy()
+    hidden_states += stats.mean.numpy()
     return hidden_states
 
 
-def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of tokens whose float32 form fits the cache; one slice on an accelerator."""
-    per_token = max(1, x.shape[1] * x.shape[2] * 4)
-    step = max(1, _BLOCK_BYTES // per_token) if x.device.type == "cpu" else max(1, len(x))
-    return (slice(i, i + step) for i in range(0, len(x), step))
+def _scratch(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Room for the float32 form of as many tokens as fit the cache; of all on an accelerator."""
+    tokens, *rest = shape
+    if device.type == "cpu":
+        tokens = max(1, _BLOCK_BYTES // (4 * rest[0] * rest[1]))
+    return torch.empty((tokens, *rest), device=device)
 
 
-def _raise_non_finite(hidden_states: Tensor, encoded: Tensor, encoding: Encoding) -> None:
-    token, layer = (int(i) for i in torch.nonzero(~torch.isfinite(encoded))[0][:2])
+def _blocks(tokens: int, size: int) -> Iterator[slice]:
+    return (slice(i, i + size) for i in range(0, tokens, size))
+
+
+def _raise_non_finite(hidden_states: Tensor, fits: Tensor, encoding: Encoding) -> None:
+    token, layer = torch.nonzero(~fits)[0].tolist()
     value = hidden_states[token, layer]
     if bool(torch.isfinite(value).all()):
         raise NonFiniteError(
             f"token {token}, layer {layer}: {value.abs().max().item():.6g} does not fit "
-            f"{encoding.name}; choose encoding bfloat16, int8 or float32"
+            f"{encoding.name}; choose encoding bfloat16 or float32"
         )
     raise NonFiniteError(
         f"token {token}, layer {layer}: the hidden state holds NaN or infinity; "

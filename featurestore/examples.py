@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertvision.errors import CorruptStoreError, ProvenanceError
-from bertvision.featurestore.durable import write_durably
+from bertvision.featurestore.place import Place
+
+FOLDER = "examples"
 
 
 def examples_digest(table: pa.Table) -> str:
@@ -23,7 +24,7 @@ def examples_digest(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def write_examples(store: Path, split: str, table: pa.Table) -> str:
+def write_examples(place: Place, split: str, table: pa.Table) -> str:
     """Write the table durably, or check that the one that is there is the same.
 
     The caller holds the store's lock.
@@ -34,40 +35,47 @@ def write_examples(store: Path, split: str, table: pa.Table) -> str:
     Raises:
         ProvenanceError: the store holds this split with other examples.
     """
-    path, digest = _path(store, split), examples_digest(table)
-    if path.is_file():
-        if examples_digest(_read(path)) != digest:
+    key, digest = _key(split), examples_digest(table)
+    place.sweep(FOLDER)
+    if place.size(key) is not None:
+        if examples_digest(_read(place, key)) != digest:
             raise ProvenanceError(
-                f"{path} holds other examples than the data given for split {split!r}: "
+                f"{place}/{key} holds other examples than the data given for split {split!r}: "
                 "a split has the same examples in every snapshot; use another store"
             )
         return digest
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    write_durably(path, buffer.getvalue())
+    place.write(key, buffer.getvalue())
     return digest
 
 
-def read_examples(store: Path, split: str, digest: str) -> pa.Table:
+def read_examples(place: Place, split: str, digest: str) -> pa.Table:
     """The table, checked against the digest in the split's record.
 
     Raises:
         CorruptStoreError: it is missing, damaged, or not the one that was recorded.
     """
-    table = _read(_path(store, split))
+    key = _key(split)
+    table = _read(place, key)
     if examples_digest(table) != digest:
-        raise CorruptStoreError(f"{_path(store, split)} is not the table that the ledger recorded")
+        raise CorruptStoreError(f"{place}/{key} is not the table that the ledger recorded")
     return table
 
 
-def _path(store: Path, split: str) -> Path:
-    return store / "examples" / f"{split}.parquet"
+def remove_examples(place: Place, split: str) -> None:
+    """Remove a damaged table, so that it is written again."""
+    place.remove(_key(split))
 
 
-def _read(path: Path) -> pa.Table:
+def _key(split: str) -> str:
+    return f"{FOLDER}/{split}.parquet"
+
+
+def _read(place: Place, key: str) -> pa.Table:
     try:
-        return pq.read_table(path)
+        return pq.read_table(pa.BufferReader(place.read(key)))
     except FileNotFoundError:
-        raise CorruptStoreError(f"{path} is missing") from None
+        raise CorruptStoreError(f"{place}/{key} is missing") from None
     except (pa.ArrowException, OSError) as error:
-        raise CorruptStoreError(f"{path} is damaged: {error}") from None
+        raise CorruptStoreError(f"{place}/{key} is damaged: {error}") from None

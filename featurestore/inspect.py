@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore import arrays
+from bertvision.featurestore.place import OpenFile
+from bertvision.featurestore.schema import ROOT
+from bertvision.featurestore.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import split_records
+
+_BLOCK_BYTES = 1 << 22
+
+
+class Damage(NamedTuple):
+    """One thing that is wrong with a split.
+
+    Attributes:
+        what: is wrong, naming shard or file.
+        shard: which one, or None where it is beside the shards.
+        examples: whether it is the examples table.
+    """
+
+    what: str
+    shard: int | None = None
+    examples: bool = False
 
 
 def info(split: ActivationSplit) -> dict[str, Any]:
@@ -18,7 +41,8 @@ def info(split: ActivationSplit) -> dict[str, Any]:
     """
     r, plan = split.record, split.plan
     committed = sorted(split.ledger.shards() & set(range(r.shards)))
-    records = [split.ledger.read_shard(shard) for shard in committed]
+    found = (split.ledger.find_shard(shard) for shard in committed)
+    records = [record for record in found if record is not None]
     stored = sum(file.bytes for record in records for file in record.files.values())
     done = sum(record.examples for record in records)
     length = int(r.provenance.get("max_length") or plan.n_tokens.max())
@@ -32,56 +56,92 @@ def info(split: ActivationSplit) -> dict[str, Any]:
         "examples": r.examples,
         "tokens": r.tokens,
         "encoding": r.encoding,
+        "compression": r.compression,
         "layers": list(r.layers),
         "hidden_size": r.hidden_size,
         "bytes": stored,
         "bytes_per_example": stored / done if done else None,
         "times_smaller_than_dense_float32": dense * done / stored if stored else None,
         "dense_length": length,
+        "nonfinite": sum(record.nonfinite for record in records),
         "format": r.format,
         "provenance": dict(r.provenance),
         "versions": dict(r.versions),
     }
 
 
-def verify(split: ActivationSplit) -> list[str]:
+def find_damage(split: ActivationSplit) -> list[Damage]:
     """Read every committed byte of a split again and compare it with the ledger.
 
     Returns:
-        What is wrong, a line each, naming the shard; empty when all is well.
+        What is wrong; empty when all is well.
     """
-    problems = []
-    for name, expected in split.record.arrays_sha256.items():
+    return [*_beside_the_shards(split), *_in_the_shards(split)]
+
+
+def _beside_the_shards(split: ActivationSplit) -> Iterator[Damage]:
+    group = arrays.group_key(split.record)
+    expected = {f"{group}/{k}": v for k, v in arrays.split_metadata(split.record).items()}
+    for key, content in arrays.root_files(split_records(split.place)).items():
+        if key in ("zarr.json", f"{split.tag}/zarr.json"):
+            expected[f"{ROOT}/{key}"] = content
+    for key, content in expected.items():
         try:
-            if arrays.digest(split.array(name)) != expected:
-                problems.append(f"{split.name} array {name}: differs from what was recorded")
+            if not arrays.same_metadata(split.place.read(key), content):
+                yield Damage(f"{split.name} {key}: differs from what the ledger describes")
+        except (OSError, CorruptStoreError) as error:
+            yield Damage(f"{split.name} {key}: {_reason(error)}")
+    for name in split.record.arrays:
+        try:
+            split.array(name)
         except CorruptStoreError as error:
-            problems.append(f"{split.name} array {name}: {error}")
+            yield Damage(str(error))
     try:
         split.table()
     except CorruptStoreError as error:
-        problems.append(str(error))
+        yield Damage(str(error), examples=True)
+
+
+def _in_the_shards(split: ActivationSplit) -> Iterator[Damage]:
     for shard in sorted(split.ledger.shards()):
-        problems += (
-            f"{split.name} shard {shard}: {what}" for what in _shard_problems(split, shard)
-        )
-    return problems
+        try:
+            _check_shard(split, shard)
+        except CorruptStoreError as error:
+            what = str(error)
+            where = f"{split.name} shard {shard}"
+            yield Damage(what if what.startswith(where) else f"{where}: {what}", shard)
 
 
-def _shard_problems(split: ActivationSplit, shard: int) -> list[str]:
+def _check_shard(split: ActivationSplit, shard: int) -> None:
     if shard >= split.record.shards:
-        return [f"the plan has only {split.record.shards} shards"]
+        raise CorruptStoreError(f"the plan has only {split.record.shards} shards")
+    record = split.ledger.find_shard(shard)
+    for name, file in record.files.items() if record else ():
+        try:
+            digest = _digest(split.place.open(shard_key(split.record, name, shard)))
+        except (OSError, EOFError) as error:
+            raise CorruptStoreError(f"{name} {_reason(error)}") from None
+        if digest != file.sha256:
+            raise CorruptStoreError(f"{name} was changed on the disk")
+    # the record too: its checksums are what every read is compared with
+    reader = split.open_shard(shard)
+    codes, scale = split.buffers(reader.tokens, 1)
+    examples = len(split.plan.examples_of(shard))
+    for position in range(len(split.record.layers)):
+        reader.read(0, examples, [position], codes, scale)
+
+
+def _reason(error: Exception) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else str(error)
+
+
+def _digest(file: OpenFile) -> str:
+    digest, block = hashlib.sha256(), np.empty(_BLOCK_BYTES, np.uint8)
     try:
-        record = split.ledger.read_shard(shard)
-    except CorruptStoreError as error:
-        return [str(error)]
-    problems = []
-    for name, file in record.files.items():
-        path = split.shard_path(name, shard)
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-            continue
-        with open(path, "rb") as f:
-            if hashlib.file_digest(f, "sha256").hexdigest() != file.sha256:
-                problems.append(f"{name} was changed on the disk")
-    return problems
+        for offset in range(0, file.size, _BLOCK_BYTES):
+            part = block[: file.size - offset]
+            file.read_into(part, offset)
+            digest.update(part.data)
+    finally:
+        file.close()
+    return digest.hexdigest()

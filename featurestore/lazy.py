@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.A
     shards = da.arange(plan.n_shards, chunks=1)
     view: da.Array = shards.map_blocks(
         _read_shard,
-        str(split.store),
+        str(split.place),
         str(split.tag),
         split.split,
         positions,
@@ -67,12 +66,13 @@ def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> x
     within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
     real = np.repeat(plan.first_token, n) + within
     stored = [split.record.layers[p] for p in split.layer_positions(layers)]
-    per_token = [a for a in split.record.arrays_sha256 if split.dims(a)[0] == "token"]
+    dims = {name: array.dims for name, array in split.record.arrays.items()}
+    per_token = [name for name in dims if dims[name][0] == "token"]
     return xr.Dataset(
         {
             "hidden_states": (("token", "layer", "hidden"), to_dask(split, layers)),
-            **{a: (split.dims(a), split.array(a)[real]) for a in per_token},
-            **{a: (split.dims(a), values) for a, values in split.labels.items()},
+            **{name: (dims[name], split.array(name)[real]) for name in per_token},
+            **{name: (dims[name], values) for name, values in split.labels.items()},
             "n_tokens": ("example", plan.n_tokens),
             "example_id": ("example", plan.example_id),
         },
@@ -87,18 +87,16 @@ def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> x
 
 @lru_cache(maxsize=8)
 def _open(store: str, tag: str, split: str) -> ActivationSplit:
-    return ActivationSplit(Path(store), tag, split)
+    return ActivationSplit(store, tag, split)
 
 
 def _read_shard(
     shard: npt.NDArray[np.int64], store: str, tag: str, name: str, positions: tuple[int, ...]
 ) -> npt.NDArray[np.float32]:
     split = _open(store, tag, name)
-    capacity, tokens = split.record.shard_tokens, split.plan.tokens_of(int(shard[0]))
-    codes: npt.NDArray[Any] = np.empty(
-        (capacity, len(positions), split.record.hidden_size), split.encoding.zarr_dtype
-    )
-    scale = np.empty(codes.shape[:2], np.float32) if split.encoding.quantised else None
-    split.read_chunks(int(shard[0]), slice(0, capacity), positions, codes, scale)
-    real = None if scale is None else scale[:tokens]
-    return decode_numpy(codes[:tokens], real, split.stats_of(positions), split.encoding)
+    reader = split.open_shard(int(shard[0]))
+    codes, scale = split.buffers(reader.tokens, len(positions))
+    reader.read(0, len(split.plan.examples_of(int(shard[0]))), positions, codes, scale)
+    reader.close()
+    stats = split.stats_of(positions)
+    return decode_numpy(codes.transpose(1, 0, 2), scale, stats, split.encoding)

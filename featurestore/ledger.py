@@ -1,18 +1,16 @@
 """The ledger: small records that say what is committed. What it does not name does not exist.
 
-A shard's files are written and fsynced, with their folders, before its record; the record itself is
-written to a temporary file, fsynced, renamed, and its folder fsynced. So at every moment, after a
-kill or a power loss, each record that can be read tells of data that is whole on the disk.
+A shard's files are whole and durable before its record is written; the record itself appears whole
+or not at all. So at every moment, after a kill or a power loss, each record that can be read tells
+of data that is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -22,25 +20,30 @@ from bertvision.errors import (
     FormatVersionError,
     StoreNotFoundError,
 )
-from bertvision.featurestore.durable import fsync, write_durably
-from bertvision.featurestore.lock import exclusive
-from bertvision.featurestore.schema import FORMAT, ShardFile, ShardRecord, SplitRecord
+from bertvision.featurestore.place import Place
+from bertvision.featurestore.schema import FEATURES, FORMAT, ROOT, ShardRecord, SplitRecord
 
+LEDGER = "ledger"
 _SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
+_SEAL = b"record_sha256"
+_NO_DIGITS = b"0" * 64
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
 class Ledger:
     """The records of one split, in ``<store>/ledger/<tag>/<split>/``."""
 
-    def __init__(self, store: Path, tag: str, split: str) -> None:
-        self.folder = store / "ledger" / tag / split
+    def __init__(self, place: Place, tag: str, split: str) -> None:
+        self.place = place
+        self.tag = tag
+        self.split = split
         self.name = f"{tag}/{split}"
+        self._key = f"{LEDGER}/{tag}/{split}"
 
     @property
     def exists(self) -> bool:
         """Whether the split was created (its plan committed)."""
-        return (self.folder / "split.json").is_file()
+        return self.place.size(f"{self._key}/split.json") is not None
 
     def read_split(self) -> SplitRecord:
         """The split's record.
@@ -48,30 +51,59 @@ class Ledger:
         Raises:
             StoreNotFoundError: the split does not exist.
             FormatVersionError: it was written in a newer format.
-            CorruptStoreError: the record does not parse.
+            CorruptStoreError: the record does not parse or tells of another split.
         """
-        path = self.folder / "split.json"
-        if not path.is_file():
-            raise StoreNotFoundError(f"there is no split {self.name} in {self.folder.parents[2]}")
-        text = path.read_bytes()
+        key = f"{self._key}/split.json"
+        try:
+            text = self.place.read(key)
+        except FileNotFoundError:
+            raise StoreNotFoundError(f"there is no split {self.name} in {self.place}") from None
         found = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
-        if found and found[1] != FORMAT.split(".")[0].encode():
+        foreign = found and found[1] != FORMAT.split(".")[0].encode()
+        if found and foreign and (is_sealed(text) or _SEAL not in text):
             raise FormatVersionError(
-                f"{path} is of store format {found[1].decode()}; this bertvision reads "
+                f"{self.place}/{key} is of store format {found[1].decode()}; this bertvision reads "
                 f"format {FORMAT.split('.')[0]}: install a newer one"
             )
-        return _parse(SplitRecord, path, text)
+        record = self._parse(SplitRecord, key, text)
+        if unknown := sorted(set(record.requires) - FEATURES):
+            raise FormatVersionError(
+                f"{self.place}/{key} needs {', '.join(unknown)}, which this bertvision does not "
+                "know: install a newer one"
+            )
+        if (record.tag, record.split) != (self.tag, self.split):
+            raise CorruptStoreError(
+                f"{self.place}/{key} is the record of {record.tag}/{record.split}, "
+                f"not of {self.name}"
+            )
+        return record
 
     def commit_split(self, record: SplitRecord) -> None:
         """Commit the split's record: from now on the split exists."""
-        write_durably(self.folder / "split.json", _dump(record))
+        self.place.write(f"{self._key}/split.json", _dump(record))
+
+    def restore_split(self) -> None:
+        """Write a damaged record again from the copy in the split's Zarr group.
+
+        Raises:
+            CorruptStoreError: the copy is missing or damaged too.
+        """
+        key = f"{ROOT}/{self.tag}/{self.split}/zarr.json"
+        try:
+            copy = json.loads(self.place.read(key))["attributes"]["bertvision"]
+            record = SplitRecord.model_validate_json(json.dumps(copy))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            raise CorruptStoreError(
+                f"the record of {self.name} in {self.place} is damaged, and its copy in {key} too: "
+                f"remove {self._key} and extract the split again"
+            ) from None
+        if (record.tag, record.split) != (self.tag, self.split):
+            raise CorruptStoreError(f"{self.place}/{key} is the record of another split")
+        self.commit_split(record)
 
     def shards(self) -> set[int]:
         """Numbers of the committed shards."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return set()
+        names = self.place.names(self._key)
         return {int(m[1]) for m in map(_SHARD.fullmatch, names) if m}
 
     def find_shard(self, shard: int) -> ShardRecord | None:
@@ -80,78 +112,77 @@ class Ledger:
         Raises:
             CorruptStoreError: the record does not parse or tells of another shard.
         """
-        path = self._shard_path(shard)
+        key = self._shard_key(shard)
         try:
-            text = path.read_bytes()
+            text = self.place.read(key)
         except FileNotFoundError:
             return None
-        record = _parse(ShardRecord, path, text)
+        record = self._parse(ShardRecord, key, text)
         if record.shard != shard:
-            raise CorruptStoreError(f"{path} is the record of shard {record.shard}, not of {shard}")
-        return record
-
-    def read_shard(self, shard: int) -> ShardRecord:
-        """The record of a committed shard.
-
-        Raises:
-            CorruptStoreError: it is missing, does not parse, or tells of another shard.
-        """
-        record = self.find_shard(shard)
-        if record is None:
-            raise CorruptStoreError(f"{self._shard_path(shard)} is missing")
+            raise CorruptStoreError(
+                f"{self.place}/{key} is the record of shard {record.shard}, not of {shard}"
+            )
         return record
 
     def commit_shard(self, record: ShardRecord) -> None:
         """Commit a shard whose files are already durable."""
-        write_durably(self._shard_path(record.shard), _dump(record))
+        self.place.write(self._shard_key(record.shard), _dump(record))
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def retract_shard(self, shard: int) -> None:
+        """Take a shard's record back: it counts as not written, and will be written again."""
+        self.place.remove(self._shard_key(shard))
+
+    def lock(self) -> AbstractContextManager[None]:
         """Hold the split for writing.
 
         Raises:
             LockedError: another process holds it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.folder / ".lock", f"writing {self.name}"):
-            yield
+        return self.place.lock(f"{self._key}/.lock", f"writing {self.name}")
 
     def sweep(self) -> None:
-        """Remove what killed writers left: temporary files that no record names."""
-        for path in self.folder.glob("*.tmp"):
-            path.unlink()
+        """Remove what killed writers left in the ledger."""
+        self.place.sweep(self._key)
 
-    def _shard_path(self, shard: int) -> Path:
-        return self.folder / f"{shard:05d}.json"
+    def _shard_key(self, shard: int) -> str:
+        return f"{self._key}/{shard:05d}.json"
+
+    def _parse(self, kind: type[_Record], key: str, text: bytes) -> _Record:
+        if not is_sealed(text):
+            raise CorruptStoreError(
+                f"{self.place}/{key} is damaged: it does not pass its own checksum"
+            )
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CorruptStoreError(
+                f"{self.place}/{key} is damaged: {where}: {first['msg']}"
+            ) from None
 
 
-def seal(path: Path, root: Path) -> ShardFile:
-    """Make a written file and its folders up to ``root`` durable, and measure it.
+def sealed(record: bytes) -> bytes:
+    """A JSON object with its own checksum as the last field, so that every byte is protected.
 
-    Returns:
-        Its length and the sha256 of the bytes as they are read back.
+    The checksum is the sha256 of the text as it is with 64 zeros in place of the digits.
+
+    Args:
+        record: ends with a line feed and a brace.
     """
-    digest = hashlib.sha256()
-    fsync(path)
-    with open(path, "rb") as f:
-        while block := f.read(1 << 22):
-            digest.update(block)
-        size = f.tell()
-    folder = path.parent
-    while folder != root.parent:
-        fsync(folder)
-        folder = folder.parent
-    return ShardFile(bytes=size, sha256=digest.hexdigest())
+    text = record.removesuffix(b"\n}") + b',\n "' + _SEAL + b'": "' + _NO_DIGITS + b'"\n}'
+    return _with_digits(text, hashlib.sha256(text).hexdigest().encode())
+
+
+def is_sealed(text: bytes) -> bool:
+    """Whether a text passes the checksum at its end."""
+    blank = _with_digits(text, _NO_DIGITS)
+    return _with_digits(text, hashlib.sha256(blank).hexdigest().encode()) == text
+
+
+def _with_digits(text: bytes, digits: bytes) -> bytes:
+    return text[:-67] + digits + text[-3:]
 
 
 def _dump(record: BaseModel) -> bytes:
-    return record.model_dump_json(indent=1).encode()
-
-
-def _parse(kind: type[_Record], path: Path, text: bytes) -> _Record:
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise CorruptStoreError(f"{path} is damaged: {where}: {first['msg']}") from None
+    return sealed(record.model_dump_json(indent=1).encode())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertvision.errors import InputError
 from bertvision.featurestore.encoding import EncodingName
+from bertvision.featurestore.shardfile import CompressionName
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
@@ -89,17 +91,25 @@ def check_name(name: str, what: str) -> str:
 
 FORMAT = "1.0"
 """Format of the store: readers refuse a higher major number."""
+ROOT = "arrays.zarr"
+"""Folder of a store's Zarr hierarchy."""
+FEATURES: frozenset[str] = frozenset()
+"""What this version knows of the names that a split's ``requires`` may hold; none yet."""
+
+_Count = Annotated[int, Field(ge=1, le=1 << 48)]
+_Small = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # a later minor version may add fields; what a reader must not ignore is named in `requires`
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class ShardFile(_Record):
     """One file of a shard: its length and sha256."""
 
     bytes: int = Field(ge=1)
-    sha256: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class ShardRecord(_Record):
@@ -109,13 +119,37 @@ class ShardRecord(_Record):
         shard: its number in the plan.
         examples: how many it holds.
         tokens: real tokens it holds.
+        nonfinite: hidden-state values that were NaN or infinite and were replaced.
         files: by array name (``hidden_states``, ``scale``).
+        checksums: base64 of little-endian uint64 (layers, examples): xxh3-64 of the codes of each
+            example's real tokens in each stored layer, so that any part that is read is checked.
     """
 
     shard: int = Field(ge=0)
-    examples: int = Field(ge=1)
-    tokens: int = Field(ge=1)
+    examples: _Count
+    tokens: _Count
+    nonfinite: int = Field(default=0, ge=0)
     files: dict[str, ShardFile]
+    checksums: str
+
+
+class ArrayRecord(_Record):
+    """An array that is written with the plan.
+
+    Attributes:
+        dtype: NumPy's name of an integer, float or boolean type.
+        dims: names of its dimensions; the first is example, token or layer.
+        shape: as long as ``dims``.
+        sha256: of its values, little-endian, in C order.
+    """
+
+    dtype: Literal[
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64",
+    ]  # fmt: skip
+    dims: tuple[str, ...] = Field(min_length=1, max_length=4)
+    shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class SplitRecord(_Record):
@@ -123,41 +157,48 @@ class SplitRecord(_Record):
 
     Attributes:
         format: of the store.
+        requires: features of a later minor version that a reader must know.
         tag: the snapshot.
         split: its name.
         encoding: of the hidden states.
+        compression: of their chunks.
         layers: indices of the stored hidden states; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         examples: how many the split has.
         tokens: real tokens of all examples.
         shards: how many the plan has.
         shard_tokens: capacity of a shard.
-        chunk_tokens: tokens of an inner chunk (of one layer).
         permutation_seed: of the stored order; None where the data's order was kept.
         plan_sha256: digest of the plan.
-        arrays_sha256: of the values of each array that is written with the plan.
+        arrays: that are written with the plan, by name.
         examples_sha256: of the examples table's content.
         provenance: what the activations were computed from; any difference is refused.
         versions: of the libraries that wrote it; differences are allowed.
     """
 
-    format: str = FORMAT
+    format: str = Field(default=FORMAT, pattern=r"^\d{1,4}\.\d{1,4}$")
+    requires: tuple[str, ...] = ()
     tag: str
     split: str
     encoding: EncodingName
-    layers: tuple[int, ...] = Field(min_length=1)
-    hidden_size: int = Field(ge=1)
-    examples: int = Field(ge=1)
-    tokens: int = Field(ge=1)
-    shards: int = Field(ge=1)
-    shard_tokens: int = Field(ge=1)
-    chunk_tokens: int = Field(ge=1)
+    compression: CompressionName = "none"
+    layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(min_length=1, max_length=9999)
+    hidden_size: _Small
+    examples: _Count
+    tokens: _Count
+    shards: Annotated[int, Field(ge=1, le=10**9)]
+    shard_tokens: _Small
     permutation_seed: int | None
     plan_sha256: str
-    arrays_sha256: dict[str, str]
+    arrays: dict[str, ArrayRecord]
     examples_sha256: str
     provenance: dict[str, str | int | float | bool | None]
     versions: dict[str, str]
+
+    @property
+    def axis(self) -> int:
+        """Length of the stored token axis, fill included."""
+        return self.shards * self.shard_tokens
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:
         """The first field in which two records tell of different activations, with both values.
@@ -171,6 +212,6 @@ class SplitRecord(_Record):
         return None
 
     def _compared(self) -> dict[str, object]:
-        fields = self.model_dump(exclude={"provenance", "versions", "arrays_sha256", "format"})
+        fields = self.model_dump(exclude={"provenance", "versions", "arrays", "format", "requires"})
         # provenance first in the message: it says why the plan, say, is another one
         return {f" {k}": v for k, v in self.provenance.items()} | dict(fields)

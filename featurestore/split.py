@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-import zarr
 
 from bertvision.errors import (
     CorruptStoreError,
@@ -24,14 +23,16 @@ from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.examples import read_examples
 from bertvision.featurestore.ledger import Ledger
-from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.place import Place, place_of
+from bertvision.featurestore.plan import PLAN_ARRAYS, ShardPlan
 from bertvision.featurestore.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.shard import ShardReader
 
 if TYPE_CHECKING:
     import dask.array as da
     import xarray as xr
 
-PLAN_ARRAYS = ("example_id", "n_tokens", "first_token", "shard")
+Empty: TypeAlias = Callable[[tuple[int, ...], str], npt.NDArray[Any]]
 
 
 class ActivationSplit(Sequence[torch.Tensor]):
@@ -41,54 +42,65 @@ class ActivationSplit(Sequence[torch.Tensor]):
     row in the data it was made from is ``plan.example_id[i]``.
     """
 
-    def __init__(self, store: Path, tag: str, split: str) -> None:
-        self.store = store
+    def __init__(self, store: str | Path | Place, tag: str, split: str) -> None:
+        self.place = place_of(store)
         self.tag = SnapshotTag(tag)
         self.split = check_name(split, "split")
-        self.ledger = Ledger(store, self.tag, self.split)
+        self.ledger = Ledger(self.place, self.tag, self.split)
         self.record: SplitRecord = self.ledger.read_split()
         self.encoding = get_encoding(self.record.encoding)
-        self.group_path = store / "arrays.zarr" / self.tag / self.split
-        self._checked: set[int] = set()
+        self._last: tuple[int, ShardReader] | None = None
+
+    def __repr__(self) -> str:
+        r = self.record
+        return (
+            f"<ActivationSplit {self.name}: {r.examples} examples, {len(r.layers)} layers of "
+            f"{r.hidden_size}, {r.encoding}>"
+        )
 
     @property
     def name(self) -> str:
         """``tag/split``."""
         return f"{self.tag}/{self.split}"
 
-    @cached_property
-    def _group(self) -> zarr.Group:
-        try:
-            return zarr.open_group(self.group_path, mode="r")
-        except FileNotFoundError:
-            raise CorruptStoreError(f"the arrays of {self.name} are missing") from None
-
     def array(self, name: str) -> npt.NDArray[Any]:
         """A per-example or per-token array of the split, whole: (examples, …) or (token axis, …).
 
         Raises:
             UnknownNameError: the split has no such array.
+            CorruptStoreError: it is missing or damaged.
         """
-        if name not in self.record.arrays_sha256:
+        if name not in self.record.arrays:
             raise UnknownNameError(
-                f"{self.name} has no array {name!r}: it has "
-                f"{', '.join(sorted(self.record.arrays_sha256))}"
+                f"{self.name} has no array {name!r}: it has {', '.join(sorted(self.record.arrays))}"
             )
-        stored = arrays.open_any(self._group, name)
-        out: npt.NDArray[Any] = np.empty(stored.shape, stored.dtype)
-        arrays.read_into(stored, (slice(None),) * out.ndim, out)
-        return out
+        record = self.record.arrays[name]
+        axis = {"example": self.record.examples, "token": self.record.axis}
+        if record.shape[0] != axis.get(record.dims[0], record.shape[0]):
+            raise CorruptStoreError(f"{self.name}: array {name} has {record.shape[0]} rows")
+        try:
+            return arrays.read_array(self.place, arrays.group_key(self.record), name, record)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.name}: {error}") from None
 
     @cached_property
     def plan(self) -> ShardPlan:
-        """Where each example lies; checked against the digest in the ledger."""
+        """Where each example lies.
+
+        Raises:
+            CorruptStoreError: the ledger or the plan's arrays are damaged.
+        """
         record = self.record
         plan = ShardPlan(
             **{name: self.array(name) for name in PLAN_ARRAYS},
             shard_tokens=record.shard_tokens,
             seed=record.permutation_seed,
         )
-        if plan.digest != record.plan_sha256:
+        try:
+            plan.check()
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.name}: {error}") from None
+        if (len(plan), plan.n_shards) != (record.examples, record.shards):
             raise CorruptStoreError(f"the plan of {self.name} is not the one the ledger recorded")
         return plan
 
@@ -106,17 +118,6 @@ class ActivationSplit(Sequence[torch.Tensor]):
             return self.stats
         index = torch.as_tensor(positions)
         return ChannelStats(self.stats.mean[index], self.stats.std[index])
-
-    @cached_property
-    def _codes(self) -> zarr.Array[Any]:
-        r = self.record
-        shape = (r.shards * r.shard_tokens, len(r.layers), r.hidden_size)
-        return arrays.open_array(self._group, "hidden_states", shape, self.encoding.zarr_dtype)
-
-    @cached_property
-    def _scale(self) -> zarr.Array[Any]:
-        shape = (self.record.shards * self.record.shard_tokens, len(self.record.layers))
-        return arrays.open_array(self._group, "scale", shape, "float32")
 
     @property
     def is_complete(self) -> bool:
@@ -161,50 +162,39 @@ class ActivationSplit(Sequence[torch.Tensor]):
             raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
         return [stored.index(layer) for layer in wanted]
 
-    def read_chunks(
-        self,
-        shard: int,
-        tokens: slice,
-        positions: Sequence[int],
-        codes: npt.NDArray[Any],
-        scale: npt.NDArray[np.float32] | None,
-    ) -> None:
-        """Read whole chunks of one shard into memory that is already there.
-
-        Only whole chunks, because a checksum is over a chunk: zarrs reads a part of one without
-        looking at it.
-
-        Args:
-            shard: of the plan.
-            tokens: within the shard; start and stop are multiples of ``record.chunk_tokens``.
-            positions: on the stored layer axis, from `layer_positions`.
-            codes: (stop − start, layers, hidden), C-contiguous, in the encoding's Zarr dtype.
-            scale: (stop − start, layers) float32, for quantised encodings.
+    def open_shard(self, shard: int) -> ShardReader:
+        """Open a committed shard.
 
         Raises:
-            IncompleteSplitError: the shard is not committed.
+            IncompleteSplitError: it is not committed.
             CorruptStoreError: its files are missing, of another length, or fail their checksum.
         """
-        self._check_shard(shard)
-        capacity = self.record.shard_tokens
-        rows = slice(shard * capacity + tokens.start, shard * capacity + tokens.stop)
-        first, last = positions[0], positions[-1]
-        try:
-            if list(positions) == list(range(first, last + 1)):
-                arrays.read_into(self._codes, (rows, slice(first, last + 1)), codes)
-            else:
-                layer = np.empty((codes.shape[0], 1, codes.shape[2]), codes.dtype)
-                for i, position in enumerate(positions):
-                    arrays.read_into(self._codes, (rows, slice(position, position + 1)), layer)
-                    codes[:, i] = layer[:, 0]
-            if scale is not None:
-                whole = np.empty((capacity, len(self.record.layers)), np.float32)
-                arrays.read_into(
-                    self._scale, (slice(shard * capacity, (shard + 1) * capacity),), whole
-                )
-                scale[...] = whole[tokens, list(positions)]
-        except CorruptStoreError as error:
-            raise CorruptStoreError(f"{self.name} shard {shard}: {error}") from None
+        committed = self.ledger.find_shard(shard)
+        if committed is None:
+            raise IncompleteSplitError(
+                f"{self.name} shard {shard} is not written: run `bertvision extract "
+                f"--checkpoint {self.tag} --split {self.split}` again to finish it"
+            )
+        examples = self.plan.examples_of(shard)
+        lengths = self.plan.n_tokens[examples.start : examples.stop]
+        return ShardReader(self.place, self.record, committed, lengths)
+
+    def buffers(
+        self, tokens: int, layers: int, empty: Empty = np.empty
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Memory to read into: codes (layers, tokens, width), scale (tokens, layers, …) or None.
+
+        Args:
+            tokens: how many.
+            layers: how many.
+            empty: makes an uninitialised array of a shape and type.
+        """
+        encoding, hidden = self.encoding, self.record.hidden_size
+        codes = empty((layers, tokens, encoding.codes_size(hidden)), encoding.zarr_dtype)
+        if not encoding.quantised:
+            return codes, None
+        scale_shape = (tokens, layers, *encoding.scale_shape(hidden))
+        return codes, empty(scale_shape, encoding.scale_dtype)
 
     def read(
         self, examples: Sequence[int] | npt.NDArray[np.integer], layers: Sequence[int] | None = None
@@ -226,50 +216,51 @@ class ActivationSplit(Sequence[torch.Tensor]):
                 f"examples {wanted[:5].tolist()}: name at least one, each from 0 to {len(self) - 1}"
             )
         positions = self.layer_positions(layers)
-        plan = self.plan
-        lengths = plan.n_tokens[wanted].astype(np.int64)
-        out_start = np.cumsum(lengths) - lengths
-        shape = (int(lengths.sum()), len(positions))
-        codes = np.empty((*shape, self.record.hidden_size), self.encoding.zarr_dtype)
-        scale = np.empty(shape, np.float32) if self.encoding.quantised else None
-        shard_of = plan.shard[wanted]
-        for shard in np.unique(shard_of):
-            members = np.flatnonzero(shard_of == shard)
-            start = plan.first_token[wanted[members]] - int(shard) * plan.shard_tokens
-            chunk = self.record.chunk_tokens
-            low = int(start.min()) // chunk * chunk
-            high = -(-int((start + lengths[members]).max()) // chunk) * chunk
-            part = np.empty((high - low, *codes.shape[1:]), codes.dtype)
-            part_scale = None if scale is None else np.empty(part.shape[:2], np.float32)
-            self.read_chunks(int(shard), slice(low, high), positions, part, part_scale)
-            for i, s in zip(members, start - low, strict=True):
-                target = slice(out_start[i], out_start[i] + lengths[i])
-                codes[target] = part[s : s + lengths[i]]
-                if scale is not None and part_scale is not None:
-                    scale[target] = part_scale[s : s + lengths[i]]
+        lengths = self.plan.n_tokens[wanted].astype(np.int64)
+        codes, scale = self.buffers(int(lengths.sum()), len(positions))
+        self.gather(wanted, self._shard, positions, codes, scale)
         return self.batch(codes, scale, wanted, positions, self.labels)
+
+    def gather(
+        self,
+        examples: npt.NDArray[np.int64],
+        shard_of: Callable[[int], ShardReader],
+        positions: Sequence[int],
+        codes: npt.NDArray[Any],
+        scale: npt.NDArray[Any] | None,
+    ) -> None:
+        """Read examples one after another into the memory of `buffers`."""
+        plan, end = self.plan, 0
+        for example in examples.tolist():
+            shard = int(plan.shard[example])
+            begin, end = end, end + int(plan.n_tokens[example])
+            first = example - int(plan.shard_starts[shard])
+            scales = None if scale is None else scale[begin:end]
+            shard_of(shard).read(first, first + 1, positions, codes[:, begin:end], scales)
+
+    def _shard(self, shard: int) -> ShardReader:
+        """The shard that was read last stays open: neighbours are often read together."""
+        if self._last is None or self._last[0] != shard:
+            self._last = shard, self.open_shard(shard)
+        return self._last[1]
 
     @cached_property
     def labels(self) -> dict[str, npt.NDArray[Any]]:
         """The per-example arrays beside the plan's own, by name: each (examples, …)."""
-        names = (n for n in self.record.arrays_sha256 if n not in PLAN_ARRAYS)
-        return {n: self.array(n) for n in names if self.dims(n)[0] == "example"}
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Dimension names of a stored array."""
-        metadata = arrays.open_any(self._group, name).metadata
-        return tuple(str(d) for d in getattr(metadata, "dimension_names", None) or ("",))
+        held = self.record.arrays.items()
+        names = [n for n, a in held if a.dims[0] == "example" and n not in PLAN_ARRAYS]
+        return {name: self.array(name) for name in names}
 
     def batch(
         self,
         codes: npt.NDArray[Any],
-        scale: npt.NDArray[np.float32] | None,
+        scale: npt.NDArray[Any] | None,
         examples: npt.NDArray[np.int64],
         positions: Sequence[int],
         labels: Mapping[str, npt.NDArray[Any]],
     ) -> ActivationBatch:
-        """Wrap packed codes of ``examples`` as a batch; nothing is copied but the labels."""
-        tensor = torch.from_numpy(codes)
+        """Wrap the filled memory of `buffers` as a batch; nothing is copied but the labels."""
+        tensor = torch.from_numpy(codes).transpose(0, 1)
         return ActivationBatch(
             codes=tensor.view(torch.bfloat16) if self.encoding.name == "bfloat16" else tensor,
             scale=None if scale is None else torch.from_numpy(scale),
@@ -292,7 +283,7 @@ class ActivationSplit(Sequence[torch.Tensor]):
 
     def table(self) -> pa.Table:
         """The text side of the split; rows are those that the task's index arrays point to."""
-        return read_examples(self.store, self.split, self.record.examples_sha256)
+        return read_examples(self.place, self.split, self.record.examples_sha256)
 
     def dask(self, layers: Sequence[int] | None = None) -> da.Array:
         """Real tokens as a lazy float32 array (token, layer, hidden), a chunk per shard."""
@@ -313,37 +304,11 @@ class ActivationSplit(Sequence[torch.Tensor]):
         return info(self)
 
     def verify(self) -> list[str]:
-        """Read everything again and compare it with the ledger (see `inspect.verify`)."""
-        from bertvision.featurestore.inspect import verify
+        """Read everything again and compare it with the ledger.
 
-        return verify(self)
-
-    def shard_path(self, name: str, shard: int) -> Path:
-        """The file of one array's shard."""
-        ndim = 3 if name == "hidden_states" else 2
-        return self.group_path / arrays.shard_key(name, shard, ndim)
-
-    def _check_shard(self, shard: int) -> None:
-        """Once per shard: it is committed, and its files have the recorded lengths.
-
-        zarr reads a missing or empty shard file as zeros without a word, so this is what stands
-        between a lost file and invented data; inside the file the checksums take over.
+        Returns:
+            What is wrong, a line each, naming the shard; empty when all is well.
         """
-        if shard in self._checked:
-            return
-        record = self.ledger.find_shard(shard)
-        if record is None:
-            raise IncompleteSplitError(
-                f"{self.name} shard {shard} is not written: run `bertvision extract "
-                f"--checkpoint {self.tag} --split {self.split}` again to finish it"
-            )
-        for name, file in record.files.items():
-            path = self.shard_path(name, shard)
-            size = path.stat().st_size if path.is_file() else None
-            if size != file.bytes:
-                found = "is missing" if size is None else f"has {size} bytes"
-                raise CorruptStoreError(
-                    f"{self.name} shard {shard}: {name} {found}, the ledger says {file.bytes}; "
-                    "`bertvision store verify` lists all damage"
-                )
-        self._checked.add(shard)
+        from bertvision.featurestore.inspect import find_damage
+
+        return [damage.what for damage in find_damage(self)]

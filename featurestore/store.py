@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.errors import StoreNotFoundError, UnknownNameError
-from bertvision.featurestore.schema import SnapshotTag, check_name
+from bertvision.errors import InputError, StoreError, StoreNotFoundError, UnknownNameError
+from bertvision.featurestore.ledger import LEDGER, Ledger
+from bertvision.featurestore.place import Place, place_of
+from bertvision.featurestore.schema import SnapshotTag, SplitRecord, check_name
 from bertvision.featurestore.split import ActivationSplit
 
 if TYPE_CHECKING:
@@ -22,34 +24,39 @@ class ActivationStore(Mapping[str, "Snapshot"]):
     torch.Size([171, 384, 7])
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __repr__(self) -> str:
+        return f"<ActivationStore {self.place}: {', '.join(self) or 'empty'}>"
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
         """Open an existing store.
 
+        Args:
+            path: a folder, or an fsspec URL such as ``s3://bucket/activations``.
+
         Raises:
             StoreNotFoundError: there is none at ``path``.
         """
-        path = Path(path)
-        if not (path / "ledger").is_dir():
+        place = place_of(path)
+        if LEDGER not in place.names(""):
             raise StoreNotFoundError(
-                f"there is no activation store at {path}: `bertvision extract` writes one"
+                f"there is no activation store at {place}: `bertvision extract` writes one"
             )
-        return cls(path)
+        return cls(place)
 
     def tags(self) -> list[SnapshotTag]:
         """Tags of the snapshots that have at least one split, ordered as numbers."""
-        found = {path.parents[1].name for path in (self.path / "ledger").glob("*/*/split.json")}
-        return sorted(SnapshotTag(name) for name in found if SnapshotTag.is_valid(name))
+        return sorted({SnapshotTag(tag) for tag, _ in split_names(self.place)})
 
     def __getitem__(self, tag: str) -> Snapshot:
         tag = SnapshotTag(tag)
         if tag not in self.tags():
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
-                f"no activations of {tag} in {self.path}: it holds {held}; "
+                f"no activations of {tag} in {self.place}: it holds {held}; "
                 "`bertvision status` says what can be extracted"
             )
         return Snapshot(self, tag)
@@ -81,21 +88,49 @@ class Snapshot(Mapping[str, "ActivationSplit"]):
 
     def splits(self) -> list[str]:
         """Names of the splits that were created, complete or not."""
-        found = (self.store.path / "ledger" / self.tag).glob("*/split.json")
-        return sorted(path.parent.name for path in found)
+        return [split for tag, split in split_names(self.store.place) if tag == self.tag]
 
     def __getitem__(self, split: str) -> ActivationSplit:
         check_name(split, "split")
         if split not in self.splits():
             raise UnknownNameError(
-                f"no split {split!r} of {self.tag} in {self.store.path}: it holds "
+                f"no split {split!r} of {self.tag} in {self.store.place}: it holds "
                 f"{', '.join(self.splits())}; "
                 "`bertvision status` says what can be extracted"
             )
-        return ActivationSplit(self.store.path, self.tag, split)
+        return ActivationSplit(self.store.place, self.tag, split)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits())
 
     def __len__(self) -> int:
         return len(self.splits())
+
+
+def split_names(place: Place) -> list[tuple[str, str]]:
+    """(tag, split) of every split that was created; folders of other names are not looked at."""
+    return [
+        (tag, split)
+        for tag in sorted(filter(SnapshotTag.is_valid, place.names(LEDGER)))
+        for split in sorted(filter(_is_name, place.names(f"{LEDGER}/{tag}")))
+        if Ledger(place, tag, split).exists
+    ]
+
+
+def split_records(place: Place) -> list[SplitRecord]:
+    """The records of all splits that can be read; damaged ones are left out."""
+    found = []
+    for tag, split in split_names(place):
+        try:
+            found.append(Ledger(place, tag, split).read_split())
+        except StoreError:
+            continue  # whoever opens that split is told
+    return found
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text, "split")
+    except InputError:
+        return False
+    return True

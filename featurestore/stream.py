@@ -1,9 +1,11 @@
 """ActivationLoader: stream a split in shuffled, packed batches, with exact resume.
 
-Whole shards are read ahead by a few threads (decoding releases the GIL, so worker processes would
-only add copies), batches are gathered from the shards that are resident, and one more thread keeps
-the next batches ready. What comes when is decided by `order`, whatever the threads do; so the
-position of a stream is {epoch, batch}, and nothing else needs saving.
+A few threads read the examples of the next batches straight from the shard files into the batches'
+memory (the reads release the GIL, so worker processes would only add copies). A shard is opened a
+little before it is first needed, which lets the system bring it near in one sequential read: the
+shuffle buffer is the system's own file cache, and the loader's memory is a few batches. What comes
+when is decided by `order`, whatever the threads do; so the position of a stream is {epoch, batch},
+and nothing else needs saving.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import math
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +25,13 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.order import EpochOrder, epoch_order
+from bertvision.featurestore.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 
 BUFFER_BYTES = 768 << 20
-"""Default bound of the shuffle buffer; with batches and read-ahead a loader stays below 1 GiB."""
+"""Default bound of the shuffle buffer: bytes of the shards whose examples are mixed."""
 _BATCHES_AHEAD = 2
-
-
-class Resident(NamedTuple):
-    """A shard in memory.
-
-    Attributes:
-        codes: (tokens, layers, hidden).
-        scale: (tokens, layers) or None.
-    """
-
-    codes: npt.NDArray[Any]
-    scale: npt.NDArray[np.float32] | None
+_Result = TypeVar("_Result")
 
 
 class BufferPool:
@@ -83,7 +75,7 @@ class ActivationLoader:
         seed: of the order.
         rank: of this process among ``world_size``.
         world_size: how many processes share each epoch.
-        readers: threads that read shards; 0 reads in the caller's thread, without read-ahead.
+        readers: threads that read; 0 reads in the caller's thread, without read-ahead.
         buffer: shards in the shuffle buffer; by default as many as fit in `BUFFER_BYTES`.
 
     Attributes:
@@ -124,8 +116,7 @@ class ActivationLoader:
             "shuffle": shuffle,
         }
         # one pool for each use, because the buffers of one use are all about as large
-        self._shard_pools = BufferPool(), BufferPool()
-        self._batch_pools = BufferPool(), BufferPool()
+        self._pools: defaultdict[str, BufferPool] = defaultdict(BufferPool)
         self.epoch = 0
         self.batch = 0
         self._start: tuple[int, int] | None = (0, 0)
@@ -154,11 +145,10 @@ class ActivationLoader:
         self.epoch, self.batch = self._start or (self.epoch + 1, 0)
         self._start = None
         batches = self._batches(self.order(self.epoch), self.batch)
-        stream = _ahead(batches) if self._readers else batches
         try:
             while True:
                 started = time.perf_counter()
-                batch = next(stream, None)
+                batch = next(batches, None)
                 self.wait_seconds += time.perf_counter() - started
                 if batch is None:
                     break
@@ -166,88 +156,109 @@ class ActivationLoader:
                 yield batch
                 del batch  # or its memory could not be used for the batch after the next
         finally:
-            stream.close()
+            batches.close()
 
     def _batches(self, order: EpochOrder, start: int) -> Generator[ActivationBatch, None, None]:
-        """Batches from ``start`` on, gathered from shards that are read ahead."""
-        needed = order.last_batch >= start
-        upcoming = deque(order.shards[needed].tolist())
-        last = dict(zip(order.shards.tolist(), order.last_batch.tolist(), strict=True))
-        pending: dict[int, Future[Resident]] = {}
-        capacity = self._buffer + self._readers
-        executor = ThreadPoolExecutor(max(1, self._readers), "bertvision-reader")
+        """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
+        shards = _Shards(self.split, order, start, self._readers)
+        threads = _Threads(self._readers, "bertvision-batch")
+        pending: deque[Future[ActivationBatch]] = deque()
         try:
             for i in range(start, len(order)):
-                examples = order.batch(i)
-                shards = set(self.split.plan.shard[examples].tolist())
-                while self._readers and upcoming and len(pending) < capacity:
-                    shard = upcoming.popleft()
-                    pending[shard] = executor.submit(self._read, shard)
-                while not shards <= pending.keys():
-                    # without readers, or where a batch spans more shards than fit: read now
-                    shard = upcoming.popleft()
-                    pending[shard] = executor.submit(self._read, shard)
-                yield self._gather(examples, {s: pending[s].result() for s in shards})
-                for shard in shards:
-                    if last[shard] == i:
-                        del pending[shard]
+                while len(pending) < max(1, min(_BATCHES_AHEAD, self._readers + 1)):
+                    ahead = i + len(pending)
+                    if ahead == len(order):
+                        break
+                    shards.need(ahead)
+                    pending.append(threads.submit(self._read, order.batch(ahead), shards.get))
+                yield pending.popleft().result()
+                shards.done(i)
         finally:
-            executor.shutdown(wait=True, cancel_futures=True)
+            threads.shutdown()
+            shards.close()
 
-    def _read(self, shard: int) -> Resident:
-        """Read a shard into pooled memory."""
-        capacity = self.split.record.shard_tokens
-        codes, scale = self._take(self._shard_pools, capacity)
-        self.split.read_chunks(shard, slice(0, capacity), self._positions, codes, scale)
-        return Resident(codes, scale)
-
-    def _take(
-        self, pools: tuple[BufferPool, BufferPool], tokens: int
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
-        """Pooled memory for the codes and, where there is one, the scale of so many tokens."""
-        layers, split = len(self._positions), self.split
-        codes = pools[0].take((tokens, layers, split.record.hidden_size), split.encoding.zarr_dtype)
-        if not split.encoding.quantised:
-            return codes, None
-        return codes, pools[1].take((tokens, layers), np.float32)
-
-    def _gather(
-        self, examples: npt.NDArray[np.int64], resident: dict[int, Resident]
+    def _read(
+        self, examples: npt.NDArray[np.int64], shard_of: Callable[[int], ShardReader]
     ) -> ActivationBatch:
-        """Copy the tokens of ``examples`` from resident shards into one packed batch."""
-        split, plan = self.split, self.split.plan
-        shards = plan.shard[examples]
-        starts = plan.first_token[examples] - shards.astype(np.int64) * plan.shard_tokens
-        lengths = plan.n_tokens[examples].astype(np.int64)
-        ends = np.cumsum(lengths)
-        codes, scale = self._take(self._batch_pools, int(ends[-1]))
-        for shard, start, n, end in zip(shards, starts, lengths, ends, strict=True):
-            source = resident[int(shard)]
-            codes[end - n : end] = source.codes[start : start + n]
-            if scale is not None and source.scale is not None:
-                scale[end - n : end] = source.scale[start : start + n]
-        return split.batch(codes, scale, examples, self._positions, split.labels)
+        """Read the tokens of ``examples`` into one packed batch in pooled memory."""
+        split, positions = self.split, self._positions
+        tokens = int(split.plan.n_tokens[examples].sum())
+        codes, scale = split.buffers(tokens, len(positions), self._take)
+        split.gather(examples, shard_of, positions, codes, scale)
+        return split.batch(codes, scale, examples, positions, split.labels)
+
+    def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+        return self._pools[dtype].take(shape, dtype)
+
+
+class _Threads:
+    """A thread pool, or the caller's own thread where there are none."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, name) if threads else None
+
+    def submit(self, function: Callable[..., _Result], *args: Any) -> Future[_Result]:
+        if self._executor is not None:
+            return self._executor.submit(function, *args)
+        done: Future[_Result] = Future()
+        done.set_result(function(*args))
+        return done
+
+    def shutdown(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class _Shards:
+    """The open shards of an epoch: each is opened once, a little before it is first needed."""
+
+    def __init__(self, split: ActivationSplit, order: EpochOrder, start: int, readers: int) -> None:
+        shards = order.shards.tolist()
+        self._first = dict(zip(shards, order.first_batch.tolist(), strict=True))
+        self._last = dict(zip(shards, order.last_batch.tolist(), strict=True))
+        self._upcoming = deque(shard for shard in shards if self._last[shard] >= start)
+        self._split = split
+        self._readers = readers
+        self._threads = _Threads(readers, "bertvision-shard")
+        self._open: dict[int, Future[ShardReader]] = {}
+
+    def need(self, batch: int) -> None:
+        """Open what a batch needs, and as many of the next shards as there are readers."""
+        early = sum(self._first[shard] > batch for shard in self._open)
+        while self._upcoming:
+            shard = self._upcoming[0]
+            if self._first[shard] > batch:
+                if early == self._readers:
+                    break
+                early += 1
+            self._open[self._upcoming.popleft()] = self._threads.submit(self._prefetched, shard)
+
+    def get(self, shard: int) -> ShardReader:
+        """A shard that is open or about to be."""
+        return self._open[shard].result()
+
+    def done(self, batch: int) -> None:
+        """Let go of the shards that no batch after this one needs."""
+        for shard in [shard for shard in self._open if self._last[shard] <= batch]:
+            self._open.pop(shard).result().close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._threads.shutdown()
+        for shard in self._open.values():
+            if not shard.cancelled() and shard.exception() is None:
+                shard.result().close()
+
+    def _prefetched(self, shard: int) -> ShardReader:
+        reader = self._split.open_shard(shard)
+        if self._readers:
+            reader.prefetch()
+        return reader
 
 
 def _default_buffer(split: ActivationSplit, layers: int) -> int:
     """As many shards as fit in `BUFFER_BYTES`, from 2 to 64."""
-    shard = split.record.shard_tokens * layers * split.record.hidden_size * split.encoding.itemsize
+    width = split.encoding.codes_size(split.record.hidden_size)
+    itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
+    shard = split.record.shard_tokens * layers * width * itemsize
     return max(2, min(64, BUFFER_BYTES // max(1, shard) - 1))
-
-
-def _ahead(
-    batches: Generator[ActivationBatch, None, None],
-) -> Generator[ActivationBatch, None, None]:
-    """Run a generator in a thread that stays `_BATCHES_AHEAD` ahead; its errors are raised here."""
-    executor = ThreadPoolExecutor(1, "bertvision-batches")
-    pending: deque[Future[ActivationBatch | None]] = deque()
-    try:
-        for _ in range(_BATCHES_AHEAD):
-            pending.append(executor.submit(next, batches, None))
-        while (batch := pending.popleft().result()) is not None:
-            pending.append(executor.submit(next, batches, None))
-            yield batch
-            del batch  # or its memory could not be used for the batch after the next
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
-        batches.close()

@@ -8,10 +8,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from bertvision.featurestore.encoding import ChannelStats, ChannelStatsAccumulator, encode
+from bertvision.featurestore.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.creation import SplitContents, SplitSpec
+from bertvision.featurestore.encoding import ChannelStats, encode
 from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.writer import SplitContents, SplitSpec, SplitWriter, open_writer
+from bertvision.featurestore.writer import SplitWriter, open_writer
 
 
 class Made:
@@ -24,6 +27,7 @@ class Made:
         layers: int = 3,
         hidden: int = 16,
         encoding: str = "float32",
+        compression: str = "none",
         shard_tokens: int = 64,
         seed: int | None = 0,
         tag: str = "1e",
@@ -46,6 +50,7 @@ class Made:
             tag=tag,
             split=split,
             encoding=encoding,
+            compression=compression,
             layers=tuple(range(layers)),
             hidden_size=hidden,
             provenance={"model": "tiny", "weights_sha256": "ab", "max_length": max(lengths)},
@@ -70,3 +75,13 @@ class Made:
     def write_shard(self, writer: SplitWriter, shard: int) -> None:
         members = [self.of_stored(i) for i in self.plan.examples_of(shard)]
         writer.write_shard(shard, *encode(torch.cat(members), writer.split.encoding, writer.stats))
+
+
+def shard_path(split: ActivationSplit, name: str, shard: int) -> Path:
+    """The file of one array's shard, of a split on the local disk."""
+    return Path(str(split.place), shard_key(split.record, name, shard))
+
+
+def record_path(split: ActivationSplit, shard: int) -> Path:
+    """The file of a shard's record."""
+    return Path(str(split.place), "ledger", split.name, f"{shard:05d}.json")

@@ -10,6 +10,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.analyse import run_cka, run_isotropy
@@ -119,7 +120,7 @@ def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
     empty: Workspace,
 ) -> None:
     extract(empty, "1e", splits=["dev"], precision="32", shard_tokens=512)
-    (empty.split("1e", "dev").ledger.folder / "00001.json").unlink()
+    record_path(empty.split("1e", "dev"), 1).unlink()
     for run in (run_isotropy, lambda *args: run_cka(*args, "1e")):
         with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
             run(empty, "1e")

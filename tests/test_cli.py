@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import shard_path
 from terminal import cells, done, run, with_heads
 from workspaces import write_squad
 
@@ -203,11 +204,11 @@ def test_store_commands_tell_what_is_held(space: Path) -> None:
 
 def test_verify_names_every_damaged_shard_and_exits_with_1(copy: Path) -> None:
     split = Workspace.find(copy).split("1e", "train")
-    path = split.shard_path("hidden_states", 1)
+    path = shard_path(split, "hidden_states", 1)
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    split.shard_path("hidden_states", 2).unlink()
+    shard_path(split, "hidden_states", 2).unlink()
     (copy / "activations/ledger/0.5e/dev/split.json").write_text("{")
     result = run("store", "verify", "-w", copy)
     assert result.exit_code == 1

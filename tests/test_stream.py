@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stores import Made
+from stores import Made, shard_path
 
 from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
 from bertvision.featurestore.split import ActivationSplit
@@ -93,8 +93,7 @@ def test_memory_of_batches_and_shards_is_used_again(split: ActivationSplit) -> N
     for _ in range(3):
         for batch in loader:
             batch.decode()
-    assert len(loader._batch_pools[0]._buffers) <= 5  # two ahead, one in use, hand-over
-    assert len(loader._shard_pools[0]._buffers) <= 2 + 2 + 3
+    assert len(loader._pools["int8"]._buffers) <= 5  # two ahead, one in use, hand-over
 
 
 def test_a_buffer_somebody_refers_to_is_never_given_out_again() -> None:
@@ -112,7 +111,7 @@ def test_a_buffer_somebody_refers_to_is_never_given_out_again() -> None:
 @pytest.mark.parametrize("readers", [0, 2])
 def test_a_damaged_shard_stops_the_stream_with_its_name(tmp_path: Path, readers: int) -> None:
     split = Made(LENGTHS, encoding="int8").write(tmp_path)
-    split.shard_path("hidden_states", 5).unlink()
+    shard_path(split, "hidden_states", 5).unlink()
     with pytest.raises(CorruptStoreError, match="shard 5"):
         list(ActivationLoader(split, batch_size=4, readers=readers, buffer=3))
 

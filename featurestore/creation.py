@@ -1,0 +1,204 @@
+"""Create a split: everything beside the activations, all of it known before the encoder runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from bertvision.errors import ProvenanceError
+from bertvision.featurestore import arrays
+from bertvision.featurestore.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.examples import write_examples
+from bertvision.featurestore.ledger import Ledger
+from bertvision.featurestore.place import Place
+from bertvision.featurestore.plan import PLAN_ARRAYS, ShardPlan
+from bertvision.featurestore.schema import ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.shardfile import CompressionName
+from bertvision.featurestore.store import split_records
+
+
+@dataclass(frozen=True, eq=False)
+class SplitContents:
+    """What a split will hold beside the activations, all known before the encoder runs.
+
+    Attributes:
+        plan: where each example goes.
+        per_token: ragged arrays by name, (tokens, …), examples one after another in data order.
+        per_example: arrays by name, (examples, …), in data order.
+        examples: the text side.
+    """
+
+    plan: ShardPlan
+    per_token: Mapping[str, npt.NDArray[Any]]
+    per_example: Mapping[str, npt.NDArray[Any]]
+    examples: pa.Table
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Which activations to write, and from what they come.
+
+    Attributes:
+        tag: the snapshot.
+        split: its name.
+        encoding: int8, int4, bfloat16, float16 or float32.
+        layers: indices of the hidden states to keep; 0 is the embedding output.
+        hidden_size: channels of a hidden state.
+        provenance: everything the activations depend on, as JSON scalars.
+        compression: of the codes: none, zstd or pcodec (an archive of float encodings).
+    """
+
+    tag: str
+    split: str
+    encoding: str
+    layers: tuple[int, ...]
+    hidden_size: int
+    provenance: Mapping[str, str | int | float | bool | None]
+    compression: CompressionName = "none"
+
+
+def create_split(
+    ledger: Ledger,
+    spec: SplitSpec,
+    contents: SplitContents,
+    calibrate: Callable[[], ChannelStats],
+) -> None:
+    """Write all arrays but the activations, then commit the split's record.
+
+    The caller holds the split's lock.
+    """
+    place = ledger.place
+    stats = calibrate() if get_encoding(spec.encoding).quantised else None
+    with store_lock(place):
+        examples_sha256 = write_examples(place, spec.split, contents.examples)
+    values = _metadata_arrays(contents, stats)
+    described = {name: arrays.array_record(*found) for name, found in values.items()}
+    record = _record(spec, contents, described, examples_sha256)
+    place.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
+    _write_group(place, record, values)
+    ledger.commit_split(record)
+
+
+def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> None:
+    """Check that a split was begun from exactly the same things.
+
+    Raises:
+        ProvenanceError: it was not; the message names the first field that differs.
+    """
+    stored = ledger.read_split()
+    wanted = _record(spec, contents, stored.arrays, stored.examples_sha256)
+    if difference := stored.difference(wanted):
+        field, there, here = difference
+        raise ProvenanceError(
+            f"{ledger.name} in {ledger.place} was written with {field.strip()} = {there!r}, "
+            f"now it is {here!r}: use the same, or another store"
+        )
+
+
+def mend_split(
+    ledger: Ledger, contents: SplitContents, calibrate: Callable[[], ChannelStats]
+) -> None:
+    """Write everything but the shards again, where it comes out as it was recorded.
+
+    The caller holds the split's lock.
+
+    Raises:
+        ProvenanceError: an array comes out different.
+    """
+    record = ledger.read_split()
+    stats = calibrate() if get_encoding(record.encoding).quantised else None
+    values = _metadata_arrays(contents, stats)
+    for name, found in values.items():
+        if arrays.array_record(*found) != record.arrays.get(name):
+            raise ProvenanceError(
+                f"array {name} of {ledger.name} comes out different from what was recorded: "
+                "the data, the snapshot or the libraries are not the same; extract into another "
+                "store"
+            )
+    _write_group(ledger.place, record, values)
+
+
+def write_shared(place: Place, spec: SplitSpec, contents: SplitContents) -> None:
+    """Write what the splits of a store share: the examples, and the metadata above the splits."""
+    with store_lock(place):
+        write_examples(place, spec.split, contents.examples)
+        for key, content in arrays.root_files(split_records(place)).items():
+            _write_if_new(place, f"{ROOT}/{key}", content)
+
+
+def store_lock(place: Place) -> AbstractContextManager[None]:
+    """Held for moments: what all splits share is written by one of them at a time."""
+    return place.lock("ledger/.lock", "writing the store", wait=True)
+
+
+_Values = dict[str, tuple[npt.NDArray[Any], tuple[str, ...]]]
+
+
+def _write_group(place: Place, record: SplitRecord, values: _Values) -> None:
+    """Write a split's Zarr group: the metadata, and the arrays that go with the plan."""
+    for key, content in arrays.group_files(record).items():
+        place.write(f"{arrays.group_key(record)}/{key}", content)
+    for name, (array, _) in values.items():
+        for key, content in arrays.array_files(name, record.arrays[name], array).items():
+            place.write(f"{arrays.group_key(record)}/{key}", content)
+
+
+def _write_if_new(place: Place, key: str, content: bytes) -> None:
+    try:
+        if arrays.same_metadata(place.read(key), content):
+            return
+    except FileNotFoundError:
+        pass
+    place.write(key, content)
+
+
+def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Values:
+    plan = contents.plan
+    found: _Values = {}
+    for name in PLAN_ARRAYS:
+        found[name] = (getattr(plan, name), ("example",))
+    for name, values in contents.per_example.items():
+        found[name] = (values[plan.example_id], ("example", *_more_dims(name, values)))
+    for name, values in contents.per_token.items():
+        found[name] = (plan.place(values, 0), ("token", *_more_dims(name, values)))
+    if stats is not None:
+        found["channel_mean"] = (stats.mean.numpy(), ("layer", "hidden"))
+        found["channel_std"] = (stats.std.numpy(), ("layer", "hidden"))
+    return found
+
+
+def _more_dims(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
+    return tuple(f"{name}_{axis}" for axis in range(1, values.ndim))
+
+
+def _record(
+    spec: SplitSpec,
+    contents: SplitContents,
+    described: dict[str, ArrayRecord],
+    examples_sha256: str,
+) -> SplitRecord:
+    plan = contents.plan
+    return SplitRecord(
+        tag=str(spec.tag),
+        split=spec.split,
+        encoding=get_encoding(spec.encoding).name,
+        compression=spec.compression,
+        layers=spec.layers,
+        hidden_size=spec.hidden_size,
+        examples=len(plan),
+        tokens=plan.total_tokens,
+        shards=plan.n_shards,
+        shard_tokens=plan.shard_tokens,
+        permutation_seed=plan.seed,
+        plan_sha256=plan.digest,
+        arrays=described,
+        examples_sha256=examples_sha256,
+        provenance=dict(spec.provenance),
+        versions={name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")},
+    )

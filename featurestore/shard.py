@@ -1,0 +1,205 @@
+"""ShardReader: a committed shard, from which nothing is read unchecked."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.arrays import group_key
+from bertvision.featurestore.encoding import get_encoding
+from bertvision.featurestore.place import OpenFile, Place
+from bertvision.featurestore.schema import ShardRecord, SplitRecord
+from bertvision.featurestore.shardfile import decompress, read_chunk, read_spans
+
+ADVICE = "`bertvision store verify` lists all damage, `bertvision store repair` mends it"
+
+
+def shard_key(record: SplitRecord, name: str, shard: int) -> str:
+    """Key of the file of one array's shard."""
+    more = 1 + (name == "hidden_states" or bool(_scale_row(record)))
+    return f"{group_key(record)}/{name}/c/{shard}" + "/0" * more
+
+
+def _scale_row(record: SplitRecord) -> tuple[int, ...]:
+    return get_encoding(record.encoding).scale_shape(record.hidden_size)
+
+
+def example_checksums(rows: npt.NDArray[Any], offsets: Sequence[int]) -> list[int]:
+    """xxh3-64 of each example's codes in one layer.
+
+    Args:
+        rows: (tokens, …) C-contiguous codes of the layer.
+        offsets: (examples + 1,) where each example begins, and the last ends.
+    """
+    return [
+        xxhash.xxh3_64_intdigest(rows[low:high].data)
+        for low, high in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+class ShardReader:
+    """Reads examples of one committed shard, each checked against the ledger.
+
+    Uncompressed codes are read straight from their file into the caller's memory, so that they
+    are copied once. Compressed layers are decoded when they are first asked for, and kept.
+
+    Args:
+        place: of the store.
+        record: of the split.
+        committed: of the shard.
+        lengths: (examples of the shard,) tokens of each.
+
+    Raises:
+        CorruptStoreError: a file is missing or has another length, or index or scale are damaged.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        record: SplitRecord,
+        committed: ShardRecord,
+        lengths: npt.NDArray[np.integer],
+    ) -> None:
+        self.name = f"{record.tag}/{record.split} shard {committed.shard}"
+        self._record = record
+        self._encoding = get_encoding(record.encoding)
+        self._offsets: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        self._checksums = self._decode_checksums(committed)
+        self._row_bytes: int = (
+            self._encoding.codes_size(record.hidden_size)
+            * np.dtype(self._encoding.zarr_dtype).itemsize
+        )
+        self._decoded: dict[int, npt.NDArray[Any]] = {}
+        self.scale: npt.NDArray[Any] | None = None
+        try:
+            if self._encoding.quantised:
+                self.scale = self._read_scale(place, committed)
+            self._file = self._open(place, committed)
+            self._spans = read_spans(self._file, len(record.layers))
+        except (CorruptStoreError, EOFError, OSError) as error:
+            raise CorruptStoreError(f"{self.name}: {error}; {ADVICE}") from None
+        whole = record.shard_tokens * self._row_bytes
+        if record.compression == "none" and any(span.length != whole for span in self._spans):
+            raise CorruptStoreError(f"{self.name}: the index names chunks of a wrong length")
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens of the shard."""
+        return self._offsets[-1]
+
+    def prefetch(self) -> None:
+        """Begin to bring the shard near."""
+        self._file.prefetch()
+
+    def read(
+        self,
+        first: int,
+        last: int,
+        positions: Sequence[int],
+        codes: npt.NDArray[Any],
+        scale: npt.NDArray[Any] | None,
+    ) -> None:
+        """Read consecutive examples into memory that is already there.
+
+        Args:
+            first: of the shard's examples.
+            last: the one after the last.
+            positions: on the stored layer axis.
+            codes: (layers, tokens, width) in the encoding's Zarr dtype; each layer C-contiguous.
+            scale: (tokens, layers, …), for quantised encodings.
+
+        Raises:
+            CorruptStoreError: what is stored does not pass its checksum.
+        """
+        low, high = self._offsets[first], self._offsets[last]
+        ends = [offset - low for offset in self._offsets[first + 1 : last + 1]]
+        # both sides as bytes: slices of these are what the system call and the checksum take
+        flat = codes.view(np.uint8)
+        for layer, position in zip(flat, positions, strict=True):
+            self._read_rows(position, low, high, layer)
+            begin, checksums = 0, self._checksums[position]
+            for example, end in enumerate(ends, first):
+                if xxhash.xxh3_64_intdigest(layer[begin:end]) != checksums[example]:
+                    raise CorruptStoreError(
+                        f"{self.name}: example {example} of it, layer "
+                        f"{self._record.layers[position]}, does not pass its checksum; {ADVICE}"
+                    )
+                begin = end
+        if scale is not None and self.scale is not None:
+            if len(positions) == len(self._record.layers):
+                scale[...] = self.scale[low:high]
+            else:
+                scale[...] = self.scale[low:high, list(positions)]
+
+    def close(self) -> None:
+        """Let go of the file and of what was decoded."""
+        self._file.close()
+        self._decoded.clear()
+
+    def _read_rows(self, position: int, low: int, high: int, out: npt.NDArray[np.uint8]) -> None:
+        span = self._spans[position]
+        try:
+            if self._record.compression == "none":
+                self._file.read_into(out, span.offset + low * self._row_bytes)
+                return
+            if position not in self._decoded:
+                shape = (self._record.shard_tokens, self._row_bytes)
+                chunk = np.empty(shape, np.uint8)
+                decompress(
+                    read_chunk(self._file, span),
+                    self._record.compression,
+                    chunk.view(self._encoding.zarr_dtype),
+                )
+                self._decoded[position] = chunk
+            out[...] = self._decoded[position][low:high]
+        except (CorruptStoreError, EOFError, OSError) as error:
+            layer = self._record.layers[position]
+            raise CorruptStoreError(f"{self.name}: layer {layer}: {error}; {ADVICE}") from None
+
+    def _open(self, place: Place, committed: ShardRecord) -> OpenFile:
+        key = shard_key(self._record, "hidden_states", committed.shard)
+        try:
+            file = place.open(key)
+        except FileNotFoundError:
+            raise CorruptStoreError("hidden_states is missing") from None
+        expected = committed.files["hidden_states"].bytes
+        if file.size != expected:
+            raise CorruptStoreError(
+                f"hidden_states has {file.size} bytes, the ledger says {expected}"
+            )
+        return file
+
+    def _read_scale(self, place: Place, committed: ShardRecord) -> npt.NDArray[Any]:
+        try:
+            data = place.read(shard_key(self._record, "scale", committed.shard))
+        except FileNotFoundError:
+            raise CorruptStoreError("scale is missing") from None
+        if hashlib.sha256(data).hexdigest() != committed.files["scale"].sha256:
+            raise CorruptStoreError("scale was changed on the disk")
+        record = self._record
+        row = (len(record.layers), *_scale_row(record))
+        count = record.shard_tokens * int(np.prod(row))
+        values = np.frombuffer(data, self._encoding.scale_dtype, count)
+        return values.reshape(record.shard_tokens, *row)
+
+    def _decode_checksums(self, committed: ShardRecord) -> list[list[int]]:
+        examples = len(self._offsets) - 1
+        try:
+            packed = np.frombuffer(base64.b64decode(committed.checksums, validate=True), "<u8")
+            table = packed.reshape(len(self._record.layers), examples)
+        except ValueError:
+            raise CorruptStoreError(
+                f"{self.name}: its record holds no checksum for each of {examples} examples and "
+                f"{len(self._record.layers)} layers; {ADVICE}"
+            ) from None
+        if committed.examples != examples or committed.tokens != self.tokens:
+            raise CorruptStoreError(f"{self.name}: its record contradicts the plan; {ADVICE}")
+        rows: list[list[int]] = table.tolist()
+        return rows

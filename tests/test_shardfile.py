@@ -1,0 +1,94 @@
+"""The bytes of a shard file are Zarr's own, and nothing of them is read unchecked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from stores import Made, shard_path
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.place import LocalPlace
+from bertvision.featurestore.shardfile import compress, decompress, read_spans, shard_pieces
+
+LENGTHS = [5, 31, 64, 1, 17, 40, 22, 9, 33, 60, 2, 28]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compression"),
+    [("int8", "none"), ("int8", "zstd"), ("int4", "none"), ("float32", "none"),
+     ("bfloat16", "pcodec"), ("float16", "pcodec"), ("float32", "zstd")],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+def test_zarr_reads_what_is_written_and_writes_the_same_bytes(
+    tmp_path: Path, encoding: str, compression: str
+) -> None:
+    made = Made(LENGTHS, encoding=encoding, compression=compression)
+    split = made.write(tmp_path)
+    path = tmp_path / "arrays.zarr/1e/train"
+    for name in ("hidden_states", "scale") if split.encoding.quantised else ("hidden_states",):
+        array = zarr.open_array(path / name, mode="r")
+        values = array[...]
+        rows = values[: split.record.shard_tokens]
+        sharding = array.metadata.codecs[0]
+        chunk_spec = array.metadata.get_chunk_spec(
+            (0,) * array.ndim, array._async_array.config, default_buffer_prototype()
+        )
+        encoded = sync(
+            sharding.encode(
+                [(default_buffer_prototype().nd_buffer.from_ndarray_like(rows), chunk_spec)]
+            )
+        )
+        assert next(iter(encoded)).to_bytes() == shard_path(split, name, 0).read_bytes()
+    stored = zarr.open_array(path / "hidden_states", mode="r")[...]
+    for i in (0, 5, 11):
+        start, n = int(made.plan.first_token[i]), int(made.plan.n_tokens[i])
+        ours = split.read([i]).codes
+        if encoding == "bfloat16":
+            ours = ours.view(torch.uint16)
+        np.testing.assert_array_equal(ours.numpy(), stored[start : start + n])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("compression", ["zstd", "pcodec"])
+def test_compression_keeps_every_value(tmp_path: Path, compression: str) -> None:
+    plain, packed = (
+        Made(LENGTHS, encoding="bfloat16", compression=c).write(tmp_path / c)
+        for c in ("none", compression)
+    )
+    assert packed.verify() == []
+    for i in range(len(plain)):
+        assert torch.equal(plain[i], packed[i])
+    assert torch.equal(packed.read([3], layers=[1]).decode(), plain.read([3], layers=[1]).decode())
+
+
+def test_a_chunk_that_claims_to_be_larger_is_refused(tmp_path: Path) -> None:
+    out = np.empty(1000, np.int16)
+    large = np.zeros(1 << 20, np.int16)
+    for compression in ("zstd", "pcodec"):
+        data = np.frombuffer(compress(large, compression), np.uint8)
+        with pytest.raises(CorruptStoreError, match="does not decode"):
+            decompress(data, compression, out)
+    with pytest.raises(CorruptStoreError, match="does not decode"):
+        decompress(np.zeros(4, np.uint8), "none", out)
+
+
+def test_an_index_is_checked_before_it_is_followed(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+    place.write("f", shard_pieces([np.arange(10, dtype=np.uint8), np.arange(6, dtype=np.uint8)]))
+    data = bytearray((tmp_path / "f").read_bytes())
+    assert [tuple(span) for span in read_spans(place.open("f"), 2)] == [(0, 10), (14, 6)]
+    for position in range(24, len(data)):
+        changed = data.copy()
+        changed[position] ^= 1
+        (tmp_path / "f").write_bytes(changed)
+        with pytest.raises(CorruptStoreError, match="index"):
+            read_spans(place.open("f"), 2)
+    (tmp_path / "f").write_bytes(data[:20])
+    with pytest.raises(CorruptStoreError, match="too few"):
+        read_spans(place.open("f"), 2)
