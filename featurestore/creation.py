@@ -129,7 +129,8 @@ def write_shared(place: Place, spec: SplitSpec, contents: SplitContents) -> None
     with store_lock(place):
         write_examples(place, spec.split, contents.examples)
         for key, content in arrays.root_files(split_records(place)).items():
-            _write_if_new(place, f"{ROOT}/{key}", content)
+            # even where the same is there: a killed writer may not have flushed it
+            place.write(f"{ROOT}/{key}", content)
 
 
 def store_lock(place: Place) -> AbstractContextManager[None]:
@@ -147,15 +148,6 @@ def _write_group(place: Place, record: SplitRecord, values: _Values) -> None:
     for name, (array, _) in values.items():
         for key, content in arrays.array_files(name, record.arrays[name], array).items():
             place.write(f"{arrays.group_key(record)}/{key}", content)
-
-
-def _write_if_new(place: Place, key: str, content: bytes) -> None:
-    try:
-        if arrays.same_metadata(place.read(key), content):
-            return
-    except FileNotFoundError:
-        pass
-    place.write(key, content)
 
 
 def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Values:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,12 +32,17 @@ class OpenFile(Protocol):
 
     Attributes:
         size: its length in bytes when it was opened.
+        distant: whether each read costs a round trip, so that it pays to say what comes.
     """
 
     size: int
+    distant: bool
 
-    def prefetch(self) -> None:
-        """Begin to bring the whole file near, so that reads find it there."""
+    def prefetch(self, offset: int, length: int) -> None:
+        """Begin to bring a stretch near, where it stays until the file is closed."""
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Begin to bring near what is read next, as (offset, length); until the next call."""
 
     def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
         """Fill a C-contiguous array with the bytes from ``offset`` on.
@@ -208,14 +214,20 @@ class _LocalFile:
     Not mapped: a file that shrinks under a mapping kills the process, a read of it raises.
     """
 
+    distant = False
+
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._descriptor).st_size
 
-    def prefetch(self) -> None:
+    def prefetch(self, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        for offset, length in ranges:
+            self.prefetch(offset, length)
 
     def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
         read = os.preadv(self._descriptor, [out.data], offset)

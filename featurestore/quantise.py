@@ -18,7 +18,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_LOG_BIAS, _PER_OCTAVE = 64, 8  # steps from 2^-8 to 2^23.9
+# Steps from 2^-8 to 2^23.9, and where one gives way to the next. Tables, because the last bit of
+# exp2 and log2 differs between vector lanes, libraries and devices.
+_EXPONENTS = (torch.arange(256, dtype=torch.float64) - 64) / 8
+_STEPS = _EXPONENTS.exp2().float()
+_MIDDLES = (_EXPONENTS[:-1] + 1 / 16).exp2().float()
 _NIBBLE_BIAS = 8
 _TINY = 1e-30
 
@@ -44,8 +48,8 @@ class Quantiser(NamedTuple):
     def largest_step(self) -> float:
         """The largest step that a scale can tell."""
         if not self.group:
-            return torch.finfo(torch.float32).max
-        return float(2 ** ((255 - _LOG_BIAS) / _PER_OCTAVE))
+            return torch.finfo(torch.float32).max / self.levels
+        return float(_STEPS[-1])
 
     def quantise_(self, z: Tensor, codes: Tensor, scale: Tensor, step: Tensor) -> None:
         """Fill the last three from the first, which is overwritten.
@@ -61,7 +65,7 @@ class Quantiser(NamedTuple):
             torch.maximum(values.amax(dim=-1), values.amin(dim=-1).neg_(), out=s)
             s.div_(self.levels)
         if self.group:
-            scale.copy_(step.log2().mul_(_PER_OCTAVE).add_(_LOG_BIAS).round_().clamp_(0, 255))
+            scale.copy_(torch.bucketize(step, _MIDDLES.to(step.device)))
         else:
             scale.copy_(step)
         inverse = self._step(scale).clamp_min(_TINY).reciprocal_()
@@ -111,8 +115,8 @@ class Quantiser(NamedTuple):
             codes = np.concatenate([codes & 15, codes >> 4], axis=-1).view(np.int8) - _NIBBLE_BIAS
         z: npt.NDArray[np.float32] = codes.astype(np.float32)
         if self.group:
-            step = np.exp2((scale.astype(np.float32) - _LOG_BIAS) / _PER_OCTAVE)
-            z *= np.repeat(step, self.group, axis=-1)[..., : z.shape[-1]]
+            step = np.repeat(_STEPS.numpy()[scale], self.group, axis=-1)
+            z *= step[..., : z.shape[-1]]
         else:
             z *= scale[..., None]
         return z
@@ -120,7 +124,7 @@ class Quantiser(NamedTuple):
     def _step(self, scale: Tensor) -> Tensor:
         if not self.group:
             return scale
-        return scale.float().sub_(_LOG_BIAS).div_(_PER_OCTAVE).exp2_()
+        return _STEPS.to(scale.device).take(scale.long())
 
     def _groups(self, x: Tensor, per_group: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Views of x as (…, channels of a group), each with its part of ``per_group``.

@@ -116,7 +116,7 @@ class ActivationLoader:
             "shuffle": shuffle,
         }
         # one pool for each use, because the buffers of one use are all about as large
-        self._pools: defaultdict[str, BufferPool] = defaultdict(BufferPool)
+        self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
         self.epoch = 0
         self.batch = 0
         self._start: tuple[int, int] | None = (0, 0)
@@ -160,7 +160,7 @@ class ActivationLoader:
 
     def _batches(self, order: EpochOrder, start: int) -> Generator[ActivationBatch, None, None]:
         """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
-        shards = _Shards(self.split, order, start, self._readers)
+        shards = _Shards(self.split, self._positions, order, start, self._readers)
         threads = _Threads(self._readers, "bertvision-batch")
         pending: deque[Future[ActivationBatch]] = deque()
         try:
@@ -188,7 +188,7 @@ class ActivationLoader:
         return split.batch(codes, scale, examples, positions, split.labels)
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-        return self._pools[dtype].take(shape, dtype)
+        return self._pools[dtype, shape[-1]].take(shape, dtype)
 
 
 class _Threads:
@@ -212,12 +212,20 @@ class _Threads:
 class _Shards:
     """The open shards of an epoch: each is opened once, a little before it is first needed."""
 
-    def __init__(self, split: ActivationSplit, order: EpochOrder, start: int, readers: int) -> None:
+    def __init__(
+        self,
+        split: ActivationSplit,
+        positions: Sequence[int],
+        order: EpochOrder,
+        start: int,
+        readers: int,
+    ) -> None:
         shards = order.shards.tolist()
         self._first = dict(zip(shards, order.first_batch.tolist(), strict=True))
         self._last = dict(zip(shards, order.last_batch.tolist(), strict=True))
         self._upcoming = deque(shard for shard in shards if self._last[shard] >= start)
         self._split = split
+        self._positions = positions
         self._readers = readers
         self._threads = _Threads(readers, "bertvision-shard")
         self._open: dict[int, Future[ShardReader]] = {}
@@ -252,7 +260,7 @@ class _Shards:
     def _prefetched(self, shard: int) -> ShardReader:
         reader = self._split.open_shard(shard)
         if self._readers:
-            reader.prefetch()
+            reader.prefetch(self._positions)
         return reader
 
 

@@ -93,7 +93,7 @@ def test_memory_of_batches_and_shards_is_used_again(split: ActivationSplit) -> N
     for _ in range(3):
         for batch in loader:
             batch.decode()
-    assert len(loader._pools["int8"]._buffers) <= 5  # two ahead, one in use, hand-over
+    assert len(loader._pools["int8", 16]._buffers) <= 5  # two ahead, one in use, hand-over
 
 
 def test_a_buffer_somebody_refers_to_is_never_given_out_again() -> None:
