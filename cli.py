@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -21,8 +21,10 @@ from bertvision.commands.analysis import cka, isotropy
 from bertvision.commands.options import (
     Json,
     Precision,
+    Store,
     Workspace,
     find_workspace,
+    parse_choice,
     parse_layers,
     parse_names,
     parse_tag,
@@ -162,13 +164,12 @@ def finetune(
 
 
 @app.command()
-def status(workspace: Workspace = None, as_json: Json = False) -> None:
+def status(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """What the workspace holds, and what can be run next."""
     from bertvision.pipelines.status import status as run
     from bertvision.pipelines.tables import status_table
-    from bertvision.pipelines.workspace import Workspace
 
-    show(run(Workspace.find(workspace)), as_json, status_table)
+    show(run(find_workspace(workspace, store)), as_json, status_table)
 
 
 @app.command()
@@ -179,19 +180,31 @@ def extract(
     split: Annotated[
         str | None, typer.Option(help="Such as train,dev; by default all of the workspace.")
     ] = None,
-    encoding: Annotated[str, typer.Option(help="int8, bfloat16, float16 or float32.")] = "int8",
+    encoding: Annotated[
+        str, typer.Option(help="int8, int4, bfloat16, float16 or float32.")
+    ] = "int8",
+    compression: Annotated[
+        str, typer.Option(help="none; zstd for slow disks; pcodec to archive float encodings.")
+    ] = "none",
     layers: Annotated[
         str, typer.Option(help="Hidden states to keep, such as 0,6,12 (0: embeddings), or all.")
     ] = "all",
     precision: Precision = "auto",
+    nonfinite: Annotated[
+        str, typer.Option(help="NaN and infinity: error, or record to replace and count them.")
+    ] = "error",
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Write a snapshot's hidden states into the activation store.
 
-    A killed extraction is finished by the same command.
+    A killed extraction is finished by the same command. A store named with --store is the
+    workspace's from then on.
     """
+    from bertvision.featurestore.shardfile import CompressionName
     from bertvision.pipelines.extract import extract as run
+    from bertvision.pipelines.shardwork import NonFinite
     from bertvision.pipelines.tables import extracted_table
 
     space = find_workspace(workspace)
@@ -199,14 +212,17 @@ def extract(
     tags = parse_tags(checkpoint) if checkpoint else [space.only(space.snapshots(), "snapshots")]
     for tag in tags:
         space.require_snapshot(tag)  # of all, before hours are spent on the first
+    space = space.keep_at(store)
     for tag in tags:
         done += run(
             space,
             tag,
             splits=parse_names(split),
             encoding=encoding,
+            compression=parse_choice(compression, get_args(CompressionName), "--compression"),
             layers=parse_layers(layers),
             precision=precision,
+            nonfinite=parse_choice(nonfinite, get_args(NonFinite), "--nonfinite"),
         )
     show([item._asdict() for item in done], as_json, extracted_table)
 
@@ -228,6 +244,7 @@ def train(
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
     ] = False,
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Train heads on stored activations, several in one pass, without running BERT."""
@@ -245,7 +262,7 @@ def train(
         "seed": seed,
     }
     options = validated(TrainOptions, given)
-    space = find_workspace(workspace)
+    space = find_workspace(workspace, store)
     stored = (tag for tag, splits in space.stored().items() if "train" in splits)
     tag = parse_tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
     metrics = run(space, heads, tag, options, overwrite=overwrite, tensorboard=tensorboard)
@@ -264,13 +281,14 @@ def evaluate(
     split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
     precision: Precision = "auto",
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Score trained heads with the official metric, on any snapshot's activations."""
     from bertvision.pipelines.evaluate import evaluate as run
     from bertvision.pipelines.tables import evaluated_table
 
-    space = find_workspace(workspace)
+    space = find_workspace(workspace, store)
     source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
     target = parse_tag(checkpoint) if checkpoint else source
     results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)

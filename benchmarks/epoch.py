@@ -1,140 +1,243 @@
 """An epoch of head training from the store against running the encoder again, side by side.
 
-    python benchmarks/epoch.py --workspace DIR --checkpoint 1e --heads adapter-386-shared
+    python benchmarks/epoch.py --json epoch.json
+    python benchmarks/epoch.py --workspace DIR --checkpoint 1e --json epoch.json
 
-Both sides do the same training step on the same examples; the one decodes stored activations, the
-other runs the encoder (unpadded as far as sorting by length allows, the way extraction does). Sides
-are interleaved and repeated, medians are compared. On a busy machine trust the ratios alone.
+Without a workspace: synthetic activations with BERT-large's dimensions and SQuAD's lengths, and a
+random-weight BERT-large as the encoder that runs again. Sides do the same training step (forward,
+loss, backward, Adam) in batches of 16; those from the store decode stored codes, the other one runs
+the encoder, without padding. A repetition is a whole epoch of the examples, its start included, or
+as much of it as ``--encoder-examples`` for the encoder. Times are per example.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command line does
-
 import argparse
-import itertools
-import json
-import platform
-import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from bert import encoder_of, windows_of
+from data import lengths, write_split
+from harness import arguments, interleave, ratios, report, warm_cache
 
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.outputs import span_loss
 from bertvision.pipelines.datamodule import HiddenStates, decoded
-from bertvision.pipelines.encoder import Encoder, length_groups
+from bertvision.pipelines.encoder import Encoder
 from bertvision.pipelines.module import build_heads
-from bertvision.pipelines.precision import autocast, device, resolve_precision
+from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace
+
+BATCH = 16
+ONE = ["adapter-386-shared"]
+EIGHT = [
+    f"adapter-{size}-{kind}"
+    for size in (64, 386)
+    for kind in ("shared", "shared-skip", "independent", "independent-skip")
+]
+PARTS = ("waiting", "decoding", "computing")
+
+
+class Source(NamedTuple):
+    """What heads are trained on, and the encoder that could compute it again."""
+
+    split: ActivationSplit
+    windows: Windows
+    encoder: Encoder
+    folder: Path
 
 
 def main() -> None:
-    """Measure, print a table, and write every repetition as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workspace", type=Path, required=True)
+    """Measure, print a table, write every repetition as JSON."""
+    parser = arguments(__doc__)
+    parser.add_argument("--workspace", help="measure its split train instead of synthetic data")
     parser.add_argument("--checkpoint", default="1e")
-    parser.add_argument("--heads", nargs="+", default=["adapter-386-shared"])
-    parser.add_argument("--examples", type=int, default=480, help="per repetition")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--heads", nargs="+", default=ONE, help="trained instead of one")
+    parser.add_argument("--examples", type=int, default=240, help="of the synthetic split")
+    parser.add_argument("--encoder-examples", type=int, default=32)
     options = parser.parse_args()
-    runs = measure(options)
-    median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-    ratio = statistics.median(
-        (run["encoder"] + run["encoder step"]) / (run["wait"] + run["decode"] + run["step"])
-        for run in runs
-    )
-    waiting = statistics.median(
-        run["wait"] / (run["wait"] + run["decode"] + run["step"]) for run in runs
-    )
-    rows = [[name, f"{1000 * value:.2f}"] for name, value in median.items()]
-    print(format_table(["part", "ms per example"], rows))
-    print(f"running the encoder again takes {ratio:.1f}× as long as an epoch from the store")
-    print(f"waiting for data: {waiting:.1%} of the epoch")
-    if options.json:
-        report = {
+    if options.quick:
+        options.examples, options.encoder_examples, options.repeats = 96, 32, 2
+    precision = resolve_precision("auto")
+    source = _of_workspace(options, precision) if options.workspace else _synthetic(options)
+    results, parts = measure(source, options, precision)
+    one, eight, again = results
+    again_ratio = ratios(results, one, higher_is_better=False)
+    shares = {
+        side: median(
+            wait / total for wait, total in zip(parts[side]["waiting"], results[side], strict=True)
+        )
+        for side in (one, eight)
+    }
+    waits = {side: median(parts[side]["waiting"]) for side in (one, eight)}
+    flat = {f"{side}: {part}": parts[side][part] for side in parts for part in PARTS}
+    report(
+        options.json,
+        benchmark="epoch",
+        settings={
             "heads": options.heads,
-            "examples": options.examples,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "ratios": {"encoder again / from the store": ratio, "waiting / epoch": waiting},
-            "seconds_per_example": runs,
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+            "eight heads": EIGHT,
+            "examples": len(source.split),
+            "layers": len(source.split.record.layers),
+            "hidden": source.split.record.hidden_size,
+            "encoding": source.split.record.encoding,
+            "precision": precision,
+            "threads": torch.get_num_threads(),
+            "device": device().type,
+        },
+        unit="seconds per example",
+        results=results | flat,
+        ratios={
+            again: again_ratio[again],
+            "waiting / epoch, one head": shares[one],
+            "waiting / epoch, eight heads": shares[eight],
+            "waiting, eight heads / one head": waits[eight] / waits[one],
+        },
+        notes=[
+            f"waiting for data: {shares[one]:.2%} of an epoch of {one}, {shares[eight]:.2%} of "
+            f"{eight}",
+            f"running the encoder again takes {again_ratio[again]:.1f} times as long",
+        ],
+    )
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Seconds per example of every part, a row per repetition; the first one warms up."""
+def measure(
+    source: Source, options: argparse.Namespace, precision: Precision
+) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
+    """Seconds per example of each side, and of the parts of each, a figure per repetition."""
+    one = "store, one head" if len(options.heads) == 1 else f"store, {len(options.heads)} heads"
+    eight, again = "store, eight heads", f"encoder again, {one.partition(', ')[2]}"
+    parts: dict[str, dict[str, list[float]]] = {}
+
+    def side(name: str, run: Callable[[], dict[str, float]]) -> Callable[[], float]:
+        parts[name] = {part: [] for part in PARTS}
+
+        def repetition() -> float:
+            times = run()
+            for part, seconds in times.items():
+                parts[name][part].append(seconds)
+            return sum(times.values())
+
+        return repetition
+
+    few, many = Trainer(source, options.heads, precision), Trainer(source, EIGHT, precision)
+    warm_cache([source.folder])
+    sides = {
+        one: side(one, few.from_store),
+        eight: side(eight, many.from_store),
+        again: side(again, lambda: few.from_encoder(options.encoder_examples)),
+    }
+    results = interleave(sides, options.repeats)
+    return results, {
+        name: {part: values[-options.repeats :] for part, values in found.items()}
+        for name, found in parts.items()
+    }
+
+
+class Trainer:
+    """Trains heads on a source, and takes the time of each part.
+
+    Args:
+        source: of hidden states.
+        names: of the heads.
+        precision: of the heads' arithmetic.
+    """
+
+    def __init__(self, source: Source, names: list[str], precision: Precision) -> None:
+        record = source.split.record
+        self._source = source
+        self._precision = precision
+        self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        heads = build_heads(names, layers=len(record.layers), hidden=record.hidden_size, seed=0)
+        self._heads = [head.to(device()) for head in heads.values()]
+        parameters = [p for head in self._heads for p in head.parameters()]
+        self._optimizer = torch.optim.Adam(parameters, lr=1e-3)
+        self._loader = ActivationLoader(source.split, batch_size=BATCH)
+
+    def from_store(self) -> dict[str, float]:
+        """Seconds per example of an epoch from the store."""
+        times = dict.fromkeys(PARTS, 0.0)
+        waited, started = self._loader.wait_seconds, time.perf_counter()
+        for packed in self._loader:
+            begun = time.perf_counter()
+            batch = decoded(packed.to(device()), self._dtype)
+            _finish()
+            times["decoding"] += time.perf_counter() - begun
+            self._step(batch)
+        total = time.perf_counter() - started
+        times["waiting"] = self._loader.wait_seconds - waited
+        times["computing"] = total - times["waiting"] - times["decoding"]
+        return {part: seconds / len(self._source.split) for part, seconds in times.items()}
+
+    def from_encoder(self, examples: int) -> dict[str, float]:
+        """Seconds per example of a part of an epoch with the encoder; "waiting" is for it."""
+        split, windows, encoder, _ = self._source
+        times = dict.fromkeys(PARTS, 0.0)
+        order = np.random.default_rng(0).permutation(len(split))[:examples]
+        for start in range(0, len(order), BATCH):
+            begun = time.perf_counter()
+            chosen = order[start : start + BATCH]
+            rows = split.plan.example_id[chosen]
+            with torch.inference_mode():
+                batches = encoder.batches(windows.n_tokens[rows])
+                # copied: the encoder reuses its memory
+                states = [
+                    encoder(windows, rows[batch]).to(self._dtype, copy=True) for batch in batches
+                ]
+            own = torch.cat(states)  # outside inference mode: it may take part in a backward pass
+            _finish()
+            times["waiting"] += time.perf_counter() - begun
+            begun = time.perf_counter()
+            labels = {k: torch.from_numpy(v[chosen]).to(device()) for k, v in split.labels.items()}
+            n_tokens = torch.from_numpy(split.plan.n_tokens[chosen].astype(np.int64))
+            ids = torch.from_numpy(chosen)
+            self._step(HiddenStates(own, n_tokens.to(device()), labels, ids))
+            times["computing"] += time.perf_counter() - begun
+        return {part: seconds / len(order) for part, seconds in times.items()}
+
+    def _step(self, batch: HiddenStates) -> None:
+        start, end = (batch.labels[f"{side}_positions"].long() for side in ("start", "end"))
+        with autocast(self._precision, device()):
+            losses = [
+                span_loss(head(batch.hidden_states, batch.lengths), start, end)
+                for head in self._heads
+            ]
+        torch.stack(losses).sum().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        _finish()
+
+
+def _synthetic(options: argparse.Namespace) -> Source:
+    n_tokens = lengths(options.examples)
+    model = encoder_of("minilm" if options.quick else "large")
+    layers, hidden = model.config.num_hidden_layers + 1, model.config.hidden_size
+    folder = options.folder / f"epoch-{options.examples}-{hidden}"
+    split = write_split(folder, n_tokens, layers=layers, hidden=hidden)
+    encoder = Encoder(model, range(layers), resolve_precision("auto"))
+    return Source(split, windows_of(n_tokens), encoder, folder)
+
+
+def _of_workspace(options: argparse.Namespace, precision: Precision) -> Source:
     space = Workspace.find(options.workspace)
     split = space.split(options.checkpoint, "train")
     snapshot = load_snapshot(space.require_snapshot(options.checkpoint))
     windows = space.windows("train", snapshot.tokenizer)
-    precision = resolve_precision("auto")
-    encoder = Encoder(snapshot.model.bert, split.record.layers, 0, precision)
-    heads = build_heads(
-        options.heads,
-        layers=len(split.record.layers),
-        hidden=split.record.hidden_size,
-        seed=0,
-    )
-    parameters = [p for head in heads.values() for p in head.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=1e-3)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    encoder = Encoder(snapshot.model.bert, split.record.layers, precision)
+    return Source(split, windows, encoder, space.activations)
 
-    def step(batch: HiddenStates) -> float:
-        started = time.perf_counter()
-        with autocast(precision, device()):
-            start, end = (batch.labels[f"{side}_positions"].long() for side in ("start", "end"))
-            loss = torch.stack(
-                [
-                    span_loss(head(batch.hidden_states, batch.lengths), start, end)
-                    for head in heads.values()
-                ]
-            ).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.perf_counter() - started
 
-    loader = ActivationLoader(split, batch_size=16)
-    # one stream for all repetitions: what its start costs belongs to an epoch, not to each of them
-    stream = itertools.chain.from_iterable(itertools.repeat(loader))
-    runs = []
-    for repeat in range(options.repeats + 1):
-        times = dict.fromkeys(("wait", "decode", "step", "encoder", "encoder step"), 0.0)
-        seen: list[int] = []
-        waited = loader.wait_seconds
-        for packed in stream:
-            started = time.perf_counter()
-            batch = decoded(packed.to(device()), dtype)
-            times["decode"] += time.perf_counter() - started
-            times["step"] += step(batch)
-            seen += packed.examples.tolist()
-            if len(seen) >= options.examples:
-                break
-        times["wait"] = loader.wait_seconds - waited
-        examples = np.array(seen)
-        for group in length_groups(split.plan.n_tokens[examples].astype(np.int64)):
-            for part in np.array_split(group, -(-len(group) // 16)):
-                chosen = examples[part]
-                started = time.perf_counter()
-                hidden_states = encoder(windows, split.plan.example_id[chosen])
-                times["encoder"] += time.perf_counter() - started
-                labels = {k: torch.from_numpy(v[chosen]) for k, v in split.labels.items()}
-                lengths = torch.from_numpy(split.plan.n_tokens[chosen].astype(np.int64))
-                ids = torch.from_numpy(chosen)
-                # cloned: tensors made in inference mode cannot take part in a backward pass
-                own = hidden_states.to(dtype).clone()
-                times["encoder step"] += step(HiddenStates(own, lengths, labels, ids))
-        if repeat:
-            runs.append({name: value / len(seen) for name, value in times.items()})
-    return runs
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from bertvision.commands.options import (
     MaxTokens,
     Plot,
     Scheduler,
+    Store,
     Workspace,
     find_workspace,
     parse_tag,
@@ -28,13 +29,14 @@ def cka(
     scheduler: Scheduler = "threads",
     plot: Plot = None,
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Linear CKA between the layers of two snapshots: table, JSON and a PNG."""
     from bertvision.pipelines.analyse import run_cka
 
     result = run_cka(
-        find_workspace(workspace),
+        find_workspace(workspace, store),
         parse_tag(first),
         parse_tag(second),
         split=split,
@@ -55,13 +57,14 @@ def isotropy(
     scheduler: Scheduler = "threads",
     plot: Plot = None,
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
     from bertvision.pipelines.analyse import run_isotropy
 
     result = run_isotropy(
-        find_workspace(workspace),
+        find_workspace(workspace, store),
         parse_tag(checkpoint),
         split=split,
         max_tokens=max_tokens or None,

@@ -20,6 +20,13 @@ Workspace = Annotated[
         "--workspace", "-w", help="Folder of the experiment; by default the one you stand in."
     ),
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Activation store: a folder or an fsspec URL, such as s3://bucket/folder; by default "
+        "the workspace's."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 Precision = Annotated[str, typer.Option(help="auto, 32 or bf16.")]
 Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:PORT.")]
@@ -29,11 +36,27 @@ MaxTokens = Annotated[
 Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
 
 
-def find_workspace(workspace: Path | None) -> OpenWorkspace:
-    """Open the workspace that ``--workspace`` names, or the one the current folder stands in."""
+def find_workspace(workspace: Path | None, store: str | None = None) -> OpenWorkspace:
+    """Open the workspace that ``--workspace`` names, or the one the current folder stands in.
+
+    Args:
+        workspace: its folder, or None.
+        store: what ``--store`` names: where its activations are for this once.
+    """
     from bertvision.pipelines.workspace import Workspace
 
-    return Workspace.find(workspace)
+    return Workspace.find(workspace).at(store)
+
+
+def parse_choice(text: str, allowed: tuple[str, ...], option: str) -> Any:
+    """The value of an option that takes one of a few.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if text not in allowed:
+        raise InputError(f"{option} {text!r}: choose one of {', '.join(allowed)}")
+    return text
 
 
 def parse_tags(text: str) -> tuple[str, ...]:

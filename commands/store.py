@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertvision.commands.options import Json, Workspace, find_workspace, parse_tag, show
+from bertvision.commands.options import Json, Store, Workspace, find_workspace, parse_tag, show
 from bertvision.errors import CorruptStoreError, InputError
 
 if TYPE_CHECKING:
@@ -18,38 +18,41 @@ app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
 
 
 @app.command("ls")
-def store_ls(workspace: Workspace = None, as_json: Json = False) -> None:
+def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """The snapshots and splits that are stored."""
     from bertvision.pipelines.tables import splits_table
 
-    show([split.info() for split in _store(workspace).splits()], as_json, splits_table)
+    show([split.info() for split in _store(workspace, store).splits()], as_json, splits_table)
 
 
 @app.command("info")
 def store_info(
     name: Annotated[str, typer.Argument(help="Such as 0.3e/train.")],
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Everything about one split: sizes, encoding, provenance."""
     from bertvision.pipelines.tables import mapping_table
 
-    show(_split(workspace, name).info(), as_json, mapping_table)
+    show(_split(workspace, store, name).info(), as_json, mapping_table)
 
 
 @app.command("verify")
 def store_verify(
     name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train; by default all.")] = None,
     workspace: Workspace = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Read every committed byte again; exits with 1 where something is damaged."""
-    names = [name] if name else [f"{t}/{s}" for t, held in _store(workspace).items() for s in held]
+    opened = _store(workspace, store)
+    names = [name] if name else [f"{tag}/{split}" for tag in opened for split in opened[tag]]
     found: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
     for name in names:
         try:
-            split = _split(workspace, name)
+            split = _split(workspace, store, name)
             found[name] = split.verify()
             if lacking := len(split.missing_shards()):
                 missing[name] = f", but {lacking} of {split.record.shards} shards are not written"
@@ -60,17 +63,44 @@ def store_verify(
         raise typer.Exit(1)
 
 
-def _store(workspace: Path | None) -> ActivationStore:
+@app.command("repair")
+def store_repair(
+    name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train; by default all.")] = None,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Extract again what is damaged, and only that.
+
+    It needs the snapshot and the data that the activations came from.
+    """
+    from bertvision.featurestore.store import split_names
+    from bertvision.pipelines.repair import repair
+    from bertvision.pipelines.tables import repaired_table
+
+    space = find_workspace(workspace, store)
+    place = _store(workspace, store).place
+    wanted = [_parts(name)] if name else split_names(place)
+    show([repair(space, tag, split)._asdict() for tag, split in wanted], as_json, repaired_table)
+
+
+def _store(workspace: Path | None, store: str | None) -> ActivationStore:
+    """The store that is named, for which there need be no workspace, or the workspace's."""
     from bertvision.featurestore.store import ActivationStore
 
-    return ActivationStore.open(find_workspace(workspace).activations)
+    return ActivationStore.open(store or find_workspace(workspace).activations)
 
 
-def _split(workspace: Path | None, name: str) -> ActivationSplit:
+def _split(workspace: Path | None, store: str | None, name: str) -> ActivationSplit:
+    tag, split = _parts(name)
+    return _store(workspace, store)[tag][split]
+
+
+def _parts(name: str) -> tuple[str, str]:
     tag, _, split = name.partition("/")
     if not split:
         raise InputError(f"{name!r}: name a snapshot and a split of it, such as 0.3e/train")
-    return _store(workspace)[parse_tag(tag)][split]
+    return parse_tag(tag), split
 
 
 def _verdicts(found: dict[str, list[str]], missing: dict[str, str]) -> str:

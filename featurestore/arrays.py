@@ -35,7 +35,7 @@ from bertvision.featurestore.shardfile import (
 )
 
 _CHUNK = 1 << 18  # entries of the first axis in a chunk of an array that is written at once
-_MAX_CHUNK_BYTES = 1 << 27
+_MAX_CHUNK_BYTES = 1 << 25
 # or chunks of zeros would vanish and look like missing ones
 _CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
 
@@ -190,7 +190,7 @@ def same_metadata(one: bytes, other: bytes) -> bool:
     """Whether two ``zarr.json`` say the same of an array or group."""
     try:
         return bool(json.loads(one) == json.loads(other))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -215,7 +215,7 @@ def read_array(place: Place, group: str, name: str, record: ArrayRecord) -> npt.
     scratch = np.empty(chunk_shape, out.dtype)
     for i in range(count):
         try:
-            data = np.frombuffer(place.read(f"{folder}/{i}{tail}"), np.uint8)
+            data = np.frombuffer(place.read(f"{folder}/{i}{tail}", 2 * _MAX_CHUNK_BYTES), np.uint8)
             decompress(unsealed(data), "zstd", scratch)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise CorruptStoreError(f"array {name}: chunk {i} is missing") from None

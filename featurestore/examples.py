@@ -13,6 +13,9 @@ from bertvision.errors import CorruptStoreError, ProvenanceError
 from bertvision.featurestore.place import Place
 
 FOLDER = "examples"
+_MOST_BYTES = 1 << 31
+_LARGEST_RATIO = 500  # of a table to its file: the same context comes with each of its questions
+_ROWS_AT_ONCE = 64
 
 
 def examples_digest(table: pa.Table) -> str:
@@ -74,8 +77,25 @@ def _key(split: str) -> str:
 
 def _read(place: Place, key: str) -> pa.Table:
     try:
-        return pq.read_table(pa.BufferReader(place.read(key)))
+        data = place.read(key, _MOST_BYTES)
+        return _unpack(data)
     except FileNotFoundError:
         raise CorruptStoreError(f"{place}/{key} is missing") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptStoreError(f"{place}/{key} is damaged: {error}") from None
+
+
+def _unpack(data: bytes) -> pa.Table:
+    """Read a Parquet file in small steps, so that a little one cannot unpack to a huge table."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+    most = _LARGEST_RATIO * len(data) + (1 << 24)
+    if sum(group.total_byte_size for group in groups) > most:
+        raise ValueError(f"its {len(data)} bytes claim to hold more than {most}")
+    batches, size = [], 0
+    for batch in file.iter_batches(_ROWS_AT_ONCE):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > most:
+            raise ValueError(f"its {len(data)} bytes hold more than {most}")
+    return pa.Table.from_batches(batches, file.schema_arrow).combine_chunks()

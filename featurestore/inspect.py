@@ -45,7 +45,8 @@ def info(split: ActivationSplit) -> dict[str, Any]:
     records = [record for record in found if record is not None]
     stored = sum(file.bytes for record in records for file in record.files.values())
     done = sum(record.examples for record in records)
-    length = int(r.provenance.get("max_length") or plan.n_tokens.max())
+    given = r.provenance.get("max_length")
+    length = given if isinstance(given, int) and given > 0 else int(plan.n_tokens.max())
     dense = 4 * length * len(r.layers) * r.hidden_size
     return {
         "tag": str(split.tag),
@@ -118,8 +119,8 @@ def _check_shard(split: ActivationSplit, shard: int) -> None:
     record = split.ledger.find_shard(shard)
     for name, file in record.files.items() if record else ():
         try:
-            digest = _digest(split.place.open(shard_key(split.record, name, shard)))
-        except (OSError, EOFError) as error:
+            digest = _digest(split.place.open(shard_key(split.record, name, shard)), file.bytes)
+        except (OSError, EOFError, CorruptStoreError) as error:
             raise CorruptStoreError(f"{name} {_reason(error)}") from None
         if digest != file.sha256:
             raise CorruptStoreError(f"{name} was changed on the disk")
@@ -135,9 +136,11 @@ def _reason(error: Exception) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else str(error)
 
 
-def _digest(file: OpenFile) -> str:
+def _digest(file: OpenFile, size: int) -> str:
     digest, block = hashlib.sha256(), np.empty(_BLOCK_BYTES, np.uint8)
     try:
+        if file.size != size:
+            raise CorruptStoreError(f"has {file.size} bytes, the ledger says {size}")
         for offset in range(0, file.size, _BLOCK_BYTES):
             part = block[: file.size - offset]
             file.read_into(part, offset)

@@ -21,7 +21,14 @@ from bertvision.errors import (
     StoreNotFoundError,
 )
 from bertvision.featurestore.place import Place
-from bertvision.featurestore.schema import FEATURES, FORMAT, ROOT, ShardRecord, SplitRecord
+from bertvision.featurestore.schema import (
+    FEATURES,
+    FORMAT,
+    ROOT,
+    Header,
+    ShardRecord,
+    SplitRecord,
+)
 
 LEDGER = "ledger"
 _SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
@@ -65,12 +72,13 @@ class Ledger:
                 f"{self.place}/{key} is of store format {found[1].decode()}; this bertvision reads "
                 f"format {FORMAT.split('.')[0]}: install a newer one"
             )
-        record = self._parse(SplitRecord, key, text)
-        if unknown := sorted(set(record.requires) - FEATURES):
+        # first: the rest may be different by what it requires
+        if unknown := sorted(set(self._parse(Header, key, text).requires) - FEATURES):
             raise FormatVersionError(
                 f"{self.place}/{key} needs {', '.join(unknown)}, which this bertvision does not "
                 "know: install a newer one"
             )
+        record = self._parse(SplitRecord, key, text)
         if (record.tag, record.split) != (self.tag, self.split):
             raise CorruptStoreError(
                 f"{self.place}/{key} is the record of {record.tag}/{record.split}, "
@@ -92,7 +100,7 @@ class Ledger:
         try:
             copy = json.loads(self.place.read(key))["attributes"]["bertvision"]
             record = SplitRecord.model_validate_json(json.dumps(copy))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             raise CorruptStoreError(
                 f"the record of {self.name} in {self.place} is damaged, and its copy in {key} too: "
                 f"remove {self._key} and extract the split again"

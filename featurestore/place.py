@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import CorruptStoreError
@@ -25,6 +26,9 @@ from bertvision.featurestore.durable import (
     write_durably,
 )
 from bertvision.featurestore.lock import exclusive
+
+SMALL_BYTES = 1 << 26
+"""Records and metadata are smaller."""
 
 
 class OpenFile(Protocol):
@@ -58,14 +62,27 @@ class OpenFile(Protocol):
 class Place(ABC):
     """A folder of files; ``str(place)`` finds it again and holds no credentials."""
 
-    @abstractmethod
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int = SMALL_BYTES) -> bytes:
         """The bytes of a file.
+
+        Args:
+            key: of the file.
+            most: how many there may be; a store that somebody made to hurt has larger ones.
 
         Raises:
             FileNotFoundError: there is none.
-            CorruptStoreError: the key leads out of the place.
+            CorruptStoreError: it is larger, or the key leads out of the place.
         """
+        file = self.open(key)
+        try:
+            if file.size > most:
+                raise CorruptStoreError(f"{self}/{key} has {file.size} bytes, {most} at most are due")
+            data = np.empty(file.size, np.uint8)
+            if file.size:
+                file.read_into(data, 0)
+            return data.tobytes()
+        finally:
+            file.close()
 
     @abstractmethod
     def write(self, key: str, content: Buffers) -> None:
@@ -133,9 +150,6 @@ class LocalPlace(Place):
     def __str__(self) -> str:
         return str(self.root)
 
-    def read(self, key: str) -> bytes:  # noqa: D102
-        return self._inside(key).read_bytes()
-
     def write(self, key: str, content: Buffers) -> None:  # noqa: D102
         path = self._inside(key)
         self._make_folder(path.parent)
@@ -167,7 +181,14 @@ class LocalPlace(Place):
             fsync(folder)
 
     def open(self, key: str) -> OpenFile:  # noqa: D102
-        return _LocalFile(self._inside(key))
+        path = self._inside(key)
+        if path.exists() and not path.is_file():
+            # a folder, or a pipe on which a reader would wait for ever
+            raise CorruptStoreError(f"{self.root / key} is no file")
+        try:
+            return _LocalFile(path)
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from None
 
     def lock(self, key: str, what: str, wait: bool = False) -> AbstractContextManager[None]:  # noqa: D102
         path = self._inside(key)

@@ -3,10 +3,10 @@
     z ≈ step · q        q from −levels to levels, one step per group of channels
 
 int8 has one group of all channels and keeps the step as it is, in float32. int4 has groups of 64
-channels and keeps of each step only its logarithm, in a byte: step = 2^((scale − 64) / 8). Rounded
-to the nearest eighth of an octave it lets |q| reach 7.3, which still rounds to 7, so that nothing
-is lost by it and a value costs 4.125 bits. q + 8 is a nibble; the low nibbles are the first half of
-the channels and the high ones the second half, because long runs decode fastest.
+channels and keeps of each step only its logarithm, in a byte: step = 2^((scale − 64) / 8), so that
+a value costs 4.125 bits. Rounded to the nearest eighth of an octave it lets |q| reach 7.3, which
+still rounds to 7: no value is off by more than half a step. q + 8 is a nibble; the low nibbles are
+the first half of the channels, the high ones the second half, because long runs decode fastest.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Quantiser(NamedTuple):
             # by way of int8: torch converts float to uint8 several times slower
             nibbles = z.to(torch.int8).add_(_NIBBLE_BIAS).view(torch.uint8)
             half = codes.shape[-1]
-            torch.bitwise_or(nibbles[..., :half], nibbles[..., half:] << 4, out=codes)
+            torch.add(nibbles[..., :half], nibbles[..., half:], alpha=16, out=codes)
 
     def clip_(self, z: Tensor) -> int:
         """Replace what cannot be expressed in z, (…, hidden), and count it.

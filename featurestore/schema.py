@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import InputError
-from bertvision.featurestore.encoding import EncodingName
+from bertvision.featurestore.encoding import EncodingName, get_encoding
+from bertvision.featurestore.plan import PLAN_DTYPES
 from bertvision.featurestore.shardfile import CompressionName
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
@@ -97,6 +99,8 @@ FEATURES: frozenset[str] = frozenset()
 """What this version knows of the names that a split's ``requires`` may hold; none yet."""
 
 _Count = Annotated[int, Field(ge=1, le=1 << 48)]
+_Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
+_MOST_DECODED_BYTES = 1 << 26
 _Small = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
@@ -147,17 +151,27 @@ class ArrayRecord(_Record):
         "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
         "float16", "float32", "float64",
     ]  # fmt: skip
-    dims: tuple[str, ...] = Field(min_length=1, max_length=4)
+    dims: tuple[_Identifier, ...] = Field(min_length=1, max_length=4)
     shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class SplitRecord(_Record):
-    """What the ledger says of a split: written once, before the first shard.
+class Header(_Record):
+    """What a reader must know to read the rest of a split's record.
 
     Attributes:
         format: of the store.
         requires: features of a later minor version that a reader must know.
+    """
+
+    format: str = Field(default=FORMAT, pattern=r"^\d{1,4}\.\d{1,4}$")
+    requires: tuple[str, ...] = ()
+
+
+class SplitRecord(Header):
+    """What the ledger says of a split: written once, before the first shard.
+
+    Attributes:
         tag: the snapshot.
         split: its name.
         encoding: of the hidden states.
@@ -176,8 +190,6 @@ class SplitRecord(_Record):
         versions: of the libraries that wrote it; differences are allowed.
     """
 
-    format: str = Field(default=FORMAT, pattern=r"^\d{1,4}\.\d{1,4}$")
-    requires: tuple[str, ...] = ()
     tag: str
     split: str
     encoding: EncodingName
@@ -190,10 +202,46 @@ class SplitRecord(_Record):
     shard_tokens: _Small
     permutation_seed: int | None
     plan_sha256: str
-    arrays: dict[str, ArrayRecord]
+    arrays: dict[_Identifier, ArrayRecord]
     examples_sha256: str
     provenance: dict[str, str | int | float | bool | None]
     versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """See that it does not contradict itself, before memory is spent on what it says."""
+        encoding = get_encoding(self.encoding)
+        width = encoding.codes_size(self.hidden_size)
+        chunk = self.shard_tokens * width * np.dtype(encoding.zarr_dtype).itemsize
+        if self.compression != "none" and chunk > _MOST_DECODED_BYTES:
+            raise ValueError(
+                f"a compressed layer of a shard has {chunk} bytes, {_MOST_DECODED_BYTES} at most "
+                "are due: take fewer tokens to a shard, or no compression"
+            )
+        if list(self.layers) != sorted(set(self.layers)):
+            raise ValueError("layers do not increase")
+        due: dict[str, tuple[str, tuple[str, ...]]] = {
+            name: (dtype, ("example",)) for name, dtype in PLAN_DTYPES.items()
+        }
+        if encoding.quantised:
+            for name in ("channel_mean", "channel_std"):
+                due[name] = ("float32", ("layer", "hidden"))
+        sizes = {"example": self.examples, "token": self.axis}
+        sizes |= {"layer": len(self.layers), "hidden": self.hidden_size}
+        for name, (dtype, dims) in due.items():
+            if name not in self.arrays:
+                raise ValueError(f"there is no array {name}")
+            if (self.arrays[name].dtype, self.arrays[name].dims) != (dtype, dims):
+                raise ValueError(f"array {name} is not {dtype} by {' and '.join(dims)}")
+        for name, array in self.arrays.items():
+            if name in ("hidden_states", "scale"):
+                raise ValueError(f"array {name} is not written with the plan")
+            if len(array.dims) != len(array.shape) or any(
+                sizes.get(dim, size) != size
+                for dim, size in zip(array.dims, array.shape, strict=True)
+            ):
+                raise ValueError(f"array {name} has another shape than the split")
+        return self
 
     @property
     def axis(self) -> int:

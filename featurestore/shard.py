@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,13 @@ from bertvision.featurestore.arrays import group_key
 from bertvision.featurestore.encoding import get_encoding
 from bertvision.featurestore.place import OpenFile, Place
 from bertvision.featurestore.schema import ShardRecord, SplitRecord
-from bertvision.featurestore.shardfile import CRC_BYTES, decompress, read_chunk, read_spans
+from bertvision.featurestore.shardfile import (
+    CRC_BYTES,
+    INDEX_BYTES,
+    decompress,
+    read_chunk,
+    read_spans,
+)
 
 ADVICE = "`bertvision store verify` lists all damage, `bertvision store repair` mends it"
 
@@ -79,6 +86,9 @@ class ShardReader:
         self._plain = record.compression == "none"
         self._decoded: dict[int, npt.NDArray[Any]] = {}
         self.scale: npt.NDArray[Any] | None = None
+        due = ["hidden_states", "scale"] if self._encoding.quantised else ["hidden_states"]
+        if sorted(committed.files) != due:
+            raise CorruptStoreError(f"{self.name}: its record is not of {' and '.join(due)}")
         try:
             if self._encoding.quantised:
                 self.scale = self._read_scale(place, committed)
@@ -87,7 +97,8 @@ class ShardReader:
         except (CorruptStoreError, EOFError, OSError) as error:
             raise CorruptStoreError(f"{self.name}: {error}; {ADVICE}") from None
         whole = record.shard_tokens * self._row_bytes
-        if self._plain and any(span.length != whole for span in self._spans):
+        lengths_of = [span.length for span in self._spans]
+        if any(n != whole if self._plain else n > 2 * whole + 1024 for n in lengths_of):
             raise CorruptStoreError(f"{self.name}: the index names chunks of a wrong length")
 
     @property
@@ -213,17 +224,19 @@ class ShardReader:
         return file
 
     def _read_scale(self, place: Place, committed: ShardRecord) -> npt.NDArray[Any]:
+        record, dtype = self._record, np.dtype(self._encoding.scale_dtype)
+        shape = (record.shard_tokens, len(record.layers), *_scale_row(record))
+        count = math.prod(shape)
+        size = count * dtype.itemsize + INDEX_BYTES + 2 * CRC_BYTES  # one chunk
         try:
-            data = place.read(shard_key(self._record, "scale", committed.shard))
+            data = place.read(shard_key(record, "scale", committed.shard), size)
         except FileNotFoundError:
             raise CorruptStoreError("scale is missing") from None
         if hashlib.sha256(data).hexdigest() != committed.files["scale"].sha256:
             raise CorruptStoreError("scale was changed on the disk")
-        record = self._record
-        row = (len(record.layers), *_scale_row(record))
-        count = record.shard_tokens * int(np.prod(row))
-        values = np.frombuffer(data, self._encoding.scale_dtype, count)
-        return values.reshape(record.shard_tokens, *row)
+        if len(data) != size:
+            raise CorruptStoreError(f"scale has {len(data)} bytes, {size} are due")
+        return np.frombuffer(data, dtype, count).reshape(shape)
 
     def _decode_checksums(self, committed: ShardRecord) -> list[list[int]]:
         examples = len(self._offsets) - 1

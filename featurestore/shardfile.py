@@ -25,6 +25,7 @@ from bertvision.featurestore.place import OpenFile
 CompressionName = Literal["none", "zstd", "pcodec"]
 ZSTD_LEVEL = 1
 CRC_BYTES = 4
+INDEX_BYTES = 16  # of a chunk: offset and length
 _MISSING = (1 << 64) - 1
 
 
@@ -60,7 +61,7 @@ def read_spans(file: OpenFile, chunks: int) -> list[Span]:
     Raises:
         CorruptStoreError: the index is damaged, or points out of the file.
     """
-    data = np.empty(16 * chunks + CRC_BYTES, np.uint8)
+    data = np.empty(INDEX_BYTES * chunks + CRC_BYTES, np.uint8)
     if file.size < data.nbytes:
         raise CorruptStoreError(f"{file.size} bytes are too few for the index of {chunks} chunks")
     file.read_into(data, file.size - data.nbytes)

@@ -183,6 +183,7 @@ class ActivationLoader:
         """Read the tokens of ``examples`` into one packed batch in pooled memory."""
         split, positions = self.split, self._positions
         tokens = int(split.plan.n_tokens[examples].sum())
+        shard_of(int(split.plan.shard[examples[0]]))  # fails before memory is taken
         codes, scale = split.buffers(tokens, len(positions), self._take)
         split.gather(examples, shard_of, positions, codes, scale)
         return split.batch(codes, scale, examples, positions, split.labels)

@@ -147,12 +147,14 @@ class WorkspaceConfig(_Settings):
     data: dict[str, DataConfig]
     """By split: ``train`` without the held-out part, ``tune`` (held out), ``dev``."""
     finetune: FinetuneConfig
+    activations: str | None = None
+    """Folder or URL of the activation store; None is ``activations/`` in the workspace."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Library versions when the workspace was made."""
 
     def digest(self) -> str:
-        """Hex sha256 of all settings that decide the snapshots' values (not the versions)."""
-        return digest_of(self.model_dump(mode="json", exclude={"versions"}))
+        """Hex sha256 of all settings that decide the snapshots' values."""
+        return digest_of(self.model_dump(mode="json", exclude={"versions", "activations"}))
 
 
 def digest_of(value: object) -> str:

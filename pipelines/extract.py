@@ -1,8 +1,8 @@
 """Extraction: a snapshot's hidden states of every window, into the activation store.
 
 The shard plan comes first, from token lengths alone; then shard after shard is a function of
-(snapshot, shard): sorted by length so that no time goes into padding, encoded on the device, and
-written by a thread while the next one is computed.
+(snapshot, shard): computed and encoded on the device, in stored order, and written by a thread
+while the next one is computed.
 """
 
 from __future__ import annotations
@@ -10,33 +10,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from bertvision.errors import DiskSpaceError, InputError, NonFiniteError
-from bertvision.featurestore.encoding import (
-    ChannelStats,
-    encode,
-    get_encoding,
-)
+from bertvision.errors import DiskSpaceError, InputError
+from bertvision.featurestore.creation import SplitContents, SplitSpec
+from bertvision.featurestore.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.ledger import Ledger
+from bertvision.featurestore.place import Place, place_of
 from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
-from bertvision.featurestore.schema import ShardRecord, SnapshotTag
-from bertvision.featurestore.writer import (
-    SplitContents,
-    SplitSpec,
-    SplitWriter,
-    expected_bytes,
-    free_bytes,
-    open_writer,
-)
-from bertvision.pipelines.encoder import Encoder, channel_stats, length_groups
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.featurestore.shardfile import CompressionName
+from bertvision.featurestore.writer import expected_bytes, free_bytes, open_writer
+from bertvision.pipelines.encoder import PACKED_ATTENTION, Encoder, channel_stats
 from bertvision.pipelines.precision import Precision, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.questions import questions_table
+from bertvision.pipelines.shardwork import NonFinite, ShardWork
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.tables import size
 from bertvision.pipelines.tasks.squad import Question
@@ -56,7 +45,7 @@ class Extracted(NamedTuple):
         shards_written: shards written by this call, with
         examples_written: windows; the others were there before.
         seconds: wall time of this call, of which
-        encoder_seconds: were spent in the forward pass.
+        encoder_seconds: were spent computing: forward pass and encoding.
         bytes: of all shards of the split.
     """
 
@@ -76,9 +65,13 @@ def extract(
     *,
     splits: Sequence[str] | None = None,
     encoding: str = "int8",
+    compression: CompressionName = "none",
     layers: Sequence[int] | None = None,
     precision: str = "auto",
+    nonfinite: NonFinite = "error",
     shard_tokens: int = SHARD_TOKENS,
+    shards: Sequence[int] | None = None,
+    mend: bool = False,
 ) -> list[Extracted]:
     """Write the activations of a snapshot into the workspace's store.
 
@@ -89,10 +82,14 @@ def extract(
         workspace: with the snapshot.
         tag: which snapshot.
         splits: names of splits; all of the workspace by default.
-        encoding: int8, bfloat16, float16 or float32.
+        encoding: int8, int4, bfloat16, float16 or float32.
+        compression: of the codes: none, zstd or pcodec.
         layers: indices of the hidden states to keep (0 is the embedding output), or all.
         precision: of the forward pass: auto, 32 or bf16.
+        nonfinite: refuse NaN and infinity ("error"), or replace and count them ("record").
         shard_tokens: capacity of a shard.
+        shards: of those that are missing, which to write; all by default.
+        mend: also write everything beside the shards again (see `open_writer`).
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
@@ -106,7 +103,7 @@ def extract(
     snapshot = load_snapshot(workspace.require_snapshot(tag))
     kept = _layers(layers, snapshot.model.config.num_hidden_layers)
     arithmetic = resolve_precision(precision)
-    encoder = Encoder(snapshot.model.bert, kept, snapshot.tokenizer.pad_token_id or 0, arithmetic)
+    encoder = Encoder(snapshot.model.bert, kept, arithmetic)
     wanted = {split: workspace.questions(split) for split in splits or workspace.splits()}
     done = []
     for split, questions in wanted.items():
@@ -117,24 +114,20 @@ def extract(
             tag=tag,
             split=split,
             encoding=encoding,
+            compression=compression,
             layers=kept,
             hidden_size=snapshot.model.config.hidden_size,
-            provenance=_provenance(workspace, snapshot, split, arithmetic),
+            provenance=_provenance(workspace, snapshot, split, arithmetic, nonfinite),
         )
-        done.append(_extract_split(workspace, spec, plan, windows, questions, encoder))
+        contents = _contents(plan, windows, questions)
+        done.append(
+            _extract_split(workspace, spec, contents, windows, encoder, nonfinite, shards, mend)
+        )
     return done
 
 
-def _extract_split(
-    workspace: Workspace,
-    spec: SplitSpec,
-    plan: ShardPlan,
-    windows: Windows,
-    questions: list[Question],
-    encoder: Encoder,
-) -> Extracted:
-    store, started, encoder_before = workspace.activations, time.perf_counter(), encoder.seconds
-    contents = SplitContents(
+def _contents(plan: ShardPlan, windows: Windows, questions: list[Question]) -> SplitContents:
+    return SplitContents(
         plan,
         per_token={
             "input_ids": windows.input_ids,
@@ -148,90 +141,64 @@ def _extract_split(
         },
         examples=questions_table(questions),
     )
+
+
+def _extract_split(
+    workspace: Workspace,
+    spec: SplitSpec,
+    contents: SplitContents,
+    windows: Windows,
+    encoder: Encoder,
+    nonfinite: NonFinite,
+    shards: Sequence[int] | None,
+    mend: bool,
+) -> Extracted:
+    place, started = place_of(workspace.activations), time.perf_counter()
+    plan, name = contents.plan, f"{spec.tag}/{spec.split}"
     total = expected_bytes(plan, spec)
+    free = free_bytes(place)
     log.info(
-        "%s/%s: %d windows, %d tokens, %d shards, %s; free on the disk: %s",
-        spec.tag,
-        spec.split,
+        "%s: %d windows, %d tokens, %d shards, %s; free on the disk: %s",
+        name,
         len(plan),
         plan.total_tokens,
         plan.n_shards,
         size(total),
-        size(free_bytes(store)),
+        "unknown" if free is None else size(free),
     )
+    if not Ledger(place, spec.tag, spec.split).exists:
+        _check_space(place, total)
 
     def calibrate() -> ChannelStats:
         return channel_stats(encoder, windows)
 
-    _check_space(store, total if not (store / "ledger").exists() else 0)
-    with open_writer(store, spec, contents, calibrate) as writer:
-        pending = writer.pending()
-        _check_space(store, total * len(pending) // plan.n_shards)
-        _write_shards(writer, pending, windows, encoder, f"extract {spec.tag}/{spec.split}")
+    with open_writer(place, spec, contents, calibrate, mend=mend) as writer:
+        pending = [s for s in writer.pending() if shards is None or s in shards]
+        _check_space(place, total * len(pending) // plan.n_shards)
+        count = sum(len(plan.examples_of(shard)) for shard in pending)
+        with progress(count, f"extract {name}", "example") as bar:
+            work = ShardWork(writer, windows, encoder, nonfinite)
+            for record in work.write(pending):
+                bar.update(record.examples)
         split = writer.split
     return Extracted(
         tag=str(spec.tag),
         split=spec.split,
         examples=len(plan),
         shards_written=len(pending),
-        examples_written=sum(len(plan.examples_of(shard)) for shard in pending),
+        examples_written=count,
         seconds=time.perf_counter() - started,
-        encoder_seconds=encoder.seconds - encoder_before,
+        encoder_seconds=work.seconds,
         bytes=split.info()["bytes"],
     )
 
 
-def _write_shards(
-    writer: SplitWriter, pending: list[int], windows: Windows, encoder: Encoder, desc: str
-) -> None:
-    """Compute shards in order while a thread writes the one before."""
-    plan = writer.plan
-    total = sum(len(plan.examples_of(shard)) for shard in pending)
-    written: Future[ShardRecord] | None = None
-    with progress(total, desc, "example") as bar, ThreadPoolExecutor(1, "shard-writer") as thread:
-        for shard in pending:
-            codes, scale = _encode_shard(writer, shard, windows, encoder)
-            if written is not None:
-                bar.update(written.result().examples)
-            written = thread.submit(writer.write_shard, shard, codes, scale)
-        if written is not None:
-            bar.update(written.result().examples)
-
-
-def _encode_shard(
-    writer: SplitWriter, shard: int, windows: Windows, encoder: Encoder
-) -> tuple[Tensor, Tensor | None]:
-    """Codes and scale of a shard's real tokens, on the CPU, in stored order."""
-    plan, record, encoding = writer.plan, writer.split.record, writer.split.encoding
-    members = plan.examples_of(shard)
-    rows = plan.example_id[members.start : members.stop]
-    lengths = plan.n_tokens[members.start : members.stop].astype(np.int64)
-    starts = plan.first_token[members.start : members.stop] - shard * plan.shard_tokens
-    shape = (int(lengths.sum()), len(record.layers))
-    codes = torch.empty((*shape, record.hidden_size), dtype=encoding.torch_dtype)
-    scale = torch.empty(shape) if encoding.quantised else None
-    for group in length_groups(lengths):
-        hidden_states = encoder(windows, rows[group])
-        stats = writer.stats and ChannelStats(*(s.to(hidden_states.device) for s in writer.stats))
-        try:
-            packed, packed_scale = encode(hidden_states, encoding, stats)
-        except NonFiniteError as error:
-            raise NonFiniteError(
-                f"{writer.split.name}, shard {shard}, in the batch of windows "
-                f"{', '.join(map(str, rows[group]))}: {error}"
-            ) from None
-        parts = packed.cpu().split(lengths[group].tolist())
-        for start, part in zip(starts[group], parts, strict=True):
-            codes[start : start + len(part)] = part
-        if scale is not None and packed_scale is not None:
-            scales = packed_scale.cpu().split(lengths[group].tolist())
-            for start, s in zip(starts[group], scales, strict=True):
-                scale[start : start + len(s)] = s
-    return codes, scale
-
-
 def _provenance(
-    workspace: Workspace, snapshot: Snapshot, split: str, precision: Precision
+    workspace: Workspace,
+    snapshot: Snapshot,
+    split: str,
+    precision: Precision,
+    nonfinite: NonFinite,
 ) -> dict[str, str | int | float | bool | None]:
     task, info = workspace.config.task, snapshot.info
     return {
@@ -251,7 +218,8 @@ def _provenance(
         "train_questions": workspace.config.finetune.train_questions,
         "seed": workspace.config.finetune.seed,
         "precision": precision,
-        "attn_implementation": str(snapshot.model.config._attn_implementation),
+        "nonfinite": nonfinite,
+        "attn_implementation": PACKED_ATTENTION,
     }
 
 
@@ -268,10 +236,10 @@ def _layers(layers: Sequence[int] | None, num_hidden_layers: int) -> tuple[int, 
     return tuple(wanted)
 
 
-def _check_space(store: Any, needed: int) -> None:
-    free = free_bytes(store)
-    if needed > free:
+def _check_space(place: Place, needed: int) -> None:
+    free = free_bytes(place)
+    if free is not None and needed > free:
         raise DiskSpaceError(
-            f"{size(needed)} are needed in {store}, {size(free)} are free: free some space, keep "
-            "fewer --layers, extract one --split at a time, or use --encoding int8"
+            f"{size(needed)} are needed in {place}, {size(free)} are free: free some space, keep "
+            "fewer --layers, extract one --split at a time, or use --encoding int8 or int4"
         )

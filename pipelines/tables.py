@@ -61,6 +61,21 @@ def extracted_table(splits: Sequence[Row]) -> str:
     )
 
 
+def repaired_table(splits: Sequence[Row]) -> str:
+    """What a repair found and did."""
+    if not splits:
+        return "the store is empty"
+    return "\n".join(
+        line
+        for s in splits
+        for line in (
+            [*s["damage"], f"{s['name']}: repaired, {len(s['shards'])} shards extracted again"]
+            if s["damage"]
+            else [f"{s['name']}: whole"]
+        )
+    )
+
+
 def splits_table(splits: Sequence[Row]) -> str:
     """What a store holds."""
     if not splits:

@@ -4,7 +4,7 @@
 bertvision.yaml        model, task, data with digests, fine-tuning, seeds, versions
 snapshots/0.3e/        BERT at a point of fine-tuning, in save_pretrained form
 bert/0.3e/             its span logits, predictions and metrics
-activations/           the store of hidden states
+activations/           the store of hidden states, where it is not kept elsewhere
 heads/0.3e/<name>/     heads, by the snapshot whose activations they were trained on
 finetune/              log of fine-tuning; the resume file while it runs
 ```
@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from bertvision.errors import (
     InputError,
+    StoreNotFoundError,
     UnknownNameError,
     WorkspaceError,
 )
@@ -66,9 +67,9 @@ class Workspace:
                     "another --workspace"
                 )
         root.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_text(root / FILE, text)
-        return cls(root, config)
+        made = cls(root, config)
+        made._write_config()
+        return made
 
     @classmethod
     def find(cls, root: Path | None = None) -> Workspace:
@@ -99,9 +100,48 @@ class Workspace:
         )
 
     @property
-    def activations(self) -> Path:
-        """Path of the activation store (it may not exist yet)."""
-        return self.root / "activations"
+    def activations(self) -> str | Path:
+        """Path or URL of the activation store (it may not exist yet)."""
+        store = self.config.activations
+        if store is None:
+            return self.root / "activations"
+        return store if "://" in store else Path(store)
+
+    def at(self, store: str | None) -> Workspace:
+        """The workspace with the activations of another store; None changes nothing.
+
+        Args:
+            store: a folder or an fsspec URL.
+
+        Raises:
+            InputError: the URL is of no known file system, or holds what may be a secret.
+        """
+        from bertvision.featurestore.place import place_of
+
+        if store is None:
+            return self
+        where = store if "://" in store else Path(store).expanduser().resolve()
+        changed = {"activations": str(place_of(where))}
+        return replace(self, config=self.config.model_copy(update=changed))
+
+    def keep_at(self, store: str | None) -> Workspace:
+        """As `at`, and from now on every command uses that store.
+
+        Raises:
+            InputError: as `at`.
+            StoreError: the place cannot be reached, or access to it is not allowed.
+        """
+        from bertvision.featurestore.place import place_of
+
+        moved = self.at(store)
+        if moved.config != self.config:
+            place_of(moved.activations).names("")  # or a typing error would be kept
+            moved._write_config()
+        return moved
+
+    def _write_config(self) -> None:
+        values = self.config.model_dump(mode="json")
+        write_text(self.root / FILE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def snapshots(self) -> list[SnapshotTag]:
         """Tags of the whole snapshots, ordered as numbers."""
@@ -143,9 +183,10 @@ class Workspace:
         """Names of the stored splits, complete or not, by tag."""
         from bertvision.featurestore.store import ActivationStore
 
-        if not (self.activations / "ledger").is_dir():
+        try:
+            store = ActivationStore.open(self.activations)
+        except StoreNotFoundError:
             return {}
-        store = ActivationStore.open(self.activations)
         return {str(tag): list(store[tag]) for tag in store}
 
     def split(self, tag: str, split: str) -> ActivationSplit:

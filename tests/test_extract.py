@@ -22,7 +22,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import extract as extract_module
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.batching import collate
-from bertvision.pipelines.encoder import Encoder, channel_stats, length_groups
+from bertvision.pipelines.encoder import Encoder, Packing, channel_stats, packed_attention
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.loading import load_bert, load_tokenizer
 from bertvision.pipelines.questions import questions_of, questions_table
@@ -52,16 +52,63 @@ def direct(workspace: Workspace, tag: str, split: ActivationSplit, examples: lis
 
 def test_float32_equals_a_direct_forward_pass(workspace: Workspace) -> None:
     split = workspace.split("0.5e", "train")
-    # the first shard's batches, as extraction formed them: the same shapes give the same bits
-    members = np.array(split.plan.examples_of(0))
-    for group in length_groups(split.plan.n_tokens[members].astype(np.int64)):
-        examples = members[group].tolist()
-        for i, truth in zip(examples, direct(workspace, "0.5e", split, examples), strict=True):
-            assert torch.equal(split[i], truth)
-    # alone, each example has another batch shape
-    for i in (0, len(split) // 2, len(split) - 1):
+    for i in (0, 1, len(split) // 2, len(split) - 1):
         (truth,) = direct(workspace, "0.5e", split, [i])
         torch.testing.assert_close(split[i], truth, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_stored_is_what_the_encoder_gave(workspace: Workspace) -> None:
+    split = workspace.split("0.5e", "train")
+    snapshot = load_snapshot(workspace.snapshot_dir("0.5e"))
+    windows = workspace.windows("train", snapshot.tokenizer)
+    encoder = Encoder(snapshot.model.bert, split.record.layers, "32")
+    for shard in range(split.plan.n_shards):
+        members = np.array(split.plan.examples_of(shard))
+        lengths = split.plan.n_tokens[members]
+        for batch in encoder.batches(lengths):
+            given = encoder(windows, split.plan.example_id[members[batch]])
+            parts = given.split(lengths[batch].tolist())
+            for i, part in zip(members[batch], parts, strict=True):
+                assert torch.equal(split[int(i)], part.transpose(1, 2))
+
+
+def test_bfloat16_weights_are_what_autocast_makes_of_them(workspace: Workspace) -> None:
+    snapshots = [load_snapshot(workspace.snapshot_dir("1e")) for _ in range(2)]
+    windows = workspace.windows("dev", snapshots[0].tokenizer)
+    cast = Encoder(snapshots[0].model.bert, [0, 1, 2], "bf16")
+    plain = Encoder(snapshots[1].model.bert, [0, 1, 2], "32")
+    plain._precision = "bf16"  # autocast alone, with float32 weights
+    rows = np.arange(3)
+    assert torch.equal(cast(windows, rows), plain(windows, rows))
+
+
+def test_windows_in_a_padded_frame_give_the_same_attention() -> None:
+    lengths = [3, 7, 1, 7]
+    place = torch.cat([torch.arange(n) + 7 * i for i, n in enumerate(lengths)])
+    mask = (torch.arange(7) < torch.tensor(lengths).unsqueeze(1))[:, None, None]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, sum(lengths), 8, generator=generator)
+    alone, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packing=Packing(lengths))
+    framed, _ = packed_attention(
+        torch.nn.Identity(), q, k, v, None, packing=Packing(lengths, place, mask)
+    )
+    assert alone.shape == (1, sum(lengths), 2, 8)
+    torch.testing.assert_close(framed, alone)
+
+
+def test_the_packing_for_a_gpu_counts_only_real_tokens() -> None:
+    lengths, place, mask = Packing.of([2, 3], torch.device("meta"))
+    assert lengths == [2, 3]
+    assert [x.shape for x in (place, mask) if x is not None] == [(5,), (2, 1, 1, 3)]
+
+
+def test_batches_cover_the_windows_in_order(workspace: Workspace) -> None:
+    encoder = Encoder(load_snapshot(workspace.snapshot_dir("1e")).model.bert, [0], "32")
+    lengths = np.random.default_rng(0).integers(30, 387, 50)
+    batches = encoder.batches(lengths)
+    assert [i for batch in batches for i in range(50)[batch]] == list(range(50))
+    assert max(lengths[batch].sum() for batch in batches) <= 1024
+    assert encoder.batches(np.array([5000, 1])) == [slice(0, 1), slice(1, 2)]
 
 
 def test_the_text_side_and_labels_belong_to_the_activations(workspace: Workspace) -> None:
@@ -113,7 +160,7 @@ def test_a_lost_shard_is_computed_again_bit_for_bit(workspace: Workspace, tmp_pa
         ({"encoding": "int8"}, "encoding"),
         ({"precision": "bf16"}, "precision"),
         ({"layers": [0, 2]}, "layers"),
-        ({"shard_tokens": 1024}, "chunk_tokens"),
+        ({"shard_tokens": 1024}, "(shard_tokens|plan_sha256)"),
     ],
 )
 def test_another_way_of_extraction_is_refused_by_field(
@@ -153,10 +200,9 @@ def test_a_disk_that_is_too_small_is_refused_before_computing(
 
 def test_the_number_of_hidden_states_is_checked(workspace: Workspace) -> None:
     snapshot = load_snapshot(workspace.snapshot_dir("1e"))
-    encoder = Encoder(snapshot.model.bert, [0], 0, "32")
-    snapshot.model.config.num_hidden_layers = 5
-    encoder._states = 6
-    with pytest.raises(InputError, match="3 hidden states instead of 6"):
+    encoder = Encoder(snapshot.model.bert, [0, 2], "32")
+    encoder.model.encoder.layer = encoder.model.encoder.layer[:1]
+    with pytest.raises(InputError, match="1 hidden states instead of 2"):
         encoder(workspace.windows("dev", snapshot.tokenizer), np.array([0]))
 
 
@@ -176,7 +222,7 @@ def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() ->
         for q in p.questions[:1]
     ]
     windows = make_windows(questions, tokenizer)
-    encoder = Encoder(load_bert(model_folder).bert, range(7), 0, "32")
+    encoder = Encoder(load_bert(model_folder).bert, range(7), "32")
     stats = channel_stats(encoder, windows)
     hidden_states = encoder(windows, np.arange(len(windows)))
     restored = decode(*encode(hidden_states, get_encoding("int8"), stats)[:2], stats)
@@ -197,5 +243,5 @@ def test_non_finite_hidden_states_name_shard_and_windows(
         return hidden_states
 
     monkeypatch.setattr(Encoder, "__call__", broken)
-    with pytest.raises(NonFiniteError, match="1e/dev, shard 0, in the batch of windows .*layer 1"):
+    with pytest.raises(NonFiniteError, match="1e/dev, shard 0, window 0 of .*token 0, layer 1"):
         extract(Workspace.find(tmp_path / "copy"), "1e", splits=["dev"], encoding="float32")

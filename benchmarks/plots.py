@@ -1,0 +1,159 @@
+"""Figures and tables of docs/performance.md, from the JSON reports beside it.
+
+    python benchmarks/plots.py
+
+Every report docs/performance/NAME.json becomes NAME.png, bars of its ratios on a log scale, and the
+table between the comments `<!-- table: NAME -->` and `<!-- end -->` of the page. Sides of a report
+whose names end in ` | CONDITION` are drawn and listed by condition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+from PIL import Image
+
+from bertvision.pipelines.analysis.plots import COLOURS, new_figure
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+_TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Report = Mapping[str, Any]
+
+
+def main() -> None:
+    """Draw all reports and write their tables into the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", type=Path, default=PAGE)
+    page: Path = parser.parse_args().page
+    for path in sorted(page.with_suffix("").glob("*.json")):
+        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+    page.write_text(with_tables(page.read_text(), page.with_suffix("")))
+
+
+def with_tables(text: str, folder: Path) -> str:
+    """The page with the tables of all reports it names, as they are in the folder."""
+
+    def fill(match: re.Match[str]) -> str:
+        report = json.loads((folder / f"{match[2]}.json").read_text())
+        return f"{match[1]}{table(report)}\n{match[3]}"
+
+    return _TABLE.sub(fill, text)
+
+
+def table(report: Report) -> str:
+    """Medians of a report as Markdown: a row for each side, a column for each condition.
+
+    What stands in brackets is the ratio: how many times better ours was in the same repetition.
+    """
+    conditions = _conditions(report["medians"])
+    sides = list(dict.fromkeys(_side(name) for name in report["medians"]))
+    readers = report["settings"].get("readers", {})
+    header = [report["unit"], *(["MB/example"] if readers else []), *conditions]
+    if conditions == [""]:
+        header[-1] = "median"
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for side in sides:
+        cells = [side]
+        if readers:
+            cells.append(f"{readers[side]['bytes_per_example'] / 1e6:.2f}")
+        for condition in conditions:
+            name = f"{side} | {condition}" if condition else side
+            median, ratio = report["medians"].get(name), report["ratios"].get(name)
+            cells.append(
+                ("" if median is None else _digits(median))
+                + ("" if ratio is None else f" ({_digits(ratio)}×)")
+            )
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def draw(report: Report, path: Path) -> None:
+    """Bars of all ratios of a report on a log scale, a panel for each condition, as a PNG."""
+    ratios: Mapping[str, float] = report["ratios"]
+    if not ratios:
+        return
+    conditions = _conditions(ratios)
+    by_condition = {
+        c: {_side(name): ratio for name, ratio in ratios.items() if _condition(name) == c}
+        for c in conditions
+    }
+    # one order for all panels, from the first one, so that rows can be compared
+    first = by_condition[conditions[0]]
+    sides = sorted(
+        dict.fromkeys(map(_side, ratios)), key=lambda side: first.get(side, float("inf"))
+    )
+    width, height = 3.6 + 3.2 * len(conditions), 1.4 + 0.27 * len(sides)
+    figure = new_figure(width, height, f"{report['benchmark']}: bertvision against the others")
+    panels = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
+    for ax, condition in zip(panels, conditions, strict=True):
+        _bars(ax, sides, by_condition[condition])
+        ax.set_title(condition, fontsize=10)
+        ax.set_xlabel(f"ratio of {report['unit']} (log scale)", fontsize=9)
+    panels[0].set_yticks(range(len(sides)), sides, fontsize=8)
+    figure.set_dpi(130)
+    figure.canvas.draw()
+    # few colours are enough for bars, and keep the files small
+    image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")  # type: ignore[attr-defined]
+    image.quantize(48).save(path, optimize=True)
+
+
+def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
+    places = [i for i, side in enumerate(sides) if side in ratios]
+    values = [ratios[sides[i]] for i in places]
+    colours = [
+        "#999999" if sides[i].startswith("limit") else COLOURS[0] if value >= 1 else COLOURS[1]
+        for i, value in zip(places, values, strict=True)
+    ]
+    # bars begin at 1, where both are equally good
+    ax.barh(places, [v - 1 for v in values], left=1, color=colours, height=0.75)
+    ax.set_xscale("log")
+    low, high = min(1.0, *values), max(1.0, *values)
+    ax.set_xlim(low / 3, high * 4)  # room for the numbers
+    for i, value in zip(places, values, strict=True):
+        ax.annotate(
+            f"{_digits(value)}×",
+            (value, i),
+            xytext=(3 if value >= 1 else -3, 0),
+            textcoords="offset points",
+            ha="left" if value >= 1 else "right",
+            va="center",
+            fontsize=7.5,
+        )
+    ax.axvline(1, color="black", linewidth=0.8)
+    ax.xaxis.set_major_locator(LogLocator(numticks=6))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.tick_params(axis="x", labelsize=8)
+    ax.grid(axis="x", alpha=0.3)
+    ax.set_axisbelow(True)
+    for edge in ("top", "right"):
+        ax.spines[edge].set_visible(False)
+
+
+def _conditions(names: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(map(_condition, names)))
+
+
+def _condition(name: str) -> str:
+    return name.partition(" | ")[2]
+
+
+def _side(name: str) -> str:
+    return name.partition(" | ")[0]
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The benchmarks: fair turns, honest ratios, realistic data, and reports that can be plotted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def run(script: str, *arguments: str | Path) -> str:
+    """Run a benchmark as its users do."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / script, *arguments],
+        capture_output=True,
+        text=True,
+        # more threads than free cores make small repetitions wait for each other
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmarks' folder, where scripts find each other."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def test_loader_reports_every_repetition_of_every_reader(tmp_path: Path) -> None:
+    report_path = tmp_path / "loader.json"
+    printed = run(
+        *("loader.py", "--quick", "--folder", tmp_path, "--json", report_path),
+        *("--only", "preadv of int8, 1", "reused buffer", "safetensors"),
+    )
+    report = json.loads(report_path.read_text())
+    sides = {
+        "bertvision",
+        "limit: preadv of int8, 1 thread",
+        "np.memmap dense float16, reused buffer",
+        "safetensors, ragged float16",
+        "safetensors, ragged int8",
+    }
+    conditions = {"stored, warm", "bfloat16, warm", "stored, cold"}
+    assert set(report["results"]) == {f"{s} | {c}" for s in sides for c in conditions}
+    assert all(len(figures) == 2 and min(figures) > 0 for figures in report["results"].values())
+    others = {f"{s} | {c}" for s in sides - {"bertvision"} for c in conditions}
+    assert set(report["ratios"]) == others
+    assert report["unit"] == "examples/s"
+    assert report["machine"]["torch"]
+    assert str(tmp_path) not in report_path.read_text()
+    assert all(side in printed for side in sides)
+
+
+def test_a_reader_that_loses_data_is_refused(module: Any, tmp_path: Path) -> None:
+    data, loader, limits = module("data"), module("loader"), module("peers.limits")
+    synthetic = data.Synthetic(data.lengths(20), layers=2, hidden=16)
+    reader = limits.RawRead(2, 16, threads=1)
+    reader.prepare(tmp_path, synthetic)
+    loader.check(reader, synthetic)
+    file = tmp_path / "raw" / "payloads.int8"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(RuntimeError, match="20 of 20 examples, and 0"):
+        loader.check(reader, synthetic)
+
+
+def test_every_repetition_runs_every_side_once_in_changing_order(module: Any) -> None:
+    turns: list[str] = []
+    sides = {name: lambda name=name: float(turns.append(name) or len(turns)) for name in "abc"}
+    results = module("harness").interleave(sides, repeats=20, warmup=1)
+    rounds = [turns[i : i + 3] for i in range(0, len(turns), 3)]
+    assert len(rounds) == 21
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert {r[0] for r in rounds} == {"a", "b", "c"}
+    # the warm-up is dropped, and figures of one repetition stand at one position
+    assert sorted(results[name][0] for name in "abc") == [4.0, 5.0, 6.0]
+
+
+def test_ratios_compare_within_a_repetition(module: Any) -> None:
+    results = {"ours": [10.0, 20.0, 90.0], "peer": [5.0, 5.0, 30.0]}
+    ratios = module("harness").ratios
+    assert ratios(results, "ours", higher_is_better=True) == {"peer": 3.0}
+    assert ratios(results, "ours", higher_is_better=False) == {"peer": pytest.approx(1 / 3)}
+
+
+def test_dropped_files_are_cold_until_they_are_read(module: Any, tmp_path: Path) -> None:
+    harness = module("harness")
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 20))
+    harness.drop_cache([tmp_path])
+    if harness.cached_share([file]) > 0:
+        pytest.skip("this file system keeps its pages")
+    harness.warm_cache([tmp_path])
+    assert harness.cached_share([file]) == 1
+
+
+def test_lengths_are_those_of_squad(module: Any) -> None:
+    n_tokens = module("data").lengths(500, seed=3)
+    assert 36 <= n_tokens.min() < n_tokens.max() <= 386
+    assert n_tokens.mean() == pytest.approx(170.8, abs=2)
+    assert np.median(n_tokens) == pytest.approx(159, abs=3)
+
+
+def test_synthetic_activations_have_outlier_channels_and_related_layers(module: Any) -> None:
+    x = module("data").hidden_states(1500, layers=4, hidden=1024).double().numpy()
+    centred = x - x.mean(0)
+    spread = centred.std(0)
+    standing_out = np.abs(x.mean(0))[-1] / np.median(spread[-1])
+    assert (standing_out > 15).sum() == 3
+    assert np.sort(standing_out)[-4] < 2
+    for layer in range(3):
+        a, b = (centred[:, i] / spread[i] for i in (layer, layer + 1))
+        assert 0.6 < (a * b).mean() < 0.95
+
+
+def test_a_split_is_written_once_and_then_reused(module: Any, tmp_path: Path) -> None:
+    data = module("data")
+    wanted = data.lengths(30)
+    split = data.write_split(tmp_path, wanted, layers=3, hidden=16, shard_tokens=512)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("hidden_states/c/*/*/*")}
+    again = data.write_split(tmp_path, wanted, layers=3, hidden=16, shard_tokens=512)
+    assert before
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("hidden_states/c/*/*/*")}
+    assert sorted(again.plan.n_tokens) == sorted(wanted)
+    truth = data.Synthetic(wanted, layers=3, hidden=16)
+    example = truth.example(int(split.plan.example_id[7]))  # (seq, layers, hidden)
+    error = (split[7].transpose(1, 2) - example).norm() / example.norm()
+    assert 0 < error < 0.02
+
+
+def test_the_page_shows_what_the_reports_say(module: Any) -> None:
+    page = BENCHMARKS.parent / "docs" / "performance.md"
+    text = page.read_text()
+    assert module("plots").with_tables(text, page.with_suffix("")) == text
+    for report in page.with_suffix("").glob("*.json"):
+        assert f"<!-- table: {report.stem} -->" in text

@@ -1,0 +1,86 @@
+"""What is damaged is extracted again, exactly that, and the store ends as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from stores import record_path, shard_path
+
+from bertvision.errors import CorruptStoreError, StoreNotFoundError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.repair import repair
+from bertvision.pipelines.workspace import Workspace
+
+
+@pytest.fixture
+def space(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the shared workspace, with the dev split in several shards."""
+    root = tmp_path / "workspace"
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("activations"))
+    copy = Workspace.find(root)
+    extract(copy, "1e", splits=["dev"], precision="32", shard_tokens=256)
+    return copy
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 16
+    path.write_bytes(data)
+
+
+def test_exactly_what_is_damaged_is_extracted_again(space: Workspace) -> None:
+    split = space.split("1e", "dev")
+    root = Path(str(space.activations))
+    whole = files(root)
+    kept = shard_path(split, "hidden_states", 0)
+    written = kept.stat().st_mtime_ns
+    assert split.record.shards >= 4
+    flip(shard_path(split, "hidden_states", 1), 77)
+    shard_path(split, "scale", 2).write_bytes(b"")
+    record_path(split, 3).write_text("{")
+    flip(root / "arrays.zarr/1e/dev/start_positions/c/0", 20)
+    flip(root / "arrays.zarr/1e/dev/channel_std/c/0/0", 20)
+    (root / "arrays.zarr/1e/dev/hidden_states/zarr.json").write_text("{}")
+    flip(root / "examples/dev.parquet", 300)
+    done = repair(space, "1e", "dev")
+    assert done.shards == [1, 2, 3]
+    assert len(done.damage) >= 7
+    assert files(root) == whole
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_a_damaged_record_is_restored_from_its_copy(space: Workspace) -> None:
+    root = Path(str(space.activations))
+    whole = files(root)
+    (root / "ledger/1e/dev/split.json").write_text("not JSON")
+    assert repair(space, "1e", "dev").shards == []
+    assert files(root) == whole
+    (root / "ledger/1e/dev/split.json").write_text("not JSON")
+    (root / "arrays.zarr/1e/dev/zarr.json").unlink()
+    with pytest.raises(CorruptStoreError, match="its copy in .* too: remove"):
+        repair(space, "1e", "dev")
+
+
+def test_a_whole_split_is_left_alone_and_pending_shards_stay_pending(space: Workspace) -> None:
+    root = Path(str(space.activations))
+    split = space.split("1e", "dev")
+    record_path(split, 2).unlink()
+    before = files(root)
+    assert repair(space, "1e", "dev") == ("1e/dev", [], [])
+    assert files(root) == before
+    flip(shard_path(split, "hidden_states", 0), 5)
+    assert repair(space, "1e", "dev").shards == [0]
+    assert ActivationSplit(root, "1e", "dev").missing_shards() == [2]
+    with pytest.raises(StoreNotFoundError, match="no split 1e/train"):
+        repair(space, "1e", "train")
