@@ -1,13 +1,13 @@
 """An epoch of head training from the store against running the encoder again, side by side.
 
     python benchmarks/epoch.py --json epoch.json
-    python benchmarks/epoch.py --workspace DIR --checkpoint 1e --json epoch.json
+    python benchmarks/epoch.py --workspace DIR --checkpoint 1e --examples 320 --json epoch.json
 
 Without a workspace: synthetic activations with BERT-large's dimensions and SQuAD's lengths, and a
 random-weight BERT-large as the encoder that runs again. Sides do the same training step (forward,
 loss, backward, Adam) in batches of 16; those from the store decode stored codes, the other one runs
-the encoder, without padding. A repetition is a whole epoch of the examples, its start included, or
-as much of it as ``--encoder-examples`` for the encoder. Times are per example.
+the encoder, without padding. A repetition is an epoch of ``--examples``, its start included, or of
+``--encoder-examples`` for the encoder. Times are per example.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import torch
 from bert import encoder_of, windows_of
 from data import lengths, write_split
 from harness import arguments, interleave, ratios, report, warm_cache
+from torch import Tensor
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.outputs import span_loss
-from bertvision.pipelines.datamodule import HiddenStates, decoded
+from bertvision.pipelines.datamodule import decoded
 from bertvision.pipelines.encoder import Encoder
 from bertvision.pipelines.module import build_heads
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--workspace", help="measure its split train instead of synthetic data")
     parser.add_argument("--checkpoint", default="1e")
     parser.add_argument("--heads", nargs="+", default=ONE, help="trained instead of one")
-    parser.add_argument("--examples", type=int, default=240, help="of the synthetic split")
+    parser.add_argument("--examples", type=int, default=240, help="per repetition")
     parser.add_argument("--encoder-examples", type=int, default=32)
     options = parser.parse_args()
     if options.quick:
@@ -85,7 +86,8 @@ def main() -> None:
         settings={
             "heads": options.heads,
             "eight heads": EIGHT,
-            "examples": len(source.split),
+            "examples": min(options.examples, len(source.split)),
+            "encoder_examples": options.encoder_examples,
             "layers": len(source.split.record.layers),
             "hidden": source.split.record.hidden_size,
             "encoding": source.split.record.encoding,
@@ -131,8 +133,8 @@ def measure(
     few, many = Trainer(source, options.heads, precision), Trainer(source, EIGHT, precision)
     warm_cache([source.folder])
     sides = {
-        one: side(one, few.from_store),
-        eight: side(eight, many.from_store),
+        one: side(one, lambda: few.from_store(options.examples)),
+        eight: side(eight, lambda: many.from_store(options.examples)),
         again: side(again, lambda: few.from_encoder(options.encoder_examples)),
     }
     results = interleave(sides, options.repeats)
@@ -140,6 +142,33 @@ def measure(
         name: {part: values[-options.repeats :] for part, values in found.items()}
         for name, found in parts.items()
     }
+
+
+class Heads:
+    """Heads and their optimiser on the device, trained as bertvision trains them.
+
+    Args:
+        names: of the heads.
+        split: whose hidden states they are given.
+        precision: of their arithmetic.
+    """
+
+    def __init__(self, names: list[str], split: ActivationSplit, precision: Precision) -> None:
+        record = split.record
+        heads = build_heads(names, layers=len(record.layers), hidden=record.hidden_size, seed=0)
+        self._heads = [head.to(device()) for head in heads.values()]
+        parameters = [p for head in self._heads for p in head.parameters()]
+        self._optimizer = torch.optim.Adam(parameters, lr=1e-3)
+        self._precision = precision
+
+    def step(self, hidden_states: Tensor, lengths: Tensor, labels: dict[str, Tensor]) -> None:
+        """Forward, loss, backward and Adam for all heads, on one batch."""
+        start, end = (labels[f"{side}_positions"].long() for side in ("start", "end"))
+        with autocast(self._precision, device()):
+            losses = [span_loss(head(hidden_states, lengths), start, end) for head in self._heads]
+        torch.stack(losses).sum().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 class Trainer:
@@ -152,30 +181,29 @@ class Trainer:
     """
 
     def __init__(self, source: Source, names: list[str], precision: Precision) -> None:
-        record = source.split.record
         self._source = source
-        self._precision = precision
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        heads = build_heads(names, layers=len(record.layers), hidden=record.hidden_size, seed=0)
-        self._heads = [head.to(device()) for head in heads.values()]
-        parameters = [p for head in self._heads for p in head.parameters()]
-        self._optimizer = torch.optim.Adam(parameters, lr=1e-3)
+        self._heads = Heads(names, source.split, precision)
         self._loader = ActivationLoader(source.split, batch_size=BATCH)
 
-    def from_store(self) -> dict[str, float]:
-        """Seconds per example of an epoch from the store."""
-        times = dict.fromkeys(PARTS, 0.0)
+    def from_store(self, examples: int) -> dict[str, float]:
+        """Seconds per example of the beginning of an epoch from the store, or of a whole one."""
+        times, seen = dict.fromkeys(PARTS, 0.0), 0
         waited, started = self._loader.wait_seconds, time.perf_counter()
         for packed in self._loader:
             begun = time.perf_counter()
             batch = decoded(packed.to(device()), self._dtype)
             _finish()
             times["decoding"] += time.perf_counter() - begun
-            self._step(batch)
+            self._heads.step(batch.hidden_states, batch.lengths, batch.labels)
+            _finish()
+            seen += len(packed)
+            if seen >= examples:
+                break
         total = time.perf_counter() - started
         times["waiting"] = self._loader.wait_seconds - waited
         times["computing"] = total - times["waiting"] - times["decoding"]
-        return {part: seconds / len(self._source.split) for part, seconds in times.items()}
+        return {part: seconds / seen for part, seconds in times.items()}
 
     def from_encoder(self, examples: int) -> dict[str, float]:
         """Seconds per example of a part of an epoch with the encoder; "waiting" is for it."""
@@ -198,22 +226,10 @@ class Trainer:
             begun = time.perf_counter()
             labels = {k: torch.from_numpy(v[chosen]).to(device()) for k, v in split.labels.items()}
             n_tokens = torch.from_numpy(split.plan.n_tokens[chosen].astype(np.int64))
-            ids = torch.from_numpy(chosen)
-            self._step(HiddenStates(own, n_tokens.to(device()), labels, ids))
+            self._heads.step(own, n_tokens.to(device()), labels)
+            _finish()
             times["computing"] += time.perf_counter() - begun
         return {part: seconds / len(order) for part, seconds in times.items()}
-
-    def _step(self, batch: HiddenStates) -> None:
-        start, end = (batch.labels[f"{side}_positions"].long() for side in ("start", "end"))
-        with autocast(self._precision, device()):
-            losses = [
-                span_loss(head(batch.hidden_states, batch.lengths), start, end)
-                for head in self._heads
-            ]
-        torch.stack(losses).sum().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        _finish()
 
 
 def _synthetic(options: argparse.Namespace) -> Source:

@@ -73,6 +73,8 @@ def interleave(
     gc.freeze()  # or each collection would look through all modules
     try:
         for repetition in range(-warmup, repeats):
+            turn = "warm-up" if repetition < 0 else f"repetition {repetition + 1} of {repeats}"
+            print(f"{turn}, {len(sides)} sides", file=sys.stderr)  # a run takes a while
             for name in rng.sample(sorted(sides), len(sides)):
                 gc.collect()  # what one side left behind is not the next one's work
                 figure = float(sides[name]())
@@ -160,6 +162,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",

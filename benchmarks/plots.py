@@ -43,8 +43,9 @@ def with_tables(text: str, folder: Path) -> str:
     """The page with the tables of all reports it names, as they are in the folder."""
 
     def fill(match: re.Match[str]) -> str:
-        report = json.loads((folder / f"{match[2]}.json").read_text())
-        return f"{match[1]}{table(report)}\n{match[3]}"
+        path = folder / f"{match[2]}.json"
+        filled = table(json.loads(path.read_text())) + "\n" if path.is_file() else ""
+        return f"{match[1]}{filled}{match[3]}"
 
     return _TABLE.sub(fill, text)
 
@@ -117,7 +118,7 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
     ax.barh(places, [v - 1 for v in values], left=1, color=colours, height=0.75)
     ax.set_xscale("log")
     low, high = min(1.0, *values), max(1.0, *values)
-    ax.set_xlim(low / 3, high * 4)  # room for the numbers
+    ax.set_xlim(low / 5, high * 5)  # room for the numbers
     for i, value in zip(places, values, strict=True):
         ax.annotate(
             f"{_digits(value)}×",
@@ -128,6 +129,7 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
             va="center",
             fontsize=7.5,
         )
+    ax.set_ylim(-0.6, len(sides) - 0.4)
     ax.axvline(1, color="black", linewidth=0.8)
     ax.xaxis.set_major_locator(LogLocator(numticks=6))
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -7,8 +7,8 @@
 - *open*: opening a split, and making its loader, at 10⁵ and 10⁶ examples: all metadata as they are,
   a ledger record for every shard, but no shard data.
 - *layers*: the stream of 1, 5 and all layers.
-- *one layer*: the codes of one layer of all examples, from chunks of one layer (ours) and from chunks
-  of (128 tokens, all layers) that zarr writes and reads (peer); ours also decoded, through Dask.
+- *one layer*: the codes of one layer of all examples, from chunks of one layer (ours) and from
+  chunks of (128 tokens, all layers) that zarr writes and reads (peer); ours also through Dask.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -133,7 +132,8 @@ def _stream(
 
 def _streamed(folder: Path) -> dict[str, float]:
     """In a process of its own: two epochs, the rate of the second, and the memory of both."""
-    idle = _peak()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here, without the imports
+    idle = _resident("VmRSS")
     split = ActivationStore.open(folder)[TAG][SPLIT]
     loader = ActivationLoader(split, batch_size=BATCH)
     for _ in loader:
@@ -141,12 +141,13 @@ def _streamed(folder: Path) -> dict[str, float]:
     started = time.perf_counter()
     examples = sum(len(batch) for batch in loader)
     seconds = time.perf_counter() - started
-    return {"examples_per_second": examples / seconds, "peak_mib": _peak() - idle}
+    return {"examples_per_second": examples / seconds, "peak_mib": _resident("VmHWM") - idle}
 
 
-def _peak() -> float:
-    """The most memory this process has had resident, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _resident(field: str) -> float:
+    """Resident memory of this process in MiB: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def _open(
@@ -243,7 +244,7 @@ def _one_layer(
     path = options.folder / f"scale-peer-{len(split)}-{split.record.hidden_size}.zarr"
     peer = _peer(path, split)
     warm_cache([path])
-    loader = ActivationLoader(split, batch_size=BATCH, layers=[layer], shuffle=False)
+    loader = ActivationLoader(split, batch_size=4 * BATCH, layers=[layer], shuffle=False)
     position = split.layer_positions([layer])[0]
 
     def ours() -> float:
@@ -256,7 +257,7 @@ def _one_layer(
     def theirs() -> float:
         started = time.perf_counter()
         step = split.record.shard_tokens
-        tokens = sum(len(peer[a : a + step, position]) for a in range(0, len(peer), step))
+        tokens = sum(len(peer[a : a + step, position]) for a in range(0, peer.shape[0], step))
         seconds = time.perf_counter() - started
         assert tokens == split.plan.total_tokens
         return seconds

@@ -1,36 +1,41 @@
 """Bytes and reconstruction error of every encoding, and what it costs a trained head.
 
-Bytes are those of whole stores on disk (checksums, index, labels and metadata included), of examples
-with SQuAD's lengths, against dense float32 padded to 386 tokens. Errors are of decoded against
-original hidden states. Both are of synthetic activations at BERT-large's size; with ``--workspace``
-also of the real ones of a snapshot, whose heads are then trained and scored on each encoding:
-extraction, training and evaluation are the commands' own, in a copy of the workspace for each
-encoding, and what is done is not done again when the script is started again.
+    python benchmarks/size.py --workspace WORKSPACE --json docs/performance/size.json
+
+Bytes are those of whole stores on disk (checksums, index, labels and metadata included), of
+examples with SQuAD's lengths, against dense float32 padded to 386 tokens. Errors are of decoded
+against original hidden states. Both are of synthetic activations at BERT-large's size; with
+--workspace also of the real ones of a snapshot, whose heads are then trained and scored on each
+encoding: extraction, training and evaluation are the commands' own, in a copy of the workspace for
+each encoding, and what is done is not done again when the script is started again.
 """
 
 from __future__ import annotations
 
-from harness import arguments, report, size_of  # first: it sets the environment for torch
+import harness  # first: it sets what torch reads when it is imported
 
+# isort: split
 import json
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import data
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-import data
 from bertvision.featurestore.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.encoding import ChannelStats, decode, encode, get_encoding
 from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
-from bertvision.featurestore.writer import SplitContents, SplitSpec, open_writer
-from bertvision.pipelines.encoder import Encoder, channel_stats, length_groups
+from bertvision.featurestore.writer import open_writer
+from bertvision.pipelines.encoder import Encoder, channel_stats
 from bertvision.pipelines.evaluate import evaluate
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.files import write_json
@@ -49,13 +54,13 @@ HEADS = ["learned-pooling", "adapter-64-shared", "adapter-386-shared", "adapter-
 
 
 class Sample(NamedTuple):
-    """Hidden states of whole examples, in plan order.
+    """Hidden states of whole examples.
 
     Attributes:
         name: of the sample.
-        hidden_states: (tokens, layers, hidden) float32.
-        n_tokens: (examples,) which fill whole shards but for what the ragged lengths leave.
-        stats: channel statistics, from other tokens where there are enough.
+        hidden_states: (tokens, layers, hidden) float32, examples one after another.
+        n_tokens: (examples,) which fill whole shards.
+        stats: channel statistics, of other tokens where there are enough.
     """
 
     name: str
@@ -64,16 +69,17 @@ class Sample(NamedTuple):
     stats: ChannelStats
 
 
-def whole_shards(n_tokens: npt.NDArray[np.int64], shards: int) -> int:
-    """How many examples, in order, make so many shards (so that no half-empty one is counted)."""
-    plan = ShardPlan.make(n_tokens, shard_tokens=SHARD_TOKENS, seed=None)
-    return int(np.searchsorted(plan.shard, shards))
+def fitting(lengths: Callable[[int], npt.NDArray[np.int64]], shards: int) -> npt.NDArray[np.int64]:
+    """As many lengths as fit so many shards: an emptier last one would count in no large store."""
+    n = shards * SHARD_TOKENS // 100
+    while ShardPlan.make(lengths(n), shard_tokens=SHARD_TOKENS, seed=0).n_shards > shards:
+        n -= 1
+    return lengths(n)
 
 
 def synthetic(shards: int) -> Sample:
     """Activations of BERT-large's size (see `data.hidden_states`); every token is its own."""
-    n_tokens = data.lengths(40 * shards)
-    n_tokens = n_tokens[: whole_shards(n_tokens, shards)]
+    n_tokens = fitting(data.lengths, shards)
     accumulator = ChannelStatsAccumulator()
     calibration, tokens = 4096, int(n_tokens.sum())
     h = data.hidden_states(calibration + tokens)
@@ -84,21 +90,17 @@ def synthetic(shards: int) -> Sample:
 
 
 def real(workspace: Workspace, tag: str, shards: int) -> Sample:
-    """Activations of dev windows, with the statistics that an extraction of them would use."""
+    """Activations of training windows, with the statistics that an extraction would use."""
     snapshot = load_snapshot(workspace.require_snapshot(tag))
-    windows = workspace.windows("dev", snapshot.tokenizer)
-    config = snapshot.model.config
-    states = range(config.num_hidden_layers + 1)
-    encoder = Encoder(snapshot.model.bert, states, snapshot.tokenizer.pad_token_id, "32")
-    n_tokens = windows.n_tokens.astype(np.int64)
-    n_tokens = n_tokens[: whole_shards(n_tokens, shards)]
-    parts: list[Tensor] = [torch.empty(0)] * len(n_tokens)
-    for group in length_groups(n_tokens):
-        packed = encoder(windows, group).split(n_tokens[group].tolist())
-        for row, part in zip(group, packed, strict=True):
-            parts[row] = part
-    name = f"real, {len(states)} × {config.hidden_size}"
-    return Sample(name, torch.cat(parts), n_tokens, channel_stats(encoder, windows))
+    windows = workspace.windows("train", snapshot.tokenizer)
+    states = range(snapshot.model.config.num_hidden_layers + 1)
+    encoder = Encoder(snapshot.model.bert, states, "32")
+    rows = np.random.default_rng(0).permutation(len(windows))
+    n_tokens = fitting(lambda n: windows.n_tokens[rows[:n]].astype(np.int64), shards)
+    # copied: the encoder uses its memory again
+    h = torch.cat([encoder(windows, rows[batch]).clone() for batch in encoder.batches(n_tokens)])
+    name = f"real, {h.shape[1]} × {h.shape[2]}"
+    return Sample(name, h, n_tokens, channel_stats(encoder, windows))
 
 
 def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) -> float:
@@ -106,7 +108,7 @@ def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) 
     h, total = sample.hidden_states, int(sample.n_tokens.sum())
     token = np.arange(total, dtype=np.int32)
     example = np.arange(len(sample.n_tokens), dtype=np.int32)
-    plan = ShardPlan.make(sample.n_tokens, shard_tokens=SHARD_TOKENS, seed=None)
+    plan = ShardPlan.make(sample.n_tokens, shard_tokens=SHARD_TOKENS, seed=0)
     contents = SplitContents(
         plan,
         per_token={
@@ -125,24 +127,25 @@ def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) 
         compression=compression,
     )
     with open_writer(folder, spec, contents, lambda: sample.stats) as writer:
+        examples = h.split(sample.n_tokens.tolist())
         for shard in writer.pending():
             members = plan.examples_of(shard)
-            first = int(sample.n_tokens[: members.start].sum())
-            rows = slice(first, first + plan.tokens_of(shard))
-            writer.write_shard(shard, *encode(h[rows], writer.split.encoding, writer.stats))
-    return size_of([folder]) / len(example)
+            rows = plan.example_id[members.start : members.stop]
+            packed = torch.cat([examples[row] for row in rows])
+            writer.write_shard(shard, *encode(packed, writer.split.encoding, writer.stats))
+    return harness.size_of([folder]) / len(example)
 
 
 def errors(sample: Sample, encoding: str) -> dict[str, float]:
-    """Relative Frobenius error of all and of the worst layer, and the error in channel deviations."""
+    """Relative Frobenius error of all and of the worst layer; error in channel deviations."""
     squared = norm = torch.zeros(())
     in_deviations = 0.0
     for h in sample.hidden_states.split(512):
         codes, scale, _ = encode(h, get_encoding(encoding), sample.stats)
         difference = decode(codes, scale, sample.stats) - h
-        squared = squared + difference.double().square().sum(dim=(0, 2))
-        norm = norm + h.double().square().sum(dim=(0, 2))
-        in_deviations += float((difference / sample.stats.std).double().square().sum())
+        squared = squared + difference.square().sum(dim=(0, 2), dtype=torch.float64)
+        norm = norm + h.square().sum(dim=(0, 2), dtype=torch.float64)
+        in_deviations += float((difference / sample.stats.std).square().sum(dtype=torch.float64))
     return {
         "relative error": float((squared.sum() / norm.sum()).sqrt()),
         "worst layer": float((squared / norm).sqrt().max()),
@@ -216,32 +219,65 @@ def compare(scores: dict[str, dict[str, list[dict[str, float]]]]) -> list[dict[s
 
 def main() -> None:
     """Run, print and write the report."""
-    parser = arguments(__doc__)
-    parser.add_argument("--workspace", type=Path, help="with the snapshot to take heads from")
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--workspace", type=Path, help="with a snapshot, to measure what is real")
     parser.add_argument("--checkpoint", default="1e", help="tag of that snapshot")
     parser.add_argument("--questions", type=int, default=6000, help="to train heads on")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each head")
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     workspace = options.workspace and Workspace.find(options.workspace)
-    shards = 1 if options.quick else 6
-    samples = [synthetic(max(1, shards // 2))]
+    shards = 1 if options.quick else 3
+    samples = [synthetic(shards)]
     if workspace:
-        samples.append(real(workspace, options.checkpoint, shards))
-    found: dict[str, Any] = {}
-    rows = []
+        samples.append(real(workspace, options.checkpoint, 8 * shards))
+    results: dict[str, list[float]] = {}
+    smaller: dict[str, float] = {}
+    lost: dict[str, dict[str, float]] = {}
     for sample in samples:
         layers, hidden = sample.hidden_states.shape[1:]
         dense = 4.0 * data.MAX_LENGTH * layers * hidden
+        results[f"dense float32, padded | {sample.name}"] = [dense]
+        for encoding in dict(STORED):
+            lost[f"{encoding} | {sample.name}"] = errors(sample, encoding)
         for encoding, compression in STORED:
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 stored = stored_bytes(sample, encoding, compression, Path(folder, "store"))
             name = encoding if compression == "none" else f"{encoding} + {compression}"
-            found[f"{sample.name}: {name}"] = {"bytes": stored, "times smaller": dense / stored} | (
-                errors(sample, encoding)
-            )
-            rows.append([name, *map("{:.4g}".format, found[f"{sample.name}: {name}"].values())])
-    scores: dict[str, Any] = {}
-    ...
+            results[f"{name} | {sample.name}"] = [stored]
+            smaller[f"{name} | {sample.name}"] = dense / stored
+    written = harness.report(
+        None,
+        benchmark="size",
+        settings={"max_length": data.MAX_LENGTH, "shards": shards, "shard_tokens": SHARD_TOKENS}
+        | {sample.name: {"mean_tokens": float(sample.n_tokens.mean())} for sample in samples},
+        unit="bytes per example",
+        results=results,
+        ratios=smaller,
+        notes=["ratios are dense float32, padded, against the store of that encoding"],
+    )
+    columns = list(next(iter(lost.values())))
+    rows = [[name, *(f"{row[c]:.2e}" for c in columns)] for name, row in lost.items()]
+    print(format_table(["reconstruction error", *columns], rows))
+    written["errors"] = lost
+    if workspace:
+        folder = options.folder / f"heads-{options.checkpoint}-{options.questions}"
+        scores = head_scores(
+            workspace,
+            options.checkpoint,
+            folder,
+            questions=options.questions,
+            seeds=options.seeds,
+        )
+        written["heads"] = {"scores": scores, "compared": compare(scores)}
+        titles = list(written["heads"]["compared"][0])
+        cells = [
+            [f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()]
+            for row in written["heads"]["compared"]
+        ]
+        print(format_table(["heads: " + titles[0], *titles[1:]], cells))
+    if options.json:
+        write_json(options.json, written)
 
 
 if __name__ == "__main__":

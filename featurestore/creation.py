@@ -18,7 +18,7 @@ from bertvision.featurestore.examples import write_examples
 from bertvision.featurestore.ledger import Ledger
 from bertvision.featurestore.place import Place
 from bertvision.featurestore.plan import PLAN_ARRAYS, ShardPlan
-from bertvision.featurestore.schema import ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.schema import ROOT, SplitRecord
 from bertvision.featurestore.shardfile import CompressionName
 from bertvision.featurestore.store import split_records
 
@@ -79,7 +79,9 @@ def create_split(
         examples_sha256 = write_examples(place, spec.split, contents.examples)
     values = _metadata_arrays(contents, stats)
     described = {name: arrays.array_record(*found) for name, found in values.items()}
-    record = _record(spec, contents, described, examples_sha256)
+    record = SplitRecord(
+        **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
+    )
     place.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
     _write_group(place, record, values)
     ledger.commit_split(record)
@@ -92,7 +94,12 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
         ProvenanceError: it was not; the message names the first field that differs.
     """
     stored = ledger.read_split()
-    wanted = _record(spec, contents, stored.arrays, stored.examples_sha256)
+    # not validated: what was stored of another encoding, say, need not fit to this one
+    wanted = SplitRecord.model_construct(
+        **_described(spec, contents),
+        arrays=stored.arrays,
+        examples_sha256=stored.examples_sha256,
+    )
     if difference := stored.difference(wanted):
         field, there, here = difference
         raise ProvenanceError(
@@ -169,28 +176,22 @@ def _more_dims(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
     return tuple(f"{name}_{axis}" for axis in range(1, values.ndim))
 
 
-def _record(
-    spec: SplitSpec,
-    contents: SplitContents,
-    described: dict[str, ArrayRecord],
-    examples_sha256: str,
-) -> SplitRecord:
+def _described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
+    """The fields of a split's record that are known before anything is written."""
     plan = contents.plan
-    return SplitRecord(
-        tag=str(spec.tag),
-        split=spec.split,
-        encoding=get_encoding(spec.encoding).name,
-        compression=spec.compression,
-        layers=spec.layers,
-        hidden_size=spec.hidden_size,
-        examples=len(plan),
-        tokens=plan.total_tokens,
-        shards=plan.n_shards,
-        shard_tokens=plan.shard_tokens,
-        permutation_seed=plan.seed,
-        plan_sha256=plan.digest,
-        arrays=described,
-        examples_sha256=examples_sha256,
-        provenance=dict(spec.provenance),
-        versions={name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")},
-    )
+    return {
+        "tag": str(spec.tag),
+        "split": spec.split,
+        "encoding": get_encoding(spec.encoding).name,
+        "compression": spec.compression,
+        "layers": spec.layers,
+        "hidden_size": spec.hidden_size,
+        "examples": len(plan),
+        "tokens": plan.total_tokens,
+        "shards": plan.n_shards,
+        "shard_tokens": plan.shard_tokens,
+        "permutation_seed": plan.seed,
+        "plan_sha256": plan.digest,
+        "provenance": dict(spec.provenance),
+        "versions": {name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")},
+    }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
+
+from bertvision.errors import DiskSpaceError
 
 Buffers: TypeAlias = "bytes | Iterable[bytes | memoryview]"
 
@@ -20,19 +24,56 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
         path: the file.
         content: its bytes, in one piece or several, or a function that writes them to the path it
             is given.
+
+    Raises:
+        DiskSpaceError: the disk is full.
     """
-    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.tmp")
-    if callable(content):
-        content(temporary)
-        fsync(temporary)
-    else:
-        with open(temporary, "wb", buffering=0) as file:
-            for piece in (content,) if isinstance(content, bytes) else content:
-                _write_all(file.fileno(), piece)
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
-    fsync(path.parent)
+    with full_disk_named(path.parent):
+        make_folder(path.parent)
+        try:
+            if callable(content):
+                content(temporary)
+                fsync(temporary)
+            else:
+                with open(temporary, "wb", buffering=0) as file:
+                    for piece in (content,) if isinstance(content, bytes) else content:
+                        _write_all(file.fileno(), piece)
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except Exception:
+            with suppress(OSError):
+                os.unlink(temporary)  # or a full disk would stay full
+            raise
+        fsync(path.parent)
+
+
+@contextmanager
+def full_disk_named(where: object) -> Iterator[None]:
+    """Say what a full disk or quota should say; any other error stays as it is.
+
+    Args:
+        where: what is on the disk, for the message.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else:
+            # libraries that write files themselves pass the system's words on
+            full = f"os error {errno.ENOSPC}" in str(error)
+        if not full:
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(where)  # a descriptor's name is not in the system's own words
+            raise
+        raise DiskSpaceError(
+            f"No space left on the disk of {where}: what was finished is whole; free some "
+            "space and run the same command again, it goes on from there"
+        ) from error
 
 
 def make_folder(path: Path) -> None:

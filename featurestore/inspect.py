@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore import arrays
@@ -122,7 +122,7 @@ def _check_shard(split: ActivationSplit, shard: int) -> None:
             digest = _digest(split.place.open(shard_key(split.record, name, shard)), file.bytes)
         except (OSError, EOFError, CorruptStoreError) as error:
             raise CorruptStoreError(f"{name} {_reason(error)}") from None
-        if digest != file.sha256:
+        if digest != file.xxh3_128:
             raise CorruptStoreError(f"{name} was changed on the disk")
     # the record too: its checksums are what every read is compared with
     reader = split.open_shard(shard)
@@ -137,7 +137,7 @@ def _reason(error: Exception) -> str:
 
 
 def _digest(file: OpenFile, size: int) -> str:
-    digest, block = hashlib.sha256(), np.empty(_BLOCK_BYTES, np.uint8)
+    digest, block = xxhash.xxh3_128(), np.empty(_BLOCK_BYTES, np.uint8)
     try:
         if file.size != size:
             raise CorruptStoreError(f"has {file.size} bytes, the ledger says {size}")

@@ -76,7 +76,9 @@ class Place(ABC):
         file = self.open(key)
         try:
             if file.size > most:
-                raise CorruptStoreError(f"{self}/{key} has {file.size} bytes, {most} at most are due")
+                raise CorruptStoreError(
+                    f"{self}/{key} has {file.size} bytes, {most} at most are due"
+                )
             data = np.empty(file.size, np.uint8)
             if file.size:
                 file.read_into(data, 0)
@@ -219,9 +221,10 @@ class LocalPlace(Place):
             self._flushed.add(folder)
 
     def _inside(self, key: str) -> Path:
-        """The path of a key, with no link on the way out of the place."""
+        """The path of a key, which neither leads out of the place nor is reached by a link."""
         path = self._real / key
-        if os.path.realpath(path) != str(path):
+        inside = path == self._real or self._real in path.parents
+        if not inside or os.path.realpath(path) != str(path):
             raise CorruptStoreError(
                 f"{self.root / key} is or lies behind a link: a store is read and written only "
                 "where its own folder lies; copy what the link points to into its place"

@@ -152,7 +152,8 @@ class RemotePlace(Place):
     def _do(
         self, key: str, function: Callable[..., _Result], *args: object, **kwargs: object
     ) -> _Result:
-        return guarded(f"{self._url}/{key}", function, self._path(key), *args, **kwargs)
+        where = f"{self._url}/{key}" if key else self._url
+        return guarded(where, function, self._path(key), *args, **kwargs)
 
     def _path(self, key: str) -> str:
         if ".." in key.split("/") or key.startswith("/") or "//" in key:
@@ -168,10 +169,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     known = sorted(fsspec.available_protocols())
     if protocol not in known:
         close = difflib.get_close_matches(protocol, known, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(
-            f"the protocol {protocol}:// is unknown{hint} Known are: {', '.join(known)}"
-        )
+        hint = f" (did you mean {close[0]}://?)" if close else ""
+        raise InputError(f"{protocol}:// is unknown{hint}: known are {', '.join(known)}")
     try:
         # a listing that was kept would hide what was written since
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)

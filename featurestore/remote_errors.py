@@ -21,10 +21,14 @@ CREDENTIALS = (
     "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN) or from fsspec's configuration "
     "(~/.config/fsspec)"
 )
-_DENIED = {"PermissionError", "NoCredentialsError", "PartialCredentialsError"}
+# names of errors of Python, fsspec, botocore and aiohttp, or of what they inherit from
+_DENIED = {
+    *("PermissionError", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"),
+    *("CredentialRetrievalError", "TokenRetrievalError", "SSOError"),
+}
 _UNREACHABLE = {
     *("TimeoutError", "FSTimeoutError", "ConnectionError", "HTTPClientError"),
-    *("ClientConnectionError", "ClientPayloadError"),
+    *("EndpointResolutionError", "ClientConnectionError", "ClientPayloadError"),
 }
 # containers of Azure: abfs://container@account.dfs.core.windows.net
 _CONTAINER = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+", re.ASCII)
@@ -85,13 +89,14 @@ def guarded(
 def server_code(error: BaseException) -> str | None:
     """The code that a server gave an error: of S3 such as ``NoSuchKey``, of HTTP its status."""
     for cause in _chain(error):
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            code = str(response.get("Error", {}).get("Code", ""))
+        answer = getattr(cause, "response", None)
+        if isinstance(answer, dict):
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
+            code = answer.get("Error", {}).get("Code") or status
         else:
-            code = str(getattr(cause, "status", ""))
-        if re.fullmatch(r"[A-Za-z0-9]{1,40}", code):
-            return code
+            code = getattr(cause, "status", "")
+        if re.fullmatch(r"[A-Za-z0-9]{1,40}", str(code)):
+            return str(code)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -232,7 +231,7 @@ class ShardReader:
             data = place.read(shard_key(record, "scale", committed.shard), size)
         except FileNotFoundError:
             raise CorruptStoreError("scale is missing") from None
-        if hashlib.sha256(data).hexdigest() != committed.files["scale"].sha256:
+        if xxhash.xxh3_128_hexdigest(data) != committed.files["scale"].xxh3_128:
             raise CorruptStoreError("scale was changed on the disk")
         if len(data) != size:
             raise CorruptStoreError(f"scale has {len(data)} bytes, {size} are due")

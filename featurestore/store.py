@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.errors import InputError, StoreError, StoreNotFoundError, UnknownNameError
+from bertvision.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    InputError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
 from bertvision.featurestore.ledger import LEDGER, Ledger
 from bertvision.featurestore.place import Place, place_of
 from bertvision.featurestore.schema import SnapshotTag, SplitRecord, check_name
@@ -123,7 +129,7 @@ def split_records(place: Place) -> list[SplitRecord]:
     for tag, split in split_names(place):
         try:
             found.append(Ledger(place, tag, split).read_split())
-        except StoreError:
+        except (CorruptStoreError, FormatVersionError):
             continue  # whoever opens that split is told
     return found
 

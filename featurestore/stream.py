@@ -31,6 +31,7 @@ from bertvision.featurestore.split import ActivationSplit
 BUFFER_BYTES = 768 << 20
 """Default bound of the shuffle buffer: bytes of the shards whose examples are mixed."""
 _BATCHES_AHEAD = 2
+_EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
 _Result = TypeVar("_Result")
 
 
@@ -227,17 +228,20 @@ class _Shards:
         self._upcoming = deque(shard for shard in shards if self._last[shard] >= start)
         self._split = split
         self._positions = positions
-        self._readers = readers
-        self._threads = _Threads(readers, "bertvision-shard")
+        self._prefetch = readers > 0
+        # small shards (of few layers, say) are nearer to a distant store when more are on the way
+        fitting = min(_MOST_EARLY, _EARLY_BYTES // _shard_bytes(split, len(positions)))
+        self._early = max(readers, fitting) if readers else 0
+        self._threads = _Threads(self._early, "bertvision-shard")
         self._open: dict[int, Future[ShardReader]] = {}
 
     def need(self, batch: int) -> None:
-        """Open what a batch needs, and as many of the next shards as there are readers."""
+        """Open what a batch needs, and a few of the shards that come next."""
         early = sum(self._first[shard] > batch for shard in self._open)
         while self._upcoming:
             shard = self._upcoming[0]
             if self._first[shard] > batch:
-                if early == self._readers:
+                if early == self._early:
                     break
                 early += 1
             self._open[self._upcoming.popleft()] = self._threads.submit(self._prefetched, shard)
@@ -260,14 +264,18 @@ class _Shards:
 
     def _prefetched(self, shard: int) -> ShardReader:
         reader = self._split.open_shard(shard)
-        if self._readers:
+        if self._prefetch:
             reader.prefetch(self._positions)
         return reader
 
 
 def _default_buffer(split: ActivationSplit, layers: int) -> int:
     """As many shards as fit in `BUFFER_BYTES`, from 2 to 64."""
+    return max(2, min(64, BUFFER_BYTES // _shard_bytes(split, layers) - 1))
+
+
+def _shard_bytes(split: ActivationSplit, layers: int) -> int:
+    """Bytes of the codes of so many layers of a shard."""
     width = split.encoding.codes_size(split.record.hidden_size)
     itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
-    shard = split.record.shard_tokens * layers * width * itemsize
-    return max(2, min(64, BUFFER_BYTES // max(1, shard) - 1))
+    return int(split.record.shard_tokens * layers * width * itemsize)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch import Tensor
 
-from bertvision.errors import DiskSpaceError, InputError
+from bertvision.errors import InputError
 from bertvision.featurestore.creation import (
     SplitContents,
     SplitSpec,
@@ -24,6 +23,7 @@ from bertvision.featurestore.creation import (
     mend_split,
     write_shared,
 )
+from bertvision.featurestore.durable import full_disk_named
 from bertvision.featurestore.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.ledger import Ledger
 from bertvision.featurestore.place import Place, place_of
@@ -100,7 +100,7 @@ class SplitWriter:
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
-        with _clear_errors(self._ledger.place):
+        with full_disk_named(self._ledger.place):
             files = {"hidden_states": self._write("hidden_states", shard, chunks)}
             if scale is not None:
                 whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
@@ -131,7 +131,7 @@ class SplitWriter:
     def _write(
         self, name: str, shard: int, chunks: Iterator[npt.NDArray[Any] | bytes]
     ) -> ShardFile:
-        digest, size = hashlib.sha256(), 0
+        digest, size = xxhash.xxh3_128(), 0
 
         def measured() -> Iterator[bytes | memoryview]:
             nonlocal size
@@ -141,7 +141,7 @@ class SplitWriter:
                 yield piece
 
         self._ledger.place.write(shard_key(self.split.record, name, shard), measured())
-        return ShardFile(bytes=size, sha256=digest.hexdigest())
+        return ShardFile(bytes=size, xxh3_128=digest.hexdigest())
 
 
 def free_bytes(store: str | Path | Place) -> int | None:
@@ -179,7 +179,7 @@ def open_writer(
     check_name(spec.split, "split")
     place = place_of(store)
     ledger = Ledger(place, spec.tag, spec.split)
-    with _clear_errors(place), ledger.lock():
+    with full_disk_named(place), ledger.lock():
         ledger.sweep()
         if not ledger.exists:
             create_split(ledger, spec, contents, calibrate)
@@ -189,17 +189,3 @@ def open_writer(
                 mend_split(ledger, contents, calibrate)
         write_shared(place, spec, contents)
         yield SplitWriter(ledger)
-
-
-@contextmanager
-def _clear_errors(place: Place) -> Iterator[None]:
-    """Say what a full disk or quota should say; any other error stays as it is."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskSpaceError(
-            f"the disk of {place} is full: what was committed is whole; free some space and run "
-            "the same command again, it goes on from there"
-        ) from error

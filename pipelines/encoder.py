@@ -24,8 +24,10 @@ from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Windows
 
 CALIBRATION_WINDOWS = 64
-"""Windows that channel statistics are taken from, evenly spread over the split: about 10,000
-tokens of SQuAD fix a channel's deviation to 1 %, and the scale per token takes up the rest."""
+"""Windows that channel statistics are taken from, evenly spread over the split. Measured on SQuAD
+with all-MiniLM-L6-v2, fine-tuned for an epoch: from 4, 16, 64, 256 and 512 windows the relative
+error of int8 is 6.36, 6.27, 6.22, 6.22 and 6.22e-3, that of int4 9.15, 9.02, 8.97, 8.97 and
+8.97e-2. 64 windows (11,000 tokens) fix a channel's deviation to 1 % (8 % in the worst channel)."""
 PACKED_ATTENTION = "sdpa-packed"
 """Name of the attention below in transformers' registry, and in the provenance of a split."""
 _BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}

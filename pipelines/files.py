@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertvision.featurestore.durable import fsync, write_durably
+from bertvision.featurestore.durable import fsync, full_disk_named, write_durably
 
 
 def write_text(path: Path, text: str) -> None:
@@ -29,22 +29,26 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A temporary sibling folder that becomes ``path`` when the block ends without an error.
 
     What an interrupted process left under the temporary name is removed first.
+
+    Raises:
+        DiskSpaceError: the disk is full.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            fsync(file)
-        fsync(temporary)
-        if path.exists():
-            # without its marker file it is the rest of something unfinished
-            shutil.rmtree(path)
-        os.replace(temporary, path)
-        fsync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with full_disk_named(path.parent):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                fsync(file)
+            fsync(temporary)
+            if path.exists():
+                # without its marker file it is the rest of something unfinished
+                shutil.rmtree(path)
+            os.replace(temporary, path)
+            fsync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sha256_of_files(paths: list[Path]) -> str:

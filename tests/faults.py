@@ -1,20 +1,22 @@
 """What a process does to files below a folder, call by call: to stop it anywhere, or replay it.
 
 The package has no hooks for faults. A `Recorder` stands between it and the operating system's
-calls instead: it knows each by the file it concerns, runs a hook before it, and keeps it. From
-what was kept, `PowerLoss` builds the states that a disk may be in after the power went.
+calls instead: it knows each by the file it concerns, runs a hook before it, and keeps it.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
-import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+from stores import Made
 
 
 class Op(NamedTuple):
@@ -52,9 +54,7 @@ class Recorder:
         ops: what was done.
     """
 
-    def __init__(
-        self, root: Path, before: Callable[[int, Op], int | None] | None = None
-    ) -> None:
+    def __init__(self, root: Path, before: Callable[[int, Op], int | None] | None = None) -> None:
         self.root = os.path.realpath(root)
         self.ops: list[Op] = []
         self._before = before
@@ -191,115 +191,29 @@ class Recorder:
             self._do(Op(kind, below), call)
 
 
-class _File:
-    """A file's bytes: what was flushed, and what is in the page cache only."""
-
-    def __init__(self) -> None:
-        self.flushed = b""
-        self.cached: list[bytes] = []
-
-    def after(self, rng: random.Random) -> bytes:
-        """What the disk may hold of it."""
-        cached = b"".join(self.cached)
-        if not cached:
-            return self.flushed
-        torn = cached[: rng.randrange(len(cached) + 1)]
-        # the length may be on the disk before the bytes are: they read as zeros then
-        late = torn + bytes(len(cached) - len(torn))
-        return self.flushed + rng.choice([b"", torn, late, cached])
+def small(**changed: Any) -> Made:
+    """Three shards of few bytes, and few arrays beside them."""
+    made = Made(
+        [5, 31, 40, 17, 20, 9, 33],
+        **{"encoding": "int8", "layers": 2, "hidden": 4, "shard_tokens": 64, **changed},
+    )
+    made.contents = replace(made.contents, per_token={})
+    assert made.plan.n_shards == 3
+    return made
 
 
-class _Folder:
-    """A folder's names: those that were flushed, and the changes that were not."""
-
-    def __init__(self) -> None:
-        self.flushed: dict[str, _File | _Folder] = {}
-        self.names: dict[str, _File | _Folder] = {}
-        self.changes: list[dict[str, _File | _Folder | None]] = []
-
-    def change(self, changed: dict[str, _File | _Folder | None]) -> None:
-        self.changes.append(changed)
-        _apply(self.names, changed)
-
-    def flush(self) -> None:
-        self.flushed, self.changes = dict(self.names), []
-
-    def after(self, rng: random.Random) -> dict[str, _File | _Folder]:
-        """What the disk may hold of it: each change not flushed is there or not."""
-        found = dict(self.flushed)
-        for changed in self.changes:
-            if rng.random() < 0.5:
-                _apply(found, changed)
-        return found
-
-
-def _apply(names: dict[str, Any], changed: dict[str, Any]) -> None:
-    for name, what in changed.items():
-        if what is None:
-            names.pop(name, None)
-        else:
-            names[name] = what
-
-
-class PowerLoss:
-    """Replays calls on a model of a disk that promises only what POSIX does.
-
-    A file's bytes are safe after fsync of the file, a name in a folder after fsync of the folder;
-    what is not safe may be lost, kept, or, within a file, half of each, whatever came later.
-    """
-
-    def __init__(self) -> None:
-        self._root = _Folder()
-
-    def do(self, op: Op) -> None:
-        """Do to the model what was done to the real folder."""
-        if op == Op("mkdir", "."):
-            return
-        folder, name = self._find(op.path)
-        if op.kind == "create":
-            there = folder.names.get(name)
-            if isinstance(there, _File):
-                # truncated: neither the old nor the new bytes are sure to be found
-                there.flushed, there.cached = b"", []
-            else:
-                folder.change({name: _File()})
-        elif op.kind == "mkdir":
-            folder.change({name: _Folder()})
-        elif op.kind in ("unlink", "rmdir"):
-            folder.change({name: None})
-        elif op.kind == "rename":
-            assert os.path.dirname(op.to) == os.path.dirname(op.path)
-            folder.change({os.path.basename(op.to): folder.names[name], name: None})
-        else:
-            what = self._root if op.path == "." else folder.names[name]
-            if op.kind == "write":
-                assert isinstance(what, _File)
-                what.cached.append(op.data)
-            elif isinstance(what, _File):
-                what.flushed, what.cached = what.flushed + b"".join(what.cached), []
-            else:
-                what.flush()
-
-    def disk(self, target: Path, rng: random.Random) -> None:
-        """Write one of the possible states of the disk below a new folder."""
-        self._write(self._root, target, rng)
-
-    def _find(self, path: str) -> tuple[_Folder, str]:
-        *parents, name = path.split(os.sep)
-        folder = self._root
-        for parent in parents:
-            below = folder.names[parent]
-            assert isinstance(below, _Folder)
-            folder = below
-        return folder, name
-
-    def _write(self, folder: _Folder, target: Path, rng: random.Random) -> None:
-        target.mkdir()
-        for name, what in folder.after(rng).items():
-            if isinstance(what, _Folder):
-                self._write(what, target / name, rng)
-            else:
-                (target / name).write_bytes(what.after(rng))
+@contextmanager
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is such a thing, for tests that flush very often."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    folder = Path("/dev/shm") / f"bertvision-{os.getpid()}-{tmp_path.name}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

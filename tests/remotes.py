@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -26,6 +27,8 @@ class SlowServer(ThreadingHTTPServer):
 
     Attributes:
         requests: (method, path, bytes answered) of each.
+        status: where it is not 0, what every request is answered with, and
+        body: in its answer; -1 hangs up.
     """
 
     daemon_threads = True
@@ -39,7 +42,7 @@ class SlowServer(ThreadingHTTPServer):
         self.rate = rate
         self.connection_rate = connection_rate
         self.requests: list[tuple[str, str, int]] = []
-        self.status = 0
+        self.status, self.body = 0, b""
         self._line = threading.Lock()
         self._free_at = 0.0
 
@@ -84,8 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         time.sleep(self.server.latency)
         path = self.server.folder / self.path.lstrip("/")
+        if self.server.status < 0:
+            self.close_connection = True
+            return self.connection.close()
         if self.server.status:
-            return self._send(self.server.status, b"the key was SERVER-CANARY", body)
+            return self._send(self.server.status, self.server.body, body)
         if path.is_dir():
             links = "".join(
                 f'<a href="{p.name}{"/" if p.is_dir() else ""}">.</a>' for p in path.iterdir()
@@ -164,11 +170,14 @@ def s3_server(**more: str) -> Iterator[list[str]]:
             "AWS_ACCESS_KEY_ID": "tests",
             "AWS_SECRET_ACCESS_KEY": "tests",
             "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",
             **more,
         }
         for name, value in values.items():
             patch.setenv(name, value)
         forget_file_systems()
+        reset = Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+        urlopen(reset).close()  # or what an earlier server of this process held were there
         fsspec.filesystem("s3").mkdir("bucket")
         try:
             yield requests

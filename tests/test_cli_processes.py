@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_extraction_is_finished_by_the_same_command(
     large: tuple[Path, dict[str, bytes]], tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -83,6 +83,7 @@ def test_an_interrupted_extraction_is_finished_by_the_same_command(
     shutil.copytree(large[0], root)
     ledger = root / "activations/ledger/0e/train"
     code, errors = interrupted(["-q", *_extract(root)], (ledger / "00001.json").is_file, how)
+    # a process that a signal ended is to the shell what exits with 128 + the signal: 143
     assert code == (130 if how == signal.SIGINT else -how), errors
     assert errors == ("Stopped; what was finished is kept.\n" if how == signal.SIGINT else "")
     before = contents(root / "activations")

@@ -6,32 +6,21 @@ import errno
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from faults import Killed, Op, PowerLoss, Recorder, contents
+from faults import Killed, Op, Recorder, contents, in_memory, small
+from powerloss import PowerLoss
 from stores import Made
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-
-
-def small(encoding: str = "int8") -> Made:
-    """Three shards of few bytes, and few arrays beside them."""
-    lengths = [5, 31, 40, 17, 20, 9, 33]
-    made = Made(lengths, encoding=encoding, layers=2, hidden=4, shard_tokens=64)
-    made.contents = replace(made.contents, per_token={})
-    assert made.plan.n_shards == 3
-    return made
 
 
 def write(made: Made, store: Path, acknowledged: list[int] | None = None) -> list[int]:
@@ -48,14 +37,8 @@ def write(made: Made, store: Path, acknowledged: list[int] | None = None) -> lis
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is such a thing: these tests flush very often."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    folder = Path("/dev/shm") / f"bertvision-{os.getpid()}-{tmp_path.name}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
+    with in_memory(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -88,9 +71,7 @@ def committed(store: Path) -> set[int]:
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from faults import Recorder
-from stores import Made
-from test_crash import small
+from faults import Recorder, small
 from bertvision.featurestore.writer import open_writer
 
 root, made = Path(sys.argv[1]), small()
@@ -175,6 +156,7 @@ def test_killed_anywhere_the_same_command_ends_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killed_at_random_and_again_the_same_command_ends_the_same(
     memory: Path, whole: tuple[list[Op], dict[str, bytes]]
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 HEAVY = {
-    *("torch", "zarr", "zarrs", "dask", "transformers", "datasets", "pytorch_lightning"),
+    *("torch", "zarr", "fsspec", "dask", "transformers", "datasets", "pytorch_lightning"),
     *("numpy", "xarray", "pyarrow", "matplotlib", "pydantic"),
 }
 

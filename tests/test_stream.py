@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import itertools
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,8 @@ import torch
 from stores import Made, shard_path
 
 from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
+from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader, BufferPool
 
@@ -61,6 +66,13 @@ def test_kept_batches_hold_what_the_store_holds(split: ActivationSplit, readers:
         )
 
 
+def seen(batch: ActivationBatch) -> tuple[list[int], bytes]:
+    """Which examples came, and what came of them."""
+    assert batch.scale is not None
+    codes = batch.codes.contiguous().numpy().tobytes() + batch.scale.numpy().tobytes()
+    return batch.examples.tolist(), hashlib.sha256(codes).digest()
+
+
 @pytest.mark.parametrize("readers", [0, 1, 3])
 def test_resume_is_exact_anywhere_in_three_epochs(split: ActivationSplit, readers: int) -> None:
     loader = ActivationLoader(split, batch_size=16, seed=3, readers=readers, buffer=3)
@@ -68,7 +80,7 @@ def test_resume_is_exact_anywhere_in_three_epochs(split: ActivationSplit, reader
     for _ in range(3):
         states.append((len(whole), loader.state_dict()))
         for batch in loader:
-            whole.append(batch.examples.tolist())
+            whole.append(seen(batch))
             states.append((len(whole), loader.state_dict()))
     per_epoch = len(loader)
     for position in (0, 1, per_epoch - 1, per_epoch, per_epoch + 3, 3 * per_epoch - 1):
@@ -77,7 +89,7 @@ def test_resume_is_exact_anywhere_in_three_epochs(split: ActivationSplit, reader
         resumed.load_state_dict(state)
         rest = []
         while len(rest) < len(whole) - position:
-            rest += examples(resumed)
+            rest += [seen(batch) for batch in resumed]
         assert rest == whole[position:]
 
 
@@ -114,6 +126,38 @@ def test_a_damaged_shard_stops_the_stream_with_its_name(tmp_path: Path, readers:
     shard_path(split, "hidden_states", 5).unlink()
     with pytest.raises(CorruptStoreError, match="shard 5"):
         list(ActivationLoader(split, batch_size=4, readers=readers, buffer=3))
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+@pytest.mark.parametrize("name", ["read", "prefetch", "__init__"])
+@pytest.mark.parametrize("error", [MemoryError, OSError, KeyError])
+def test_a_reader_that_dies_stops_the_stream_with_its_error(
+    split: ActivationSplit,
+    monkeypatch: pytest.MonkeyPatch,
+    readers: int,
+    name: str,
+    error: type[Exception],
+) -> None:
+    real, calls = getattr(ShardReader, name), itertools.count()
+
+    def dying(*args: object, **kwargs: object) -> object:
+        if next(calls) == 7:
+            raise error("the reader died")
+        return real(*args, **kwargs)
+
+    before = threading.active_count()
+    monkeypatch.setattr(ShardReader, name, dying)
+    loader = ActivationLoader(split, batch_size=4, readers=readers, buffer=3)
+    started = time.monotonic()
+    if name == "prefetch" and not readers:
+        assert len(list(loader)) == len(loader)  # without readers nothing is brought near
+        return
+    with pytest.raises(error, match="the reader died"):
+        list(loader)
+    assert time.monotonic() - started < 5
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    assert len(list(loader)) == len(loader)  # and it can be iterated again
 
 
 def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,16 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
+from stores import shard_path
 from workspaces import STOP_AT
 
-from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
+from bertvision.errors import (
+    CorruptStoreError,
+    InputError,
+    ProvenanceError,
+    UnknownNameError,
+    WorkspaceError,
+)
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.datamodule import ActivationDataModule
 from bertvision.pipelines.evaluate import evaluate, load_head
@@ -87,7 +96,7 @@ except StoppedError as stopped:
 )
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
     space: Workspace, how: signal.Signals
 ) -> None:
@@ -101,7 +110,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
         arguments = [str(step), str(int(how)), str(space.root), *names]
         return subprocess.run([sys.executable, "-c", RUN, *arguments], check=False).returncode
 
-    assert run(step) == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+    assert run(step) == (-how if how == signal.SIGKILL else 128 + how)
     assert not space.heads()
     assert run(0) == 0
     for name in names:
@@ -197,6 +206,21 @@ def test_a_damaged_head_and_activations_of_another_model_are_refused(space: Work
     weights_path.write_bytes(weights_path.read_bytes()[:-5])
     with pytest.raises(WorkspaceError, match="damaged.*train it again"):
         load_head(space.head_dir("1e", HEADS[0]))
+
+
+def test_a_damaged_shard_stops_training_with_its_name_and_leaves_no_head(
+    space: Workspace,
+) -> None:
+    path = shard_path(space.split("1e", "train"), "hidden_states", 1)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    started, threads = time.monotonic(), threading.active_count()
+    with pytest.raises(CorruptStoreError, match="1e/train shard 1.*store repair"):
+        train(space, HEADS[:1], "1e", OPTIONS)
+    assert time.monotonic() - started < 30  # most of it is the start of the training
+    assert threading.active_count() == threads
+    assert not space.heads()
 
 
 class Recorder(pl.LightningModule):

@@ -47,6 +47,7 @@ class Reader(ABC):
         shuffled: how its order is drawn.
         needs: a package that has to be installed, or an empty string.
         limit: it holds no more examples than this, where more would take too long or too much room.
+        disk: whether it reads a disk at all, so that it can be cold.
         mapped: whether it maps files, which must be let go before they can be made cold.
     """
 
@@ -55,6 +56,7 @@ class Reader(ABC):
     shuffled = "random access, a permutation per epoch"
     needs = ""
     limit: int | None = None
+    disk = True
     mapped = False
 
     def __init__(self, layers: int, hidden: int) -> None:

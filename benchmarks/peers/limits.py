@@ -94,6 +94,7 @@ class Memcpy(_Raw):
     """Copies from memory to memory: what no reader of the disk can beat."""
 
     name = "limit: memcpy of int8, 1 thread"
+    disk = False
     _data: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def open(self) -> None:

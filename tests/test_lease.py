@@ -1,0 +1,197 @@
+"""The lock of a store elsewhere: one holder at a time, and none that is dead for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from remotes import s3_server
+from stores import Made
+
+from bertvision.errors import LockedError, StoreError
+from bertvision.featurestore import lease
+from bertvision.featurestore.objects import MemoryObjects
+from bertvision.featurestore.place import place_of
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.writer import open_writer
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[list[str]]:
+    with s3_server() as requests:
+        yield requests
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request: pytest.FixtureRequest, s3: list[str]) -> str:
+    start = {"memory": "memory://tests", "s3": "s3://bucket"}[request.param]
+    return f"{start}/{uuid.uuid4().hex}"
+
+
+def test_a_second_writer_is_refused_before_it_writes(url: str) -> None:
+    made = Made([9, 30, 12, 40], seed=None)
+    with open_writer(url, made.spec, made.contents, made.stats) as writer:
+        made.write_shard(writer, 0)
+        message = (
+            rf"another process is writing 1e/train since 20\d\d-.*process {os.getpid()}, last "
+            r"sign of life \d s ago.*killed, the lock is free 60 s after.*nothing was changed"
+        )
+        with pytest.raises(LockedError, match=message):
+            made.write(url)
+        assert writer.pending() == [1]
+    assert made.write(url).is_complete  # given back, it is free at once
+
+
+def test_the_lock_names_no_machine(url: str) -> None:
+    place = place_of(url)
+    with place.lock("ledger/.lock", "writing"):
+        held = json.loads(place.read("ledger/.lock"))
+        assert set(held) == {"holder", "process", "since", "renewals", "what", "released"}
+    assert os.uname().nodename not in json.dumps(held)
+    assert json.loads(place.read("ledger/.lock"))["released"]
+
+
+def test_who_waits_gets_it_when_it_is_given_back(url: str) -> None:
+    order = []
+
+    def wait() -> None:
+        with place_of(url).lock("l", "second", wait=True):
+            order.append("second")
+
+    with place_of(url).lock("l", "first"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.7)  # it looks at least once
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("contenders", [2, 4])
+def test_one_of_several_gets_it(contenders: int) -> None:
+    held = threading.Lock()
+
+    def contend(url: str) -> bool:
+        start.wait()
+        try:
+            with place_of(url).lock("l", "racing"):
+                assert held.acquire(blocking=False), "two hold it"
+                done.wait()
+                held.release()
+                return True
+        except LockedError:
+            refused.release()
+            return False
+
+    with ThreadPoolExecutor(contenders) as threads:
+        for race in range(50):
+            start, done = threading.Barrier(contenders), threading.Event()
+            refused = threading.Semaphore(0)
+            url = f"memory://races/{uuid.uuid4().hex}/{race}"
+            results = [threads.submit(contend, url) for _ in range(contenders)]
+            for _ in range(contenders - 1):
+                assert refused.acquire(timeout=30)
+            done.set()
+            assert sum(result.result() for result in results) == 1
+
+
+def test_a_killed_holder_does_not_keep_it(s3: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"s3://bucket/{uuid.uuid4().hex}"
+    code = f"""
+import time
+from bertvision.featurestore.place import place_of
+with place_of({url!r}).lock("l", "being killed"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    place = place_of(url)
+    with pytest.raises(LockedError, match="being killed"), place.lock("l", "later"):
+        pass
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
+    with place.lock("l", "later", wait=True):
+        assert json.loads(place.read("l"))["process"] == os.getpid()
+
+
+def test_a_holder_renews_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
+    place = place_of(url)
+    with place.lock("l", "first"):
+        until = time.monotonic() + 60
+        while json.loads(place.read("l"))["renewals"] < 8 and time.monotonic() < until:
+            time.sleep(0.1)  # longer than the lease, by the renewals that were made
+        with pytest.raises(LockedError, match="first"), place_of(url).lock("l", "second"):
+            pass
+        place.write("f", b"1")
+
+
+def test_who_lost_it_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
+    made = Made([9, 30, 12, 40], seed=None)
+    with open_writer(url, made.spec, made.contents, made.stats) as writer:
+        made.write_shard(writer, 0)
+        thief = place_of(url)
+        thief.write("ledger/1e/train/.lock", b"{}")  # as one that took over would
+        (held,) = writer._ledger.place._leases  # type: ignore[attr-defined]
+        held._thread.join(60)
+        with pytest.raises(LockedError, match="lock.*was lost.*run the same command again"):
+            made.write_shard(writer, 1)
+    assert ActivationSplit(url, "1e", "train").missing_shards() == [1]
+    assert thief.read("ledger/1e/train/.lock") == b"{}"  # and it does not give back another's
+
+
+def test_who_cannot_renew_it_in_time_writes_no_more(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = place_of(url)
+    with place.lock("l", "first"):
+        place.write("f", b"1")
+        (held,) = place._leases
+        monkeypatch.setattr(held, "_renewed", time.monotonic() - 61)
+        with pytest.raises(LockedError, match="could not be renewed for 60 s"):
+            place.write("f", b"2")
+        with pytest.raises(LockedError, match="could not be renewed"):
+            place.remove("f")
+    assert place.read("f") == b"1"
+
+
+def test_a_damaged_lock_is_over_by_its_age(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_of(url)
+    place.write("l", b"\x00[")
+    with pytest.raises(LockedError), place.lock("l", "later"):
+        pass
+    monkeypatch.setattr(lease, "LEASE_SECONDS", -1.0)
+    held = place.lock("l", "later")
+    held.__enter__()
+    monkeypatch.undo()
+    held.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("known", ["If-None-Match", "If-Match"])
+def test_a_server_that_ignores_conditions_is_refused(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = MemoryObjects.put
+
+    def ignoring(self: Any, path: str, data: bytes, only_if: str | None = None) -> str | None:
+        if only_if is not None and bool(only_if) != (known == "If-Match"):
+            only_if = None
+        return put(self, path, data, only_if)
+
+    monkeypatch.setattr(MemoryObjects, "put", ignoring)
+    with pytest.raises(StoreError, match="ignores conditional writes.*write to a local folder"):
+        Made([3]).write(f"memory://ignoring/{uuid.uuid4().hex}")
