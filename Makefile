@@ -7,7 +7,10 @@ WORKSPACE ?= quickstart
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-slow check docs clean
+BENCH := .venv-bench
+BENCH_STAMP := $(BENCH)/.installed
+
+.PHONY: help install quickstart test test-slow check docs bench-env bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -43,6 +46,22 @@ check: $(STAMP) ## Lint, format, types, import contracts, contents of the wheel
 docs: $(STAMP) ## Write docs/cli.md from the command line's own help
 	$(BIN)/python docs/generate_cli.py
 
+bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks
+
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check \
+	  --editable '.[dev]' --constraint constraints.txt
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check --no-deps \
+	  --requirement benchmarks/requirements.txt
+	@touch $@
+
+bench: $(BENCH_STAMP) ## Run the benchmarks (an hour), then write tables and figures of docs/performance.md
+	for name in size compression scale extract epoch loader; do \
+	  $(BENCH)/bin/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; \
+	done
+	$(BENCH)/bin/python benchmarks/plots.py
+
 clean: ## Remove caches and build products; the environment and workspaces stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find . -path './$(VENV)' -prune -o -path ./.dev -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	find . -path './.venv*' -prune -o -path ./.dev -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertvision.commands.options import Json, Store, Workspace, find_workspace, parse_tag, show
-from bertvision.errors import CorruptStoreError, InputError
+from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -56,7 +56,7 @@ def store_verify(
             found[name] = split.verify()
             if lacking := len(split.missing_shards()):
                 missing[name] = f", but {lacking} of {split.record.shards} shards are not written"
-        except CorruptStoreError as error:
+        except (CorruptStoreError, FormatVersionError) as error:
             found[name] = [f"{name}: {error}"]
     show(found, as_json, lambda _: _verdicts(found, missing))
     if any(found.values()):

@@ -15,8 +15,9 @@ class ActivationBatch:
     """Activations of real tokens only: no padding is stored, read or sent to the device.
 
     Attributes:
-        codes: (tokens, layers, hidden) in the encoding's dtype, examples one after another.
-        scale: (tokens, layers) float32, or None for float encodings.
+        codes: (tokens, layers, `Encoding.codes_size`) in the encoding's dtype, examples one after
+            another: (tokens, layers, hidden) but for int4. In memory each layer is contiguous.
+        scale: (tokens, layers, *`Encoding.scale_shape`), or None for float encodings.
         stats: channel statistics of the split, or None for float encodings.
         lengths: (batch,) int64 tokens of each example.
         examples: (batch,) int64 position of each example in the split.

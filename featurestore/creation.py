@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
+from pydantic import ValidationError
 
-from bertvision.errors import ProvenanceError
+from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore import arrays
 from bertvision.featurestore.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.examples import write_examples
@@ -72,16 +75,34 @@ def create_split(
     """Write all arrays but the activations, then commit the split's record.
 
     The caller holds the split's lock.
+
+    Raises:
+        CorruptStoreError: shards are recorded, but the split's record is missing.
+        InputError: the format cannot hold it, for instance because a compressed layer of a shard
+            would be too large.
+        ProvenanceError: the store has this split with other examples.
     """
-    place = ledger.place
-    stats = calibrate() if get_encoding(spec.encoding).quantised else None
+    place, encoding = ledger.place, get_encoding(spec.encoding)
+    if ledger.shards():
+        raise CorruptStoreError(
+            f"the record of {ledger.name} in {place} is missing, but shards of it are recorded: "
+            f"`bertvision store repair {ledger.name}` restores it"
+        )
+    if spec.compression == "pcodec" and np.dtype(encoding.zarr_dtype).itemsize == 1:
+        raise InputError(
+            f"pcodec takes values of two bytes and more: store {encoding.name} plain or with zstd"
+        )
+    stats = calibrate() if encoding.quantised else None
     with store_lock(place):
         examples_sha256 = write_examples(place, spec.split, contents.examples)
     values = _metadata_arrays(contents, stats)
     described = {name: arrays.array_record(*found) for name, found in values.items()}
-    record = SplitRecord(
-        **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
-    )
+    try:
+        record = SplitRecord(
+            **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
+        )
+    except ValidationError as error:
+        raise InputError(f"{ledger.name} cannot be stored: {error.errors()[0]['msg']}") from None
     place.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
     _write_group(place, record, values)
     ledger.commit_split(record)
@@ -119,8 +140,7 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    stats = calibrate() if get_encoding(record.encoding).quantised else None
-    values = _metadata_arrays(contents, stats)
+    values = _metadata_arrays(contents, _stored_stats(ledger.place, record, calibrate))
     for name, found in values.items():
         if arrays.array_record(*found) != record.arrays.get(name):
             raise ProvenanceError(
@@ -128,7 +148,25 @@ def mend_split(
                 "the data, the snapshot or the libraries are not the same; extract into another "
                 "store"
             )
+    with store_lock(ledger.place):
+        write_examples(ledger.place, record.split, contents.examples, record.examples_sha256)
     _write_group(ledger.place, record, values)
+
+
+def _stored_stats(
+    place: Place, record: SplitRecord, calibrate: Callable[[], ChannelStats]
+) -> ChannelStats | None:
+    """Channel statistics as they are stored; computed again only where they are damaged."""
+    if not get_encoding(record.encoding).quantised:
+        return None
+    try:
+        mean, std = (
+            arrays.read_array(place, arrays.group_key(record), name, record.arrays[name])
+            for name in ("channel_mean", "channel_std")
+        )
+    except CorruptStoreError:
+        return calibrate()
+    return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
 
 
 def write_shared(place: Place, spec: SplitSpec, contents: SplitContents) -> None:

@@ -27,26 +27,41 @@ def examples_digest(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def write_examples(place: Place, split: str, table: pa.Table) -> str:
+def write_examples(place: Place, split: str, table: pa.Table, recorded: str | None = None) -> str:
     """Write the table durably, or check that the one that is there is the same.
 
     The caller holds the store's lock.
+
+    Args:
+        place: of the store.
+        split: its name.
+        table: to write.
+        recorded: the digest of the table that the ledger records: where the given one has it, a
+            damaged one is replaced.
 
     Returns:
         Its digest.
 
     Raises:
         ProvenanceError: the store holds this split with other examples.
+        CorruptStoreError: the table that is there is damaged.
     """
     key, digest = _key(split), examples_digest(table)
     place.sweep(FOLDER)
     if place.size(key) is not None:
-        if examples_digest(_read(place, key)) != digest:
+        try:
+            same = examples_digest(_read(place, key)) == digest
+        except CorruptStoreError:
+            if recorded != digest:
+                raise
+            same = False
+        if same:
+            return digest
+        if recorded != digest:
             raise ProvenanceError(
                 f"{place}/{key} holds other examples than the data given for split {split!r}: "
                 "a split has the same examples in every snapshot; use another store"
             )
-        return digest
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     place.write(key, buffer.getvalue())
@@ -64,11 +79,6 @@ def read_examples(place: Place, split: str, digest: str) -> pa.Table:
     if examples_digest(table) != digest:
         raise CorruptStoreError(f"{place}/{key} is not the table that the ledger recorded")
     return table
-
-
-def remove_examples(place: Place, split: str) -> None:
-    """Remove a damaged table, so that it is written again."""
-    place.remove(_key(split))
 
 
 def _key(split: str) -> str:

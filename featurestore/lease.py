@@ -92,8 +92,14 @@ class Lease:
         """Give it back; the next one need not wait until it is over."""
         self._released.set()
         self._thread.join()
-        if not self._lost:
-            self._objects.put(self._path, self._content(released=True), self._version)
+        if self._lost:
+            return
+        content = self._content(released=True)
+        if self._objects.put(self._path, content, self._version) is None:
+            # the answer to the last renewal was lost, and with it the version
+            there = self._objects.get(self._path)
+            if there is not None and self._holds(there):
+                self._objects.put(self._path, content, there.version)
 
     def _write(self, only_if: str) -> bool:
         started = time.monotonic()
@@ -107,10 +113,14 @@ class Lease:
     def _is_mine(self) -> bool:
         """Whether a write did succeed although its answer was lost and its repetition refused."""
         there = self._objects.get(self._path)
-        if there is None or there.data != self._content():
+        if there is None or not self._holds(there):
             return False
         self._version, self._renewed = there.version, time.monotonic() - there.age
         return True
+
+    def _holds(self, there: Stored) -> bool:
+        fields = _fields(there)
+        return fields.get("holder") == self._holder and not fields.get("released")
 
     def _check_server(self) -> None:
         """Both conditions are false now: a server that writes all the same does not know them."""

@@ -58,12 +58,18 @@ class Ledger:
         Raises:
             StoreNotFoundError: the split does not exist.
             FormatVersionError: it was written in a newer format.
-            CorruptStoreError: the record does not parse or tells of another split.
+            CorruptStoreError: the record does not parse or tells of another split, or it is
+                missing although shards are recorded.
         """
         key = f"{self._key}/split.json"
         try:
             text = self.place.read(key)
         except FileNotFoundError:
+            if self.shards():
+                raise CorruptStoreError(
+                    f"{self.place}/{key} is missing, but shards are recorded; "
+                    f"`bertvision store repair {self.name}` restores it"
+                ) from None
             raise StoreNotFoundError(f"there is no split {self.name} in {self.place}") from None
         found = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
         foreign = found and found[1] != FORMAT.split(".")[0].encode()

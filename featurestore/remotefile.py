@@ -59,7 +59,12 @@ class RemoteFile:
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Begin to fetch what is read next, as (offset, length); it is kept until the next call."""
-        self._passing = self._begin(ranges)
+        needed = [
+            part
+            for part in self._passing
+            if any(part.begin < offset + length and offset < part.end for offset, length in ranges)
+        ]
+        self._passing = needed + self._begin(ranges)
 
     def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
         """Fill a C-contiguous array with the bytes from ``offset`` on.

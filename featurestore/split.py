@@ -123,7 +123,8 @@ class ActivationSplit(Sequence[torch.Tensor]):
 
     def missing_shards(self) -> list[int]:
         """Shards of the plan that the ledger does not name."""
-        return sorted(set(range(self.record.shards)) - self.ledger.shards())
+        # of the plan, which is checked: a record alone may claim any number
+        return sorted(set(range(self.plan.n_shards)) - self.ledger.shards())
 
     def require_complete(self) -> ActivationSplit:
         """Return the split itself, if it is complete.
@@ -228,10 +229,12 @@ class ActivationSplit(Sequence[torch.Tensor]):
         scale: npt.NDArray[Any] | None,
     ) -> None:
         """Read examples one after another into the memory of `buffers`."""
-        plan, end = self.plan, 0
-        for example in examples.tolist():
-            shard = int(plan.shard[example])
-            begin, end = end, end + int(plan.n_tokens[example])
+        plan = self.plan
+        ends = np.cumsum(plan.n_tokens[examples], dtype=np.int64).tolist()
+        # shard by shard, so that one is open at a time where `shard_of` keeps no more
+        for i in np.argsort(plan.shard[examples], kind="stable").tolist():
+            example, end = int(examples[i]), ends[i]
+            begin, shard = end - int(plan.n_tokens[example]), int(plan.shard[example])
             first = example - int(plan.shard_starts[shard])
             scales = None if scale is None else scale[begin:end]
             shard_of(shard).read(first, first + 1, positions, codes[:, begin:end], scales)

@@ -114,12 +114,15 @@ class Snapshot(Mapping[str, "ActivationSplit"]):
 
 
 def split_names(place: Place) -> list[tuple[str, str]]:
-    """(tag, split) of every split that was created; folders of other names are not looked at."""
+    """(tag, split) of every split that was created; folders of other names are not looked at.
+
+    A split whose record was lost is named as long as shards of it are recorded.
+    """
     return [
         (tag, split)
         for tag in sorted(filter(SnapshotTag.is_valid, place.names(LEDGER)))
         for split in sorted(filter(_is_name, place.names(f"{LEDGER}/{tag}")))
-        if Ledger(place, tag, split).exists
+        if (ledger := Ledger(place, tag, split)).exists or ledger.shards()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def open_writer(
     contents: SplitContents,
     calibrate: Callable[[], ChannelStats],
     *,
-    mend: bool = False,
+    mend: Collection[int] | None = None,
 ) -> Iterator[SplitWriter]:
     """Create a split, or take up one that was begun from exactly the same things.
 
@@ -165,7 +165,8 @@ def open_writer(
         spec: what to write.
         contents: the plan and everything beside the activations.
         calibrate: called when a quantised split is created; gives its channel statistics.
-        mend: write everything but the shards again, and check that it is what was recorded.
+        mend: shards to write again although they are recorded; everything beside the shards is
+            written again too, and must come out as it was recorded. None mends nothing.
 
     Yields:
         A writer that holds the split's lock.
@@ -185,7 +186,10 @@ def open_writer(
             create_split(ledger, spec, contents, calibrate)
         else:
             check_split(ledger, spec, contents)
-            if mend:
+            if mend is not None:
                 mend_split(ledger, contents, calibrate)
+                # only now: nothing is taken back before it is known that it can be made again
+                for shard in mend:
+                    ledger.retract_shard(shard)
         write_shared(place, spec, contents)
         yield SplitWriter(ledger)

@@ -23,9 +23,10 @@ from bertvision.pipelines.files import write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.scoring import SplitLogits, score
+from bertvision.pipelines.selection import windows_of
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot, read_snapshot_info
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace import Workspace, windows_of
+from bertvision.pipelines.workspace import Workspace
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -8,7 +8,7 @@ windows need no sorting by length, and hidden states come out the way they are s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, BertModel
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.calibration import ChannelStatsAccumulator
 from bertvision.featurestore.encoding import ChannelStats
 from bertvision.pipelines.precision import Precision, autocast, device
@@ -210,11 +210,51 @@ class Encoder:
         return packed.transpose(0, 1)
 
 
-def channel_stats(encoder: Encoder, windows: Windows) -> ChannelStats:
-    """Channel statistics of a sample of a split's windows, for the quantised encodings."""
+def channel_stats(
+    encoder: Encoder, windows: Windows, nonfinite: Literal["error", "record"] = "error"
+) -> ChannelStats:
+    """Channel statistics of a sample of a split's windows, for the quantised encodings.
+
+    Args:
+        encoder: of the snapshot.
+        windows: of the split.
+        nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.
+
+    Raises:
+        NonFiniteError: there is one, or no token is without; it names window, token and layer.
+    """
     count = min(CALIBRATION_WINDOWS, len(windows))
     rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
     accumulator = ChannelStatsAccumulator()
+    added = 0
     for batch in encoder.batches(windows.n_tokens[rows]):
-        accumulator.add(encoder(windows, rows[batch]))
+        hidden_states = encoder(windows, rows[batch])
+        finite = torch.isfinite(hidden_states).all(dim=-1)
+        whole = finite.all(dim=1)
+        if bool(whole.all()):
+            accumulator.add(hidden_states)
+        elif nonfinite == "error":
+            _raise_non_finite(finite, rows[batch], windows.n_tokens[rows[batch]])
+        elif bool(whole.any()):
+            accumulator.add(hidden_states[whole])
+        added += int(whole.sum())
+    if not added:
+        raise NonFiniteError(
+            f"each token of {len(rows)} windows has NaN or infinity in a hidden state: check the "
+            "snapshot, or extract with precision 32"
+        )
     return accumulator.result()
+
+
+def _raise_non_finite(
+    finite: Tensor, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer]
+) -> None:
+    """Name the first token and layer that is not finite, (tokens, layers)."""
+    token, layer = (int(i) for i in torch.nonzero(~finite)[0])
+    starts = np.cumsum(lengths) - lengths
+    window = int(np.searchsorted(starts, token, side="right")) - 1
+    raise NonFiniteError(
+        f"window {rows[window]} of the data, token {token - starts[window]}, layer {layer} of the "
+        "kept ones: the hidden state holds NaN or infinity; check the snapshot, extract with "
+        "precision 32, or replace and count them with --nonfinite record"
+    )

@@ -25,12 +25,13 @@ from bertvision.pipelines.encoder import PACKED_ATTENTION, Encoder, channel_stat
 from bertvision.pipelines.precision import Precision, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.questions import questions_table
+from bertvision.pipelines.selection import windows_of
 from bertvision.pipelines.shardwork import NonFinite, ShardWork
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.tables import size
 from bertvision.pipelines.tasks.squad import Question
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace import Workspace, windows_of
+from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +89,8 @@ def extract(
         precision: of the forward pass: auto, 32 or bf16.
         nonfinite: refuse NaN and infinity ("error"), or replace and count them ("record").
         shard_tokens: capacity of a shard.
-        shards: of those that are missing, which to write; all by default.
-        mend: also write everything beside the shards again (see `open_writer`).
+        shards: which to write, of those that are missing; all of them by default.
+        mend: write everything beside the shards again, and ``shards`` even where they are there.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
@@ -170,9 +171,11 @@ def _extract_split(
         _check_space(place, total)
 
     def calibrate() -> ChannelStats:
-        return channel_stats(encoder, windows)
+        return channel_stats(encoder, windows, nonfinite)
 
-    with open_writer(place, spec, contents, calibrate, mend=mend) as writer:
+    with open_writer(
+        place, spec, contents, calibrate, mend=(shards or ()) if mend else None
+    ) as writer:
         pending = [s for s in writer.pending() if shards is None or s in shards]
         _check_space(place, total * len(pending) // plan.n_shards)
         count = sum(len(plan.examples_of(shard)) for shard in pending)

@@ -19,9 +19,10 @@ from bertvision.pipelines.config import (
     validated,
 )
 from bertvision.pipelines.loading import find_checkpoint, weights_digest
+from bertvision.pipelines.selection import select_questions, source_split
 from bertvision.pipelines.snapshots import library_versions
 from bertvision.pipelines.tasks.squad import SquadData, load_squad
-from bertvision.pipelines.workspace import FILE, Workspace, select_questions, source_split
+from bertvision.pipelines.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore.examples import remove_examples
 from bertvision.featurestore.inspect import find_damage
 from bertvision.featurestore.ledger import Ledger
 from bertvision.featurestore.place import place_of
@@ -45,35 +44,39 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
         CorruptStoreError: its record and the copy of it are both damaged.
     """
     ledger = Ledger(place_of(workspace.activations), tag, split)
-    damage = []
+    damage, again = [], set[int]()
     try:
-        held = ActivationSplit(workspace.activations, tag, split)
+        ledger.read_split()
     except CorruptStoreError as error:
         damage.append(str(error))
-        ledger.restore_split()
+        with ledger.lock():
+            ledger.restore_split()
+    # a damaged plan hides what is wrong with shards, so they are looked at again once it is back
+    for _ in range(2):
         held = ActivationSplit(workspace.activations, tag, split)
-    found = find_damage(held)
-    damage += [item.what for item in found]
-    shards = sorted({item.shard for item in found if item.shard is not None})
-    if not damage:
-        return Repaired(held.name, [], [])
-    with ledger.lock():
-        for shard in shards:
-            ledger.retract_shard(shard)
-        if any(item.examples for item in found):
-            remove_examples(ledger.place, split)
-    record = held.record
+        found = find_damage(held)
+        if not found:
+            break
+        damage += [item.what for item in found]
+        shards = [item.shard for item in found if item.shard is not None]
+        again.update(shard for shard in shards if shard < held.record.shards)
+        _extract_again(workspace, held, shards)
+    return Repaired(f"{tag}/{split}", damage, sorted(again))
+
+
+def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[int]) -> None:
+    """Write everything beside the shards again, and these shards, with the options of before."""
+    record = split.record
     extract(
         workspace,
-        tag,
-        splits=[split],
+        record.tag,
+        splits=[record.split],
         encoding=record.encoding,
         compression=record.compression,
         layers=record.layers,
-        precision=str(record.provenance["precision"]),
+        precision=str(record.provenance.get("precision", "auto")),
+        nonfinite="record" if record.provenance.get("nonfinite") == "record" else "error",
         shard_tokens=record.shard_tokens,
         shards=shards,
-        nonfinite="record" if record.provenance.get("nonfinite") == "record" else "error",
         mend=True,
     )
-    return Repaired(held.name, damage, [shard for shard in shards if shard < record.shards])

@@ -84,7 +84,9 @@ def _finish(split: ActivationSplit) -> str:
     return (
         f"bertvision extract --checkpoint {split.tag} --split {split.split} "
         f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
-        f"--precision {record.provenance['precision']}"
+        f"--precision {record.provenance.get('precision', 'auto')}"
+        + (f" --compression {record.compression}" if record.compression != "none" else "")
+        + (" --nonfinite record" if record.provenance.get("nonfinite") == "record" else "")
     )
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
 from pydantic import ValidationError
 
@@ -30,8 +29,9 @@ from bertvision.errors import (
     WorkspaceError,
 )
 from bertvision.featurestore.schema import SnapshotTag, check_name
-from bertvision.pipelines.config import FinetuneConfig, TaskConfig, WorkspaceConfig
+from bertvision.pipelines.config import WorkspaceConfig
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.selection import select_questions, source_split, windows_of
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -225,7 +225,8 @@ class Workspace:
     def heads(self) -> list[tuple[SnapshotTag, str]]:
         """The trained heads: snapshot they were trained on, and name of their folder."""
         found = (self.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
-        return sorted((SnapshotTag(p.parents[1].name), p.parent.name) for p in found)
+        named = ((p.parents[1].name, p.parent.name) for p in found)
+        return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
 
     def trained_on(self, names: Sequence[str]) -> SnapshotTag:
         """The one snapshot on whose activations all these heads were trained.
@@ -305,62 +306,6 @@ class Workspace:
 def head_folder(name: str) -> str:
     """Folder name of a head; of a dotted path ``package.module:Class`` what is safe of it."""
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower()) if ":" in name else name
-
-
-def windows_of(questions: list[Question], tokenizer: Any, task: TaskConfig) -> Windows:
-    """Make windows with the lengths of a task."""
-    from bertvision.pipelines.tasks.windows import make_windows
-
-    return make_windows(
-        questions,
-        tokenizer,
-        max_length=task.max_length,
-        max_question_length=task.max_question_length,
-        overlap=task.overlap,
-    )
-
-
-def source_split(split: str) -> str:
-    """The split of the source from which a split of the workspace is taken."""
-    return "train" if split == "tune" else split
-
-
-def select_questions(
-    questions: list[Question], split: str, task: TaskConfig, finetune: FinetuneConfig
-) -> list[Question]:
-    """The questions of a split, out of all questions of its source, in their order.
-
-    ``train`` and ``tune`` part the training questions (or the subset of them that
-    ``train_questions`` asks for) by whole contexts.
-    """
-    from bertvision.pipelines.tasks.squad import hold_out
-
-    if task.answerable_only:
-        questions = [question for question in questions if not question.is_impossible]
-    if split not in ("train", "tune"):
-        return questions
-    if finetune.train_questions is not None:
-        questions = _subset(questions, finetune.train_questions, seed=finetune.seed)
-    if task.tune_fraction == 0:
-        return questions if split == "train" else []
-    kept, held_out = hold_out(questions, task.tune_fraction, seed=finetune.seed)
-    return kept if split == "train" else held_out
-
-
-def _subset(questions: list[Question], limit: int, *, seed: int) -> list[Question]:
-    """At most ``limit`` questions: whole contexts in a seeded order, as many as fit."""
-    by_context: dict[str, int] = {}
-    for question in questions:
-        by_context[question.context] = by_context.get(question.context, 0) + 1
-    contexts = list(by_context)
-    chosen: set[str] = set()
-    count = 0
-    for index in np.random.default_rng([seed, 1]).permutation(len(contexts)):
-        context = contexts[int(index)]
-        if count + by_context[context] <= limit:
-            chosen.add(context)
-            count += by_context[context]
-    return [question for question in questions if question.context in chosen]
 
 
 def _read_config(path: Path) -> WorkspaceConfig:

@@ -100,7 +100,7 @@ def test_readme_tree_names_every_module_and_no_other() -> None:
         if name.endswith(".py"):
             named.add("".join(folders[:depth]) + name)
     rooms = [path.parent for path in ROOT.glob("*/__init__.py")]
-    held = {*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py")}
+    held = {*ROOT.glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")}
     held |= {*(path for room in rooms for path in room.rglob("*.py"))}
     names = {path.relative_to(ROOT).as_posix() for path in held if path.name != "__init__.py"}
     assert named == names
@@ -178,7 +178,9 @@ def test_store_is_read_by_the_reader_of_the_format_page(in_workspace: Path) -> N
     split = ActivationStore.open("activations")["0.3e"]["train"]
     for i in (0, 17, 39):
         ours = split[i].permute(0, 2, 1).numpy()  # (seq, layer, hidden)
-        np.testing.assert_allclose(namespace["read"]("activations", "0.3e", "train", i), ours, 1e-6, 1e-6)
+        np.testing.assert_allclose(
+            namespace["read"]("activations", "0.3e", "train", i), ours, 1e-6, 1e-6
+        )
 
 
 def test_ledger_of_the_format_page_has_the_fields_that_are_written(in_workspace: Path) -> None:

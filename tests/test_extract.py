@@ -245,3 +245,31 @@ def test_non_finite_hidden_states_name_shard_and_windows(
     monkeypatch.setattr(Encoder, "__call__", broken)
     with pytest.raises(NonFiniteError, match="1e/dev, shard 0, window 0 of .*token 0, layer 1"):
         extract(Workspace.find(tmp_path / "copy"), "1e", splits=["dev"], encoding="float32")
+    # the calibration sample meets it first
+    with pytest.raises(NonFiniteError, match="window 0 of the data, token 0, layer 1"):
+        extract(Workspace.find(tmp_path / "copy"), "1e", splits=["dev"], encoding="int8")
+
+
+def test_recorded_non_finite_values_are_replaced_and_counted(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(workspace.root, tmp_path / "copy", ignore=shutil.ignore_patterns("activations"))
+    space = Workspace.find(tmp_path / "copy")
+    extract(space, "1e", splits=["dev"], encoding="float32", precision="32")
+    truth = space.split("1e", "dev")
+    compute = Encoder.__call__
+
+    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> torch.Tensor:
+        hidden_states = compute(self, windows, rows).clone()
+        hidden_states[0, 1, 3] = torch.nan
+        return hidden_states
+
+    monkeypatch.setattr(Encoder, "__call__", broken)
+    elsewhere = space.at(str(tmp_path / "elsewhere"))
+    extract(elsewhere, "1e", splits=["dev"], precision="32", nonfinite="record")
+    split = elsewhere.split("1e", "dev")
+    assert split.info()["nonfinite"] >= 1
+    stored = torch.cat([split[i] for i in range(len(split))])
+    assert stored.isfinite().all()
+    true = torch.cat([truth[i] for i in range(len(truth))])
+    assert float((stored - true).norm() / true.norm()) < 0.05

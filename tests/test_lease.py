@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import fsspec
 import pytest
 from remotes import s3_server
 from stores import Made
@@ -195,3 +196,24 @@ def test_a_server_that_ignores_conditions_is_refused(
     monkeypatch.setattr(MemoryObjects, "put", ignoring)
     with pytest.raises(StoreError, match="ignores conditional writes.*write to a local folder"):
         Made([3]).write(f"memory://ignoring/{uuid.uuid4().hex}")
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_cost_the_lock() -> None:
+    objects = MemoryObjects(fsspec.filesystem("memory"))
+    path = f"/tests/{uuid.uuid4().hex}"
+    held = lease.Lease(objects, path, "the lock", "writing")
+    held.acquire(wait=False)
+    put = objects.put
+
+    def lost(*args: Any) -> str | None:
+        put(*args)
+        raise OSError("the connection was reset")
+
+    objects.put = lost  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="reset"):
+        held._write(held._version)
+    objects.put = put  # type: ignore[method-assign]
+    assert held._write(held._version)
+    held._version = "of an answer that was lost"
+    held.release()
+    assert json.loads(objects.get(path).data)["released"]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from stores import record_path, shard_path
 
-from bertvision.errors import CorruptStoreError, StoreNotFoundError
+from bertvision.errors import CorruptStoreError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import ActivationStore
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.repair import repair
 from bertvision.pipelines.workspace import Workspace
@@ -84,3 +85,45 @@ def test_a_whole_split_is_left_alone_and_pending_shards_stay_pending(space: Work
     assert ActivationSplit(root, "1e", "dev").missing_shards() == [2]
     with pytest.raises(StoreNotFoundError, match="no split 1e/train"):
         repair(space, "1e", "train")
+
+
+def test_a_damaged_plan_is_mended_without_touching_whole_shards(space: Workspace) -> None:
+    split = space.split("1e", "dev")
+    root = Path(str(space.activations))
+    whole = files(root)
+    written = {s: shard_path(split, "hidden_states", s).stat().st_mtime_ns for s in (0, 1, 2, 3)}
+    flip(root / "arrays.zarr/1e/dev/n_tokens/c/0", 20)
+    flip(shard_path(split, "hidden_states", 2), 40)
+    damaged = ActivationSplit(root, "1e", "dev").verify()
+    assert {d.split(":")[0] for d in damaged if "shard " in d} == {"1e/dev shard 2"}
+    assert repair(space, "1e", "dev").shards == [2]
+    assert files(root) == whole
+    for shard in (0, 1, 3):
+        assert shard_path(split, "hidden_states", shard).stat().st_mtime_ns == written[shard]
+
+
+def test_nothing_is_taken_back_before_it_is_known_that_it_can_be_made_again(
+    space: Workspace,
+) -> None:
+    root = Path(str(space.activations))
+    split = space.split("1e", "dev")
+    flip(shard_path(split, "hidden_states", 1), 77)
+    before = files(root)
+    shutil.rmtree(space.snapshot_dir("1e"))
+    with pytest.raises(UnknownNameError, match="1e"):
+        repair(space, "1e", "dev")
+    assert files(root) == before
+
+
+def test_a_lost_record_is_damage_and_no_reason_to_begin_anew(space: Workspace) -> None:
+    root = Path(str(space.activations))
+    whole = files(root)
+    (root / "ledger/1e/dev/split.json").unlink()
+    for call in (
+        lambda: ActivationStore.open(root)["1e"]["dev"],
+        lambda: extract(space, "1e", splits=["dev"], precision="32", shard_tokens=256),
+    ):
+        with pytest.raises(CorruptStoreError, match="shards are recorded|shards of it are rec"):
+            call()
+    assert repair(space, "1e", "dev").shards == []
+    assert files(root) == whole

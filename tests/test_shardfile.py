@@ -12,7 +12,7 @@ from stores import Made, shard_path
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from bertvision.errors import CorruptStoreError
+from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.place import LocalPlace
 from bertvision.featurestore.shardfile import compress, decompress, read_spans, shard_pieces
 
@@ -92,3 +92,12 @@ def test_an_index_is_checked_before_it_is_followed(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data[:20])
     with pytest.raises(CorruptStoreError, match="too few"):
         read_spans(place.open("f"), 2)
+
+
+@pytest.mark.parametrize("encoding", ["int8", "int4"])
+def test_a_compression_that_cannot_take_the_codes_is_refused_before_anything_is_written(
+    tmp_path: Path, encoding: str
+) -> None:
+    with pytest.raises(InputError, match="pcodec takes values of two bytes.*zstd"):
+        Made(LENGTHS, encoding=encoding, compression="pcodec").write(tmp_path)
+    assert not list(tmp_path.rglob("split.json"))
