@@ -193,7 +193,7 @@ def _synthesise(folder: Path, count: int) -> None:
     stats = ChannelStats(torch.zeros(LAYERS, HIDDEN), torch.ones(LAYERS, HIDDEN))
     with open_writer(folder, spec, contents, lambda: stats):
         pass
-    file = ShardFile(bytes=1, sha256="0" * 64)
+    file = ShardFile(bytes=1, xxh3_128="0" * 32)
     for shard in range(plan.n_shards):
         members = plan.examples_of(shard)
         record = ShardRecord(
