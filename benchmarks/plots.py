@@ -74,12 +74,18 @@ def table(report: Report) -> str:
                 + ("" if ratio is None else f" ({_digits(ratio)}×)")
             )
         lines.append(cells)
+    for name, ratio in report["ratios"].items():
+        if name not in report["medians"]:
+            lines.append([f"*{name}*", _digits(ratio), *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def draw(report: Report, path: Path) -> None:
-    """Bars of all ratios of a report on a log scale, a panel for each condition, as a PNG."""
-    ratios: Mapping[str, float] = report["ratios"]
+    """Bars of the ratios to other sides on a log scale, a panel for each condition, as a PNG.
+
+    Other ratios of a report, such as a share of time, are in its table alone.
+    """
+    ratios = {name: r for name, r in report["ratios"].items() if name in report["medians"]}
     if not ratios:
         return
     conditions = _conditions(ratios)
