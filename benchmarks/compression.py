@@ -83,9 +83,10 @@ class _SlowFile:
 def main() -> None:
     """Measure every form on every medium; print tables and write one report."""
     parser = harness.arguments(__doc__)
+    parser.add_argument("--examples", type=int, default=192)
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
-    n_tokens = data.lengths(48 if options.quick else 192, seed=0)
+    n_tokens = data.lengths(48 if options.quick else options.examples, seed=0)
     folder = options.folder / f"compression-{len(n_tokens)}"
     splits = {f"{e} {c}": write(folder / f"{e}-{c}", n_tokens, e, c) for e, c in FORMS}
     results: dict[str, list[float]] = {}
@@ -146,18 +147,20 @@ def write(
         plan, {}, {"start_positions": np.zeros(len(plan), np.int32)}, pa.table({"id": n_tokens})
     )
     accumulator = ChannelStatsAccumulator()
-    accumulator.add(hidden_states(0)[:512])
+    drawn = hidden_states(plan.n_shards * plan.shard_tokens)
+    accumulator.add(drawn[:2048])
     with open_writer(folder, spec, contents, accumulator.result) as writer:
         for shard in writer.pending():
-            values = hidden_states(shard)[: plan.tokens_of(shard)]
+            first = shard * plan.shard_tokens
+            values = drawn[first : first + plan.tokens_of(shard)].float()
             writer.write_shard(shard, *encode(values, writer.split.encoding, writer.stats))
     return ActivationSplit(folder, "1e", "train")
 
 
-@functools.lru_cache(maxsize=8)
-def hidden_states(shard: int) -> Any:
-    """(4096, layers, hidden): another draw for each shard, the same for every form."""
-    return data.hidden_states(4096, layers=data.LAYERS, hidden=data.HIDDEN, seed=shard).half()
+@functools.lru_cache(maxsize=1)
+def hidden_states(tokens: int) -> Any:
+    """(tokens, layers, hidden) of one model, the same for every form, in half the memory."""
+    return data.hidden_states(tokens, layers=data.LAYERS, hidden=data.HIDDEN).half()
 
 
 if __name__ == "__main__":
