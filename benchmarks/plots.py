@@ -99,7 +99,7 @@ def draw(report: Report, path: Path) -> None:
         dict.fromkeys(map(_side, ratios)), key=lambda side: first.get(side, float("inf"))
     )
     width, height = 3.6 + 3.2 * len(conditions), 1.4 + 0.27 * len(sides)
-    figure = new_figure(width, height, f"{report['benchmark']}: bertvision against the others")
+    figure = new_figure(width, height, f"{report['benchmark']}: ratio to each side")
     panels = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
     for ax, condition in zip(panels, conditions, strict=True):
         _bars(ax, sides, by_condition[condition])

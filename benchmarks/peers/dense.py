@@ -31,9 +31,6 @@ class _Examples(Dataset[Any]):
             self._data = h5py.File(self._path, "r")["hidden_states"]
         return self._data[index]
 
-    def __len__(self) -> int:
-        raise NotImplementedError("the sampler knows")
-
 
 class H5Py(Reader):
     """The original's way: float32, padded, one HDF5 chunk an example, read by a DataLoader."""
