@@ -25,7 +25,7 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import Batch, Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.bert_eval import evaluate_bert
 from bertvision.pipelines.config import FinetuneConfig
-from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.loading import (
     find_checkpoint,
     load_bert,
@@ -102,7 +102,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     model = load_bert(checkpoint.folder)
     windows = workspace.windows("train", tokenizer)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
-    saver = _Snapshots(workspace, model, tokenizer, per_epoch)
+    clock = Clock()
+    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock)
     saver.save(0)
     missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
     if not missing:
@@ -125,7 +126,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     with quiet_lightning(), resume_file.guard():
         trainer(
             folder,
-            [training_log, saver, resume_file],
+            [training_log, clock, saver, resume_file],
             max_epochs=1,
             logger=False,
             precision="bf16-mixed" if module.precision == "bf16" else "32-true",
@@ -245,11 +246,13 @@ class _Snapshots(pl.Callback):
         model: BertForQuestionAnswering,
         tokenizer: Any,
         per_epoch: int,
+        clock: Clock,
     ) -> None:
         self.workspace = workspace
         self.model = model
         self.tokenizer = tokenizer
         self.per_epoch = per_epoch
+        self.clock = clock
         self.due: dict[int, list[SnapshotTag]] = {}
         for tag in workspace.config.finetune.tags:
             self.due.setdefault(tag.step(per_epoch), []).append(tag)
@@ -268,6 +271,7 @@ class _Snapshots(pl.Callback):
                     tag=tag,
                     step=step,
                     steps_per_epoch=self.per_epoch,
+                    seconds=self.clock.seconds if step else 0.0,
                 )
 
     def on_train_batch_end(

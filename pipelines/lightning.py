@@ -1,11 +1,12 @@
-"""What every training shares on top of Lightning: a log without gaps, and no noise."""
+"""What every training shares on top of Lightning: a log without gaps, a clock, and no noise."""
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -80,6 +81,47 @@ class TrainingLog(pl.Callback):
         if self._file is not None and self._bar is not None:
             self._bar.close()
             self._file.close()
+
+
+class Clock(pl.Callback):
+    """Seconds of training, and of them those spent waiting for data; kept over interruptions.
+
+    Args:
+        waited: seconds that this process spent waiting for data so far.
+    """
+
+    def __init__(self, waited: Callable[[], float] = lambda: 0.0) -> None:
+        self._waited = waited
+        self._before = (0.0, 0.0)
+        self._started = 0.0
+        self._ended: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of training so far."""
+        end = time.perf_counter() if self._ended is None else self._ended
+        return self._before[0] + end - self._started
+
+    @property
+    def wait_seconds(self) -> float:
+        """Of them, those spent waiting for data."""
+        return self._before[1] + self._waited()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start."""
+        self._started = time.perf_counter()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop."""
+        self._ended = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both times, for the resume file."""
+        return {"seconds": self.seconds, "wait_seconds": self.wait_seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from an interrupted run's times."""
+        self._before = (state_dict["seconds"], state_dict["wait_seconds"])
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class SnapshotInfo(BaseModel):
     step: int
     """Optimiser steps taken."""
     steps_per_epoch: int
+    seconds: float | None = None
+    """Wall time of fine-tuning up to here; None where it was not measured."""
     weights_sha256: str
     """Digest of this snapshot's own weights."""
     config_sha256: str
@@ -91,6 +93,7 @@ def save_snapshot(
     tag: SnapshotTag,
     step: int,
     steps_per_epoch: int,
+    seconds: float | None = None,
 ) -> SnapshotInfo:
     """Save a snapshot as ``folder``: whole or not at all.
 
@@ -102,6 +105,7 @@ def save_snapshot(
         tag: the snapshot's name.
         step: optimiser steps taken.
         steps_per_epoch: optimiser steps in one epoch.
+        seconds: wall time of fine-tuning so far.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -110,6 +114,7 @@ def save_snapshot(
             tag=tag,
             step=step,
             steps_per_epoch=steps_per_epoch,
+            seconds=seconds,
             weights_sha256=weights_digest(temporary),
             config_sha256=_config_digest(temporary),
             tokenizer_sha256=tokenizer_digest(tokenizer),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save_file
@@ -25,7 +23,7 @@ from bertvision.models.registry import count_parameters
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.datamodule import ActivationDataModule
 from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.lightning import TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.resume import ResumeFile
@@ -145,7 +143,7 @@ def _run(
         resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
         steps = options.epochs * len(data.train_dataloader())
         training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
-        clock = _Clock(data)
+        clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
         with quiet_lightning(), resume.guard():
             trainer(
                 folder,
@@ -173,7 +171,7 @@ def _save(
     config: dict[str, Any],
     losses: list[list[str]],
     together: list[str],
-    clock: _Clock,
+    clock: Clock,
     options: TrainOptions,
 ) -> None:
     """A head's folder, whole or not at all: weights, config.json, log.csv and metrics.json."""
@@ -203,38 +201,6 @@ def _save(
                 "trained_together": together,
             },
         )
-
-
-class _Clock(pl.Callback):
-    """Seconds of training, and of them those spent waiting for data; kept over interruptions."""
-
-    def __init__(self, data: ActivationDataModule) -> None:
-        self._data = data
-        self._before = (0.0, 0.0)
-        self._started = 0.0
-        self._ended: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        end = time.perf_counter() if self._ended is None else self._ended
-        return self._before[0] + end - self._started
-
-    @property
-    def wait_seconds(self) -> float:
-        loader = self._data.train_loader
-        return self._before[1] + (loader.wait_seconds if loader else 0.0)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._ended = time.perf_counter()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "wait_seconds": self.wait_seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._before = (state_dict["seconds"], state_dict["wait_seconds"])
 
 
 def _head_config(name: str, split: ActivationSplit, options: TrainOptions) -> dict[str, Any]:
