@@ -1,9 +1,10 @@
-"""Span heads: from the hidden states of packed tokens to start and end logits."""
+"""What all heads share, and the span heads of pooling and adapters."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,18 +13,21 @@ from torch import Tensor, nn
 from bertvision.errors import InputError
 from bertvision.models.adapters import IndependentAdapter, SharedAdapter
 from bertvision.models.outputs import SpanOutput, pad_packed
-from bertvision.models.pooling import AveragePooling, LearnedPooling
+from bertvision.models.pooling import Pooling, make_pooling
+from bertvision.models.reduction import Reduction
+
+Kind = Literal["span", "classification"]
 
 
-class SpanHead(nn.Module, ABC):
-    """Base of the span heads: features of each token → Linear 2 → start and end logits.
+class Head(nn.Module, ABC):
+    """Base of the heads: features of each token → Linear 2.
 
     A sub-class says in `features` what it computes per token. The output layer begins as
     N(0, 0.02) with zero bias, the initialisation of BERT's own layers (Devlin et al. 2019 code,
     ``initializer_range``).
 
     Args:
-        layers: number of hidden states, the embedding output included (25 for BERT-large).
+        layers: number of hidden states (25 for BERT-large: the embedding output and 24 layers).
         hidden: width of the hidden states (1024 for BERT-large).
         width: features per token.
 
@@ -31,10 +35,12 @@ class SpanHead(nn.Module, ABC):
         InputError: ``layers`` or ``hidden`` is below 1.
     """
 
+    kind: ClassVar[Kind]
+    """What the logits are of: the tokens of a span, or the classes of an example."""
+
     def __init__(self, *, layers: int, hidden: int, width: int) -> None:
         super().__init__()
-        if layers < 1 or hidden < 1:
-            raise InputError(f"layers={layers}, hidden={hidden}: both must be at least 1")
+        check_dimensions(layers, hidden)
         self.layers = layers
         self.hidden = hidden
         self.output = nn.Linear(width, 2)
@@ -53,6 +59,34 @@ class SpanHead(nn.Module, ABC):
             Parts, each (tokens, width of the part); the widths sum to ``width``.
         """
 
+    def logits(self, parts: Sequence[Tensor]) -> Tensor:
+        """The output layer on the concatenated parts: (tokens, 2)."""
+        # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
+        weights = torch.split(self.output.weight, [part.shape[1] for part in parts], dim=1)
+        logits = F.linear(parts[0], weights[0], self.output.bias)
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            logits = logits + F.linear(part, weight)
+        return logits
+
+    def check(self, hidden_states: Tensor) -> None:
+        """Refuse the hidden states of another encoder.
+
+        Raises:
+            InputError: they are not (tokens, layers, hidden) of this head.
+        """
+        if hidden_states.dim() != 3 or hidden_states.shape[1:] != (self.layers, self.hidden):
+            raise InputError(
+                f"hidden states of shape {tuple(hidden_states.shape)} given to a head for (tokens, "
+                f"{self.layers} layers, {self.hidden} hidden): build the head for this encoder, "
+                "with layers = its number of hidden states (the embedding output included)"
+            )
+
+
+class SpanHead(Head):
+    """Base of the span heads: the logits of a token are its scores as start and as end."""
+
+    kind = "span"
+
     def forward(self, hidden_states: Tensor, lengths: Tensor) -> SpanOutput:
         """Logits of every token.
 
@@ -67,20 +101,8 @@ class SpanHead(nn.Module, ABC):
         Raises:
             InputError: the shapes do not fit this head or each other.
         """
-        if hidden_states.dim() != 3 or hidden_states.shape[1:] != (self.layers, self.hidden):
-            raise InputError(
-                f"hidden states of shape {tuple(hidden_states.shape)} given to a head for (tokens, "
-                f"{self.layers} layers, {self.hidden} hidden): build the head for this encoder, "
-                "with layers = its number of hidden states (the embedding output included)"
-            )
-        parts = self.features(hidden_states, lengths)
-        # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
-        weights = torch.split(self.output.weight, [part.shape[1] for part in parts], dim=1)
-        logits = F.linear(parts[0], weights[0], self.output.bias)  # (tokens, 2)
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            logits = logits + F.linear(part, weight)
-        padded = pad_packed(logits, lengths, fill=torch.finfo(logits.dtype).min)
-        return SpanOutput(*padded.unbind(-1))
+        self.check(hidden_states)
+        return span_output(self.logits(self.features(hidden_states, lengths)), lengths)
 
 
 class PoolingSpanHead(SpanHead):
@@ -89,12 +111,12 @@ class PoolingSpanHead(SpanHead):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        learned: `LearnedPooling` if true, else `AveragePooling`.
+        pooling: how the layers become one.
     """
 
-    def __init__(self, *, layers: int, hidden: int, learned: bool) -> None:
+    def __init__(self, *, layers: int, hidden: int, pooling: Pooling) -> None:
         super().__init__(layers=layers, hidden=hidden, width=hidden)
-        self.pooling = LearnedPooling(layers) if learned else AveragePooling()
+        self.pooling = make_pooling(pooling, layers, hidden)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
         """The pooled state: (tokens, hidden)."""
@@ -109,19 +131,71 @@ class AdapterSpanHead(SpanHead):
         hidden: width of the hidden states.
         size: width of the compressed states.
         shared: one `SharedAdapter` for all layers if true, else an `IndependentAdapter`.
-        skip: also give the output layer the last hidden state itself, concatenated.
+        skip: what the output layer is given beside it, concatenated: the last hidden state
+            itself, the learned pooling of all layers compressed by an adapter of its own, or
+            nothing.
     """
 
-    def __init__(self, *, layers: int, hidden: int, size: int, shared: bool, skip: bool) -> None:
-        super().__init__(layers=layers, hidden=hidden, width=layers * size + hidden * skip)
+    def __init__(
+        self,
+        *,
+        layers: int,
+        hidden: int,
+        size: int,
+        shared: bool,
+        skip: Literal["last", "pooled-adapter"] | None = None,
+    ) -> None:
+        beside = {"last": hidden, "pooled-adapter": size, None: 0}[skip]
+        super().__init__(layers=layers, hidden=hidden, width=layers * size + beside)
         self.skip = skip
         self.adapter: SharedAdapter | IndependentAdapter
         if shared:
             self.adapter = SharedAdapter(hidden, size)
         else:
             self.adapter = IndependentAdapter(layers, hidden, size)
+        if skip == "pooled-adapter":
+            self.pooled = Reduction(layers, hidden, "learned", size)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """The compressed layers (tokens, layers × size); with skip, also (tokens, hidden)."""
+        """The compressed layers (tokens, layers × size), and what the skip brings."""
         compressed = self.adapter(hidden_states).flatten(1)
-        return [compressed, hidden_states[:, -1]] if self.skip else [compressed]
+        if self.skip == "last":
+            return [compressed, hidden_states[:, -1]]
+        if self.skip == "pooled-adapter":
+            return [compressed, self.pooled(hidden_states).flatten(1)]
+        return [compressed]
+
+
+class PooledAdapterSpanHead(SpanHead):
+    """Pool the layers, compress the result, concatenate the last layer, then the output layer.
+
+    Args:
+        layers: number of hidden states, the embedding output included.
+        hidden: width of the hidden states.
+        pooling: how the layers become one.
+        size: width of the compressed state.
+    """
+
+    def __init__(self, *, layers: int, hidden: int, pooling: Pooling, size: int) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=size + hidden)
+        self.pooled = Reduction(layers, hidden, pooling, size)
+
+    def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
+        """The compressed pooled state (tokens, size) and the last layer (tokens, hidden)."""
+        return [self.pooled(hidden_states).flatten(1), hidden_states[:, -1]]
+
+
+def check_dimensions(layers: int, hidden: int) -> None:
+    """Refuse an encoder without layers or width.
+
+    Raises:
+        InputError: ``layers`` or ``hidden`` is below 1.
+    """
+    if layers < 1 or hidden < 1:
+        raise InputError(f"layers={layers}, hidden={hidden}: both must be at least 1")
+
+
+def span_output(logits: Tensor, lengths: Tensor) -> SpanOutput:
+    """Start and end logits of a padded batch from those of packed tokens (tokens, 2)."""
+    padded = pad_packed(logits, lengths, fill=torch.finfo(logits.dtype).min)
+    return SpanOutput(*padded.unbind(-1))

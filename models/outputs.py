@@ -1,8 +1,8 @@
-"""What heads return, how packed tokens become a padded batch, and the loss of a span."""
+"""What heads return, how packed tokens become a padded batch, and the losses."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,20 @@ class SpanOutput(NamedTuple):
     """(batch, seq): padded with the smallest finite number of the dtype."""
 
 
-def span_loss(output: SpanOutput, start_positions: Tensor, end_positions: Tensor) -> Tensor:
+class ClassOutput(NamedTuple):
+    """Scores of every example of a batch for its two classes."""
+
+    logits: Tensor
+    """(batch, 2): not answerable, answerable."""
+
+
+def span_loss(
+    output: SpanOutput,
+    start_positions: Tensor,
+    end_positions: Tensor,
+    *,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
     """Mean of the cross entropies of the start and of the end, in float32.
 
     The loss of the question answering heads of Devlin et al. (2019, section 4.2), as Hugging Face's
@@ -30,13 +43,49 @@ def span_loss(output: SpanOutput, start_positions: Tensor, end_positions: Tensor
         output: logits, each (batch, seq).
         start_positions: (batch,) int64, index of the answer's first token; 0 for no answer.
         end_positions: (batch,) int64, index of the answer's last token; 0 for no answer.
+        reduction: ``mean`` over the batch, or ``none`` for the loss of each example.
 
     Returns:
-        () float32.
+        () float32, or (batch,) float32 without reduction.
     """
-    start = F.cross_entropy(output.start_logits.float(), start_positions)
-    end = F.cross_entropy(output.end_logits.float(), end_positions)
+    start = F.cross_entropy(output.start_logits.float(), start_positions, reduction=reduction)
+    end = F.cross_entropy(output.end_logits.float(), end_positions, reduction=reduction)
     return (start + end) / 2
+
+
+def class_loss(
+    output: ClassOutput, labels: Tensor, *, reduction: Literal["mean", "none"] = "mean"
+) -> Tensor:
+    """Cross entropy of the classes, in float32.
+
+    Args:
+        output: logits (batch, 2).
+        labels: (batch,) int64: 0 for not answerable, 1 for answerable.
+        reduction: ``mean`` over the batch, or ``none`` for the loss of each example.
+
+    Returns:
+        () float32, or (batch,) float32 without reduction.
+    """
+    return F.cross_entropy(output.logits.float(), labels, reduction=reduction)
+
+
+def example_lengths(lengths: Tensor, tokens: int) -> list[int]:
+    """The lengths on the host, checked; a transfer if they are on a device.
+
+    Args:
+        lengths: (batch,) integers, tokens per example.
+        tokens: number of packed tokens.
+
+    Raises:
+        InputError: the lengths do not describe the tokens.
+    """
+    counts: list[int] = lengths.tolist() if lengths.dim() == 1 else []
+    if not counts or min(counts) < 1 or sum(counts) != tokens:
+        raise InputError(
+            f"lengths of shape {tuple(lengths.shape)} with sum {int(lengths.sum())} do not fit "
+            f"{tokens} packed tokens: give each example's length, at least 1, summing to {tokens}"
+        )
+    return counts
 
 
 def pad_packed(values: Tensor, lengths: Tensor, *, fill: float) -> Tensor:
@@ -53,14 +102,8 @@ def pad_packed(values: Tensor, lengths: Tensor, *, fill: float) -> Tensor:
     Raises:
         InputError: the lengths do not describe the tokens.
     """
-    # The one place where the host needs the lengths: a single transfer if they are on a device.
-    counts: list[int] = lengths.tolist() if lengths.dim() == 1 else []
     tokens = values.shape[0]
-    if not counts or min(counts) < 1 or sum(counts) != tokens:
-        raise InputError(
-            f"lengths of shape {tuple(lengths.shape)} with sum {int(lengths.sum())} do not fit "
-            f"{tokens} packed tokens: give each example's length, at least 1, summing to {tokens}"
-        )
+    counts = example_lengths(lengths, tokens)
     batch, seq = len(counts), max(counts)
     if batch * seq == tokens:
         return values.reshape(batch, seq, *values.shape[1:])

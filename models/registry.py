@@ -1,9 +1,11 @@
-"""The heads by name.
+"""Heads by name: how they are found, made, counted and listed.
 
 A name is one of `HEADS`, one that an installed package offers as an entry point of the group
 ``bertvision.heads``, or the dotted path ``package.module:Class`` of a class of one's own. Plugins
-and own classes are torch modules made with the keyword arguments ``layers`` and ``hidden``; a span
-head maps hidden states (tokens, layers, hidden) and lengths (batch,) to a `SpanOutput`.
+and own classes are torch modules made with the keyword arguments ``layers`` and ``hidden``. They
+map hidden states (tokens, layers, hidden) and lengths (batch,) to a `SpanOutput`, or, if the class
+attribute ``kind`` is ``"classification"``, hidden states of one token per example to a
+`ClassOutput`.
 """
 
 from __future__ import annotations
@@ -12,65 +14,23 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.models.cost import count_parameters as count_parameters
+from bertvision.models.cost import is_costly, multiplications
+from bertvision.models.heads import Kind
+from bertvision.models.zoo import HEADS as HEADS
+from bertvision.models.zoo import HeadSpec as HeadSpec
 
 BERT_LARGE_PARAMETERS = 335_141_888
 """Parameters of the BERT-large-uncased encoder with pooler."""
 
 ENTRY_POINT_GROUP = "bertvision.heads"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSpec:
-    """How a head is made. The target is imported when the head is built."""
-
-    target: str
-    """Dotted path ``package.module:Class``."""
-    kwargs: Mapping[str, Any]
-    """Keyword arguments beside ``layers`` and ``hidden``."""
-    description: str
-    """One line."""
-    source: str = field(default="BERT Vision")
-    """Where the head was described."""
-
-
-def _adapter(size: int, *, shared: bool, skip: bool) -> HeadSpec:
-    projection = "one projection for all layers" if shared else "one projection per layer"
-    return HeadSpec(
-        "bertvision.models.heads:AdapterSpanHead",
-        {"size": size, "shared": shared, "skip": skip},
-        f"every layer compressed to {size} by {projection}"
-        + (", last layer concatenated" if skip else ""),
-        "BERT Vision, after Houlsby et al. 2019",
-    )
-
-
-HEADS: dict[str, HeadSpec] = {
-    "learned-pooling": HeadSpec(
-        "bertvision.models.heads:PoolingSpanHead",
-        {"learned": True},
-        "learned weighted sum of the layers",
-        "Tenney et al. 2019; Peters et al. 2018",
-    ),
-    "average-pooling": HeadSpec(
-        "bertvision.models.heads:PoolingSpanHead", {"learned": False}, "mean of the layers"
-    ),
-    "adapter-64-shared": _adapter(64, shared=True, skip=False),
-    "adapter-64-shared-skip": _adapter(64, shared=True, skip=True),
-    "adapter-64-independent": _adapter(64, shared=False, skip=False),
-    "adapter-64-independent-skip": _adapter(64, shared=False, skip=True),
-    "adapter-386-shared": _adapter(386, shared=True, skip=False),
-    "adapter-386-shared-skip": _adapter(386, shared=True, skip=True),
-    "adapter-386-independent": _adapter(386, shared=False, skip=False),
-    "adapter-386-independent-skip": _adapter(386, shared=False, skip=True),
-}
 
 
 class HeadInfo(NamedTuple):
@@ -86,6 +46,14 @@ class HeadInfo(NamedTuple):
     """All parameters and floating-point buffers, such as BatchNorm running statistics."""
     percent: float
     """``total`` in per cent of `BERT_LARGE_PARAMETERS`."""
+    kind: Kind
+    """What its logits are of: ``span`` or ``classification``."""
+    multiplications: int | None
+    """Of a forward pass, per token."""
+    costly: bool
+    """It is expensive beside an encoder of these dimensions: left out where all heads are meant."""
+    source: str
+    """Where it was described; of a plugin, the class."""
 
 
 def build_head(name: str, *, layers: int, hidden: int) -> nn.Module:
@@ -121,40 +89,63 @@ def build_head(name: str, *, layers: int, hidden: int) -> nn.Module:
     return head
 
 
-def describe_heads(layers: int = 25, hidden: int = 1024) -> list[HeadInfo]:
+def describe_heads(
+    layers: int = 25, hidden: int = 1024, kind: Kind | None = None
+) -> list[HeadInfo]:
     """All heads of the registry and of plugins, for an encoder of these dimensions.
 
-    Heads are made on the meta device, so that nothing is allocated.
+    Heads are made on the meta device, so that nothing is allocated. Classification heads are made
+    for one state more, the pooler output.
 
     Args:
         layers: number of hidden states of the encoder, the embedding output included.
         hidden: width of the hidden states.
+        kind: list this kind alone.
 
     Raises:
-        InputError: a dimension is below 1, or a plugin cannot be imported.
+        UnknownNameError: there is no such kind.
+        InputError: a dimension is below 1 or too small for a head, or a plugin cannot be imported.
     """
-    names = [*HEADS, *sorted(_plugins())]
-    return [_describe(name, layers, hidden) for name in names]
+    if kind not in (None, *get_args(Kind)):
+        raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
+    infos = (_describe(name, layers, hidden) for name in [*HEADS, *sorted(_plugins())])
+    return [info for info in infos if kind in (None, info.kind)]
 
 
-def count_parameters(head: nn.Module) -> tuple[int, int]:
-    """Parameters that receive gradients, and all with floating-point buffers (`HeadInfo`)."""
-    trainable = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in head.parameters())
-    return trainable, total + sum(b.numel() for b in head.buffers() if b.is_floating_point())
+def kind_of(head: nn.Module) -> Kind:
+    """What a head's logits are of: its class attribute ``kind``, ``span`` without one.
+
+    Raises:
+        InputError: the attribute is something else.
+    """
+    kind: Kind = getattr(head, "kind", "span")
+    if kind not in get_args(Kind):
+        raise InputError(
+            f"{type(head).__name__}.kind is {kind!r}: it must be {' or '.join(get_args(Kind))}"
+        )
+    return kind
 
 
 def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
     with torch.device("meta"):
         head = build_head(name, layers=layers, hidden=hidden)
+        kind = kind_of(head)
+        states = layers + (kind == "classification")
+        head = build_head(name, layers=states, hidden=hidden)
     doc = (inspect.getdoc(head) or "").partition("\n")[0]
     trainable, total = count_parameters(head)
+    count = multiplications(head, kind, layers=states, hidden=hidden)
+    spec = HEADS.get(name)
     return HeadInfo(
         name=name,
-        description=HEADS[name].description if name in HEADS else doc,
+        description=spec.description if spec else doc,
         trainable=trainable,
         total=total,
         percent=100 * total / BERT_LARGE_PARAMETERS,
+        kind=kind,
+        multiplications=count,
+        costly=is_costly(kind, count, layers, hidden),
+        source=spec.source if spec else _plugins()[name].value,
     )
 
 

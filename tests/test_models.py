@@ -1,4 +1,4 @@
-"""Heads: parameter counts, pooling and adapters against known answers, packing, registry."""
+"""Heads: parameter counts, pooling and adapters against known answers, packing, losses."""
 
 from __future__ import annotations
 
@@ -14,32 +14,69 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.models.adapters import IndependentAdapter, SharedAdapter
-from bertvision.models.heads import AdapterSpanHead, SpanHead
-from bertvision.models.outputs import SpanOutput, pad_packed, span_loss
-from bertvision.models.pooling import AveragePooling, LearnedPooling
-from bertvision.models.registry import HEADS, build_head, describe_heads
+from bertvision.models.bilinear import BilinearSpanHead
+from bertvision.models.cost import encoder_multiplications
+from bertvision.models.heads import AdapterSpanHead, Head
+from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, pad_packed, span_loss
+from bertvision.models.pooling import AttentionPooling, AveragePooling, LearnedPooling
+from bertvision.models.registry import (
+    HEADS,
+    build_head,
+    count_parameters,
+    describe_heads,
+    kind_of,
+)
 
 LAYERS, HIDDEN = 5, 12
 
+# Trainable parameters, and all with running statistics, as the paper counts them.
 COUNTS = {
-    "learned-pooling": 2_076,
-    "average-pooling": 2_050,
-    "adapter-64-shared": 68_802,
-    "adapter-64-shared-skip": 70_850,
-    "adapter-64-independent": 1_643_202,
-    "adapter-64-independent-skip": 1_645_250,
-    "adapter-386-shared": 414_952,
-    "adapter-386-shared-skip": 417_000,
-    "adapter-386-independent": 9_910_552,
-    "adapter-386-independent-skip": 9_912_600,
+    "last-layer": (2_050, 2_050),
+    "learned-pooling": (2_076, 2_076),
+    "average-pooling": (2_050, 2_050),
+    "attention-pooling": (1_024 + 25 + 2_050, 1_024 + 25 + 2_050),
+    "learned-pooling-bilinear-64": (2_076 + 2 * 64 * 1_024, 2_076 + 2 * 64 * 1_024),
+    "adapter-64-shared": (68_802, 68_802),
+    "adapter-64-shared-skip": (70_850, 70_850),
+    "adapter-64-independent": (1_643_202, 1_643_202),
+    "adapter-64-independent-skip": (1_645_250, 1_645_250),
+    "adapter-386-shared": (414_952, 414_952),
+    "adapter-386-shared-skip": (417_000, 417_000),
+    "adapter-386-shared-pooled-skip": (811_400, 811_400),
+    "adapter-386-independent": (9_910_552, 9_910_552),
+    "adapter-386-independent-skip": (9_912_600, 9_912_600),
+    "learned-pooling-adapter-386-skip": (398_498, 398_498),
+    # BatchNorm of 128 + 128 + 320 channels keeps a mean and a variance of each
+    "cnn-1xn": (331_906 - 2 * 576, 331_906),
+    "cnn-1xn-dilated": (331_906 - 2 * 576, 331_906),
+    "cnn-1xn-no-dropout": (331_906 - 2 * 576, 331_906),
+    "learned-pooling-cnn-1xn": (310_428 - 2 * 576, 310_428),
+    "average-pooling-cnn-1xn": (310_402 - 2 * 576, 310_402),
+    "learned-pooling-adapter-386-cnn-1xn": (693_918 - 2 * 576, 693_918),
+    "learned-pooling-adapter-386-cnn-nxn": (1_112_950 - 2 * (105 + 128 + 320), 1_112_950),
+    "learned-pooling-adapter-386-inception": (6_411_422 - 2 * 7_280, 6_411_422),
+    "learned-pooling-adapter-386-xception": (6_602_702 - 2 * 8_872, 6_602_702),
+    "cls-last-state": (2_050, 2_050),
+    "cls-learned-pooling": (2_077, 2_077),
+    "cls-average-pooling-adapter-386-skip": (398_472, 398_472),
+    "cls-learned-pooling-adapter-386-skip": (398_499, 398_499),
+    "cls-xception-abbreviated": (264_066, 267_010),
+    "cls-xception-abbreviated-skip": (266_114, 269_058),
+    "cls-xception-full": (20_662_106, 20_716_634),
 }
 
+SPAN = [name for name, spec in HEADS.items() if spec.kind == "span"]
+CLS = [name for name, spec in HEADS.items() if spec.kind == "classification"]
+# Heads whose tokens do not meet in BatchNorm; test_convolutions.py has the others.
+PLAIN = [name for name in SPAN if not any(part in name for part in ("cnn", "ception"))]
+PLAIN_CLS = [name for name in CLS if "xception" not in name]
 
-def make(name: str, *, seed: int = 0, layers: int = LAYERS, hidden: int = HIDDEN) -> SpanHead:
+
+def make(name: str, *, seed: int = 0, layers: int = LAYERS, hidden: int = HIDDEN) -> Head:
     """A head whose weights are all far from zero, so that every path shows in the logits."""
     torch.manual_seed(seed)
     head = build_head(name, layers=layers, hidden=hidden)
-    assert isinstance(head, SpanHead)
+    assert isinstance(head, Head)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -55,25 +92,47 @@ def batch(*lengths: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 # --- parameter counts ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "count"), COUNTS.items())
-def test_count_of_parameters_at_bert_large(name: str, count: int) -> None:
+def test_every_head_has_an_expected_count() -> None:
+    assert set(COUNTS) == set(HEADS)
+
+
+@pytest.mark.parametrize(("name", "counts"), COUNTS.items())
+def test_count_of_parameters_at_bert_large(name: str, counts: tuple[int, int]) -> None:
+    states = 26 if HEADS[name].kind == "classification" else 25  # the pooler output beside
     with torch.device("meta"):
-        head = build_head(name, layers=25, hidden=1024)
-    assert sum(p.numel() for p in head.parameters()) == count
+        head = build_head(name, layers=states, hidden=1024)
+    assert count_parameters(head) == counts
 
 
 def test_describe_heads_lists_counts_and_percent_of_bert_large() -> None:
     infos = {info.name: info for info in describe_heads()}
-    assert {name: info.total for name, info in infos.items() if name in COUNTS} == COUNTS
-    assert all(info.trainable == info.total for info in infos.values() if info.name in COUNTS)
+    assert {name: infos[name][2:4] for name in COUNTS} == COUNTS
     assert infos["adapter-386-shared"].percent == pytest.approx(0.1238, abs=5e-5)
-    assert infos["adapter-386-independent-skip"].percent == pytest.approx(2.9577, abs=5e-5)
+    assert infos["learned-pooling-adapter-386-xception"].percent == pytest.approx(1.9701, abs=5e-5)
+    assert infos["cls-xception-abbreviated"].percent == pytest.approx(0.0797, abs=5e-5)
 
 
 def test_describe_heads_counts_for_other_encoders() -> None:
     infos = {info.name: info.total for info in describe_heads(layers=7, hidden=384)}
     assert infos["learned-pooling"] == 7 + 1 + 2 * 384 + 2
+    assert infos["cls-learned-pooling"] == 8 + 1 + 2 * 384 + 2
     assert infos["adapter-64-shared-skip"] == 384 * 64 + 64 + 2 * (7 * 64 + 384) + 2
+
+
+def test_describe_heads_lists_one_kind() -> None:
+    assert [info.name for info in describe_heads(7, 384, "span")] == SPAN
+    assert [info.name for info in describe_heads(7, 384, "classification")] == CLS
+    assert [info.name for info in describe_heads(7, 384)] == [*SPAN, *CLS]
+    with pytest.raises(InputError, match=r"no kind 'spam'.*span or classification"):
+        describe_heads(7, 384, "spam")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_the_registry_says_of_a_head_is_so(name: str) -> None:
+    with torch.device("meta"):
+        head = build_head(name, layers=4, hidden=16)
+    assert kind_of(head) == HEADS[name].kind
+    assert name.startswith("cls-") == (HEADS[name].kind == "classification")
 
 
 # --- pooling ------------------------------------------------------------------------------------
@@ -104,6 +163,31 @@ def test_pooling_begins_as_the_paper_says() -> None:
     assert pooling.gamma.item() == 1.0
     assert pooling.scalars.std().item() == pytest.approx(0.05, rel=0.02)
     assert pooling.scalars.mean().item() == pytest.approx(0.0, abs=2e-3)
+
+
+def test_attention_pooling_begins_as_the_mean() -> None:
+    states, _ = batch(4, 3)
+    torch.testing.assert_close(AttentionPooling(LAYERS, HIDDEN)(states), states.mean(dim=1))
+
+
+def test_attention_pooling_weighs_each_tokens_layers_by_its_own_scores() -> None:
+    states, _ = batch(4, 3)
+    torch.manual_seed(0)
+    pooling = AttentionPooling(LAYERS, HIDDEN)
+    nn.init.normal_(pooling.query, std=3.0)
+    nn.init.normal_(pooling.bias)
+    for token, pooled in zip(states, pooling(states), strict=True):
+        scores = [layer @ pooling.query / HIDDEN**0.5 for layer in token]
+        weights = (torch.stack(scores) + pooling.bias).softmax(dim=0)
+        torch.testing.assert_close(pooled, weights @ token)
+
+
+def test_attention_pooling_without_a_query_is_learned_pooling() -> None:
+    states, _ = batch(4, 3)
+    attention, learned = AttentionPooling(LAYERS, HIDDEN), LearnedPooling(LAYERS)
+    with torch.no_grad():
+        attention.bias.copy_(learned.scalars)
+    torch.testing.assert_close(attention(states), learned(states))
 
 
 # --- adapters -----------------------------------------------------------------------------------
@@ -164,10 +248,46 @@ def test_skip_concatenates_the_last_layer_in_the_output(kind: str) -> None:
     torch.testing.assert_close(alone, states[:4, -1, 2] + skip.output.bias[0])
 
 
-# --- every head ---------------------------------------------------------------------------------
+def test_pooled_skip_concatenates_the_compressed_weighted_sum() -> None:
+    states, lengths = batch(4, 3)
+    head = make("adapter-386-shared-pooled-skip")
+    assert isinstance(head, AdapterSpanHead)
+    with torch.no_grad():
+        head.output.weight.zero_()
+        head.output.weight[:, LAYERS * 386 + 5] = 1.0
+    pooling, adapter = head.pooled.pooling, head.pooled.adapter
+    assert pooling is not None
+    assert adapter is not None
+    assert adapter is not head.adapter
+    expected = adapter(pooling(states))[:4, 5] + head.output.bias[1]
+    torch.testing.assert_close(head(states, lengths).end_logits[0], expected)
 
 
-@pytest.mark.parametrize("name", HEADS)
+# --- bilinear -----------------------------------------------------------------------------------
+
+
+def test_bilinear_end_is_scored_with_the_expected_start_of_its_window() -> None:
+    states, lengths = batch(4, 1, 6)
+    head = make("learned-pooling-bilinear-64")
+    assert isinstance(head, BilinearSpanHead)
+    output = head(states, lengths)
+    w, b = head.output.weight, head.output.bias
+    for i, window in enumerate(states.split(lengths.tolist())):
+        x = head.pooling(window)  # (seq, hidden)
+        start = x @ w[0] + b[0]
+        p = start.softmax(dim=0)
+        # E_i[x_i U' V x_j / sqrt(rank)], with the matrix of a pair's score written out
+        pair = x @ head.start.weight.T @ head.end.weight @ x.T / 8  # (start, end)
+        end = x @ w[1] + b[1] + p @ pair
+        n = len(window)
+        torch.testing.assert_close(output.start_logits[i, :n], start)
+        torch.testing.assert_close(output.end_logits[i, :n], end, rtol=1e-4, atol=1e-4)
+
+
+# --- every span head ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_permuting_examples_permutes_logits(name: str) -> None:
     head = make(name)
     states, lengths = batch(4, 1, 7, 3)
@@ -178,7 +298,7 @@ def test_permuting_examples_permutes_logits(name: str) -> None:
         torch.testing.assert_close(ours, theirs[order])
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_padding_never_changes_a_real_token(name: str) -> None:
     head = make(name)
     states, lengths = batch(4, 1, 7, 3)
@@ -192,7 +312,7 @@ def test_padding_never_changes_a_real_token(name: str) -> None:
             assert (theirs[i, length:] == floor).all()
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_gradients_reach_every_parameter(name: str) -> None:
     head = make(name)
     states, lengths = batch(4, 1, 7, 3)
@@ -202,11 +322,12 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     for key, parameter in head.named_parameters():
         assert parameter.grad is not None, key
         assert torch.isfinite(parameter.grad).all(), key
-        assert parameter.grad.abs().sum() > 0, key
+        if key != "output.bias":  # a softmax over tokens does not change with it
+            assert parameter.grad.abs().sum() > 0, key
 
 
 @pytest.mark.parametrize("how", ["autocast", "pure"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
     head = make(name)
     states, lengths = batch(9, 4, 16)
@@ -228,7 +349,7 @@ def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in head.parameters())
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_safetensors_round_trip_gives_equal_logits(name: str, tmp_path: Path) -> None:
     head, other = make(name, seed=0), make(name, seed=1)
     states, lengths = batch(4, 3)
@@ -238,7 +359,7 @@ def test_safetensors_round_trip_gives_equal_logits(name: str, tmp_path: Path) ->
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize(("layers", "hidden"), [(1, 1), (3, 32), (13, 768)])
 def test_heads_take_any_number_of_layers_and_hidden_size(
     name: str, layers: int, hidden: int
@@ -259,6 +380,52 @@ def test_lengths_that_do_not_describe_the_tokens_are_refused(lengths: list[int])
     states, _ = batch(7)
     with pytest.raises(InputError, match="summing to 7"):
         make("learned-pooling")(states, torch.tensor(lengths, dtype=torch.int64))
+
+
+# --- every classification head ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLAIN_CLS)
+def test_class_logits_are_of_each_example_alone(name: str) -> None:
+    head = make(name)
+    states, _ = batch(6)
+    output = head(states, torch.ones(6, dtype=torch.int64))
+    assert output.logits.shape == (6, 2)
+    for i in range(6):
+        alone = head(states[i : i + 1], torch.ones(1, dtype=torch.int64))
+        torch.testing.assert_close(alone.logits[0], output.logits[i])
+
+
+@pytest.mark.parametrize("name", PLAIN_CLS)
+def test_class_gradients_reach_every_parameter(name: str) -> None:
+    head = make(name)
+    states, _ = batch(6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = head(states, torch.ones(6, dtype=torch.int64))
+    class_loss(output, torch.tensor([0, 1, 1, 0, 1, 1])).backward()  # type: ignore[no-untyped-call]
+    for key, parameter in head.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("pooling", ["average", "learned"])
+def test_class_skip_concatenates_the_last_state(pooling: str) -> None:
+    states, _ = batch(6)
+    head = make(f"cls-{pooling}-pooling-adapter-386-skip")
+    with torch.no_grad():
+        head.output.weight.zero_()
+        head.output.weight[:, 386 + 2] = 1.0
+    logits = head(states, torch.ones(6, dtype=torch.int64)).logits
+    torch.testing.assert_close(logits[:, 0], states[:, -1, 2] + head.output.bias[0])
+
+
+@pytest.mark.parametrize("name", CLS)
+def test_all_tokens_given_to_a_classification_head_are_refused(name: str) -> None:
+    head = build_head(name, layers=LAYERS, hidden=HIDDEN)
+    states, lengths = batch(4, 3)
+    with pytest.raises(InputError, match=r"7 tokens of 2 examples.*extract --tokens cls"):
+        head(states, lengths)
 
 
 # --- outputs ------------------------------------------------------------------------------------
@@ -291,6 +458,24 @@ def test_span_loss_is_the_mean_negative_log_probability() -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_losses_of_examples_have_the_mean_that_is_the_loss() -> None:
+    start, end = torch.randn(5, 7), torch.randn(5, 7)
+    output, at = SpanOutput(start.bfloat16(), end.bfloat16()), torch.tensor([0, 3, 6, 1, 2])
+    each = span_loss(output, at, at, reduction="none")
+    assert each.shape == (5,)
+    assert each.dtype == torch.float32
+    torch.testing.assert_close(each.mean(), span_loss(output, at, at))
+    one = SpanOutput(*(logits[3:4] for logits in output))
+    torch.testing.assert_close(each[3], span_loss(one, at[3:4], at[3:4]))
+
+
+def test_class_loss_is_the_negative_log_probability() -> None:
+    output = ClassOutput(torch.log(torch.tensor([[0.25, 0.75], [0.9, 0.1]])))
+    each = class_loss(output, torch.tensor([1, 1]), reduction="none")
+    torch.testing.assert_close(each, -torch.log(torch.tensor([0.75, 0.1])))
+    torch.testing.assert_close(class_loss(output, torch.tensor([1, 1])), each.mean())
+
+
 # --- registry -----------------------------------------------------------------------------------
 
 
@@ -298,3 +483,23 @@ def test_span_loss_is_the_mean_negative_log_probability() -> None:
 def test_impossible_dimensions_are_refused(layers: int, hidden: int) -> None:
     with pytest.raises(InputError, match="at least 1"):
         describe_heads(layers, hidden)
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def test_multiplications_are_those_of_the_matrix_products() -> None:
+    infos = {info.name: info for info in describe_heads(25, 1024)}
+    adapter = 25 * 1024 * 386 + 25 * 386 * 2
+    assert infos["adapter-386-shared"].multiplications == adapter
+    assert infos["adapter-386-independent"].multiplications == adapter
+    assert infos["learned-pooling"].multiplications == 25 * 1024 + 1024 * 2
+
+
+def test_a_head_is_costly_beside_one_encoder_and_not_beside_another() -> None:
+    def costly(layers: int, hidden: int) -> set[str]:
+        return {info.name for info in describe_heads(layers, hidden) if info.costly}
+
+    assert costly(25, 1024) == {f"learned-pooling-adapter-386-{x}ception" for x in ("in", "x")}
+    assert costly(25, 1024) | {"cnn-1xn", "cls-xception-full"} <= costly(7, 384)
+    assert encoder_multiplications(25, 1024) == 24 * 12 * 1024**2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import nn
 
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.models import registry
-from bertvision.models.registry import build_head, describe_heads
+from bertvision.models.outputs import class_loss, span_loss
+from bertvision.models.registry import build_head, describe_heads, kind_of
 
 LAYERS, HIDDEN = 5, 12
 
@@ -24,6 +27,20 @@ class OwnHead(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(layers), requires_grad=False)
         self.output = nn.Linear(hidden, 2)
         self.norm = nn.BatchNorm1d(hidden)
+
+
+class OwnClassifier(nn.Module):
+    """A classifier of one's own."""
+
+    kind = "classification"
+
+    def __init__(self, *, layers: int, hidden: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(layers * hidden, 2)
+
+
+class OfNoKind(OwnHead):
+    kind = "token"
 
 
 class NeedsMore(OwnHead):
@@ -76,9 +93,58 @@ def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.Monk
     point = EntryPoint("own-head", f"{own_module}:OwnHead", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([point]))
     assert isinstance(build_head("own-head", layers=3, hidden=8), OwnHead)
-    info = describe_heads(layers=3, hidden=8)[-1]
+    info = describe_heads(layers=3, hidden=16)[-1]
     assert info.name == "own-head"
     assert info.description == "A head of one's own."
-    assert info.trainable == (8 * 2 + 2) + 2 * 8
+    assert info.trainable == (16 * 2 + 2) + 2 * 16
     # frozen parameters and BatchNorm's running mean and variance, not its counter of batches
-    assert info.total == info.trainable + 3 + 2 * 8
+    assert info.total == info.trainable + 3 + 2 * 16
+    assert (info.kind, info.costly, info.source) == ("span", False, f"{own_module}:OwnHead")
+
+
+def test_plugin_says_its_kind_and_is_described_with_the_pooler_output(
+    own_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("own", f"{own_module}:OwnClassifier", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([point]))
+    info = describe_heads(layers=3, hidden=9)[-1]
+    assert (info.name, info.kind, info.costly) == ("own", "classification", False)
+    assert info.total == (3 + 1) * 9 * 2 + 2
+    assert [i.name for i in describe_heads(3, 9, "span")] == [
+        name for name, spec in registry.HEADS.items() if spec.kind == "span"
+    ]
+
+
+def test_own_head_without_attributes_is_a_span_head() -> None:
+    assert kind_of(OwnHead(layers=3, hidden=8)) == "span"
+    with pytest.raises(InputError, match=r"OfNoKind.kind is 'token'.*span or classification"):
+        kind_of(OfNoKind(layers=3, hidden=8))
+
+
+def test_own_heads_of_the_heads_page_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's module, by dotted path: a head of each kind fits a few examples."""
+    page = Path(__file__).parents[1] / "docs" / "heads.md"
+    source = re.search(r"```python\n(# my_heads\.py\n.*?)```", page.read_text(), re.DOTALL)
+    assert source is not None
+    (tmp_path / "my_heads.py").write_text(source[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_heads", raising=False)
+    torch.manual_seed(0)
+    states, lengths = torch.randn(12, 3, 32), torch.tensor([5, 4, 3])
+    at = torch.tensor([2, 0, 1])
+    for name, kind in (("LastLayer", "span"), ("TwoStates", "classification")):
+        head = build_head(f"my_heads:{name}", layers=3, hidden=32)
+        assert kind_of(head) == kind
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+        losses = []
+        for _ in range(60):
+            if kind == "span":
+                loss = span_loss(head(states, lengths), at, at)
+            else:
+                ones = torch.ones(3, dtype=torch.int64)
+                loss = class_loss(head(states[:3], ones), torch.tensor([1, 0, 1]))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.1 * losses[0]

@@ -1,0 +1,83 @@
+"""Classification heads: two logits per example from the states of its [CLS] token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from bertvision.errors import InputError
+from bertvision.models.heads import Head
+from bertvision.models.outputs import ClassOutput
+from bertvision.models.pooling import Pooling, make_pooling
+from bertvision.models.reduction import Reduction
+
+
+class ClassificationHead(Head):
+    """Base of the classification heads: one token per example, whose features are scored.
+
+    ``layers`` counts all states of [CLS] that are stored: those of the layers, and last the pooler
+    output where the encoder has one (26 for BERT-large).
+    """
+
+    kind = "classification"
+
+    def forward(self, hidden_states: Tensor, lengths: Tensor) -> ClassOutput:
+        """Logits of every example.
+
+        Args:
+            hidden_states: (batch, states, hidden), the [CLS] states of all examples.
+            lengths: (batch,) int64, all 1.
+
+        Returns:
+            Logits (batch, 2): not answerable, answerable.
+
+        Raises:
+            InputError: there is more than one token per example, or the shapes do not fit this
+                head.
+        """
+        if len(lengths) != len(hidden_states):
+            raise InputError(
+                f"{len(hidden_states)} tokens of {len(lengths)} examples given to a classification "
+                "head, which reads the [CLS] token alone: extract it with `bertvision extract "
+                "--tokens cls`"
+            )
+        self.check(hidden_states)
+        return ClassOutput(self.logits(self.features(hidden_states, lengths)))
+
+
+class PoolingClassHead(ClassificationHead):
+    """Pool the states, then the output layer.
+
+    Args:
+        layers: number of states of [CLS].
+        hidden: width of the states.
+        pooling: how the states become one.
+    """
+
+    def __init__(self, *, layers: int, hidden: int, pooling: Pooling) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=hidden)
+        self.pooling = make_pooling(pooling, layers, hidden)
+
+    def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
+        """The pooled state: (batch, hidden)."""
+        return [self.pooling(hidden_states)]
+
+
+class PooledAdapterClassHead(ClassificationHead):
+    """Pool the states, compress the result, concatenate the last state, then the output layer.
+
+    Args:
+        layers: number of states of [CLS].
+        hidden: width of the states.
+        pooling: how the states become one.
+        size: width of the compressed state.
+    """
+
+    def __init__(self, *, layers: int, hidden: int, pooling: Pooling, size: int) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=size + hidden)
+        self.pooled = Reduction(layers, hidden, pooling, size)
+
+    def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
+        """The compressed pooled state (batch, size) and the last state (batch, hidden)."""
+        return [self.pooled(hidden_states).flatten(1), hidden_states[:, -1]]
