@@ -6,7 +6,7 @@ groups they hold almost none, and the order is still random at the scale of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -29,10 +29,17 @@ class Batch(NamedTuple):
     """int64 (batch, seq)"""
     attention_mask: Tensor
     """int64 (batch, seq): 1 for real tokens."""
-    start_positions: Tensor
-    """int64 (batch,)"""
-    end_positions: Tensor
-    """int64 (batch,)"""
+    labels: dict[str, Tensor]
+    """int64 (batch,) by name: what the task learns."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What BERT reads, as its keyword arguments."""
+        return {
+            "input_ids": self.input_ids,
+            "token_type_ids": self.token_type_ids,
+            "attention_mask": self.attention_mask,
+        }
 
 
 class Step(NamedTuple):
@@ -72,7 +79,13 @@ def plan_batches(
     return [batches[i] for i in random.permutation(len(batches))]
 
 
-def collate(windows: Windows, first_token: Int64Array, rows: Int64Array, pad_id: int) -> Batch:
+def collate(
+    windows: Windows,
+    first_token: Int64Array,
+    rows: Int64Array,
+    pad_id: int,
+    labels: Mapping[str, npt.NDArray[np.integer]] | None = None,
+) -> Batch:
     """Pad the windows ``rows`` to the longest of them.
 
     Args:
@@ -80,6 +93,7 @@ def collate(windows: Windows, first_token: Int64Array, rows: Int64Array, pad_id:
         first_token: (windows,) ``windows.first_token``, computed once by the caller.
         rows: (batch,) the windows to take.
         pad_id: vocabulary index of the padding token.
+        labels: (windows,) by name, of all windows; none where nothing is learned.
     """
     lengths = windows.n_tokens[rows]
     shape = (len(rows), int(lengths.max()))
@@ -94,8 +108,7 @@ def collate(windows: Windows, first_token: Int64Array, rows: Int64Array, pad_id:
         torch.from_numpy(input_ids),
         torch.from_numpy(token_type_ids),
         torch.from_numpy(mask.astype(np.int64)),
-        torch.from_numpy(windows.start_positions[rows].astype(np.int64)),
-        torch.from_numpy(windows.end_positions[rows].astype(np.int64)),
+        {name: torch.from_numpy(of[rows].astype(np.int64)) for name, of in (labels or {}).items()},
     )
 
 
@@ -110,6 +123,7 @@ class StepLoader:
     def __init__(
         self,
         windows: Windows,
+        labels: Mapping[str, npt.NDArray[np.integer]],
         *,
         batch_size: int,
         accumulate: int,
@@ -117,8 +131,9 @@ class StepLoader:
         seed: int,
         pad_id: int,
     ) -> None:
-        """Prepare ``steps`` optimiser steps over ``windows``; nothing is read yet."""
+        """Prepare ``steps`` optimiser steps over ``windows`` with ``labels``, (windows,) each."""
         self.windows = windows
+        self.labels = labels
         self.batch_size = batch_size
         self.accumulate = accumulate
         self.steps = steps
@@ -137,7 +152,10 @@ class StepLoader:
             plan = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=epoch)
             while step < self.steps_per_epoch and self._next < self.steps:
                 rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
-                batches = [collate(self.windows, self._first_token, r, self.pad_id) for r in rows]
+                batches = [
+                    collate(self.windows, self._first_token, r, self.pad_id, self.labels)
+                    for r in rows
+                ]
                 number = self._next
                 self._next += 1
                 step += 1

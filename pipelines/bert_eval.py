@@ -13,31 +13,30 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from transformers import BertForQuestionAnswering
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.durable import write_durably
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.files import write_json
+from bertvision.pipelines.loading import Bert
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.scoring import SplitLogits, score
 from bertvision.pipelines.selection import windows_of
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot, read_snapshot_info
+from bertvision.pipelines.tasks.registry import Predicted, Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace
 
 Float32Array = npt.NDArray[np.float32]
 
 
-class SpanLogits(NamedTuple):
-    """Start and end logits of all windows of a split, ragged like `Windows`."""
+class BertLogits(NamedTuple):
+    """BERT's logits on all windows of a split, in the order of the data."""
 
-    start_logits: Float32Array
-    """(tokens,)"""
-    end_logits: Float32Array
-    """(tokens,)"""
+    logits: dict[str, Float32Array]
+    """By name as `Task.logits` gives them: ``start_logits`` and ``end_logits`` (tokens,), ragged
+    like `Windows`; or ``logits`` (windows, 2) of classes."""
     n_tokens: npt.NDArray[np.int32]
     """(windows,)"""
     question_index: npt.NDArray[np.int32]
@@ -51,8 +50,8 @@ def evaluate_bert(
 ) -> dict[str, Any] | None:
     """Run a snapshot over splits, keep its logits, and score it on dev.
 
-    Splits that were run before are not run again. The no-answer threshold is tuned on ``tune``,
-    which no training saw, never on dev.
+    Splits that were run before are not run again. The no-answer threshold of spans is tuned on
+    ``tune``, which no training saw, never on dev.
 
     Args:
         workspace: where the snapshot is.
@@ -60,9 +59,9 @@ def evaluate_bert(
         splits: where to run it; those the workspace does not have are left out.
 
     Returns:
-        The contents of ``bert/<tag>/metrics.json``: for each rule (``n-best`` with the tuned
-        threshold, ``n-best, threshold 0``, ``argmax``) the threshold and the metrics on dev, and
-        the seconds spent. None where ``dev`` is not among ``splits``.
+        The contents of ``bert/<tag>/metrics.json``: for each rule of the task (see `Scores`) the
+        threshold and the metrics on dev, and the seconds spent. None where ``dev`` is not among
+        ``splits``.
 
     Raises:
         StoreNotFoundError: there is no such snapshot.
@@ -78,31 +77,40 @@ def evaluate_bert(
         if logits_there and metrics["weights_sha256"] == info.weights_sha256:
             return metrics
     folder.mkdir(parents=True, exist_ok=True)
-    snapshot = load_snapshot(workspace.snapshot_dir(tag))
+    snapshot, task = load_snapshot(workspace.snapshot_dir(tag)), load_task(info.task.name)
     for split in splits:
         path = folder / f"{split}.safetensors"
         if not _is_of(path, info.weights_sha256):
             windows = workspace.windows(split, snapshot.tokenizer)
-            logits = _run(workspace, snapshot, windows, f"BERT {tag} {split}")
+            logits = predict_logits(
+                snapshot.model,
+                task,
+                windows,
+                pad_id=snapshot.tokenizer.pad_token_id or 0,
+                precision=resolve_precision(workspace.config.finetune.precision),
+                desc=f"BERT {tag} {split}",
+            )
             _save(path, logits, snapshot)
     if "dev" not in splits:
         return None
-    return _score(workspace, snapshot, SnapshotTag(tag))
+    return _score(workspace, snapshot, task, SnapshotTag(tag))
 
 
 def predict_logits(
-    model: BertForQuestionAnswering,
+    model: Bert,
+    task: Task,
     windows: Windows,
     *,
     pad_id: int,
     precision: Precision,
     desc: str,
     tokens_per_batch: int | None = None,
-) -> SpanLogits:
+) -> BertLogits:
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
 
     Args:
-        model: BERT with its span outputs; it is moved to this machine's accelerator.
+        model: BERT with the output layer of ``task``; it is moved to this machine's accelerator.
+        task: what it was fine-tuned for.
         windows: what to run it over.
         pad_id: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
@@ -113,8 +121,8 @@ def predict_logits(
     budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
     model.to(where).eval()  # type: ignore[arg-type]
     first_token = windows.first_token
-    start = np.empty(len(windows.input_ids), np.float32)
-    end = np.empty_like(start)
+    count = len(windows.input_ids) if task.per_token else len(windows)
+    logits: dict[str, Float32Array] = {}
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
     began = time.monotonic()
     done = 0
@@ -124,24 +132,24 @@ def predict_logits(
             rows = order[done : done + size]
             batch = collate(windows, first_token, rows, pad_id)
             with autocast(precision, where):
-                output = model(
-                    input_ids=batch.input_ids.to(where),
-                    token_type_ids=batch.token_type_ids.to(where),
-                    attention_mask=batch.attention_mask.to(where),
-                )
-            real = batch.attention_mask.numpy().astype(bool)
-            tokens = np.concatenate(
-                [np.arange(first_token[r], first_token[r] + windows.n_tokens[r]) for r in rows]
-            )
-            start[tokens] = output.start_logits.float().cpu().numpy()[real]
-            end[tokens] = output.end_logits.float().cpu().numpy()[real]
+                output = model(**{name: ids.to(where) for name, ids in batch.inputs.items()})
+            target = rows
+            if task.per_token:
+                real = batch.attention_mask.numpy().astype(bool)
+                spans = zip(first_token[rows], windows.n_tokens[rows], strict=True)
+                target = np.concatenate([np.arange(first, first + n) for first, n in spans])
+            for name, tensor in task.logits(output).items():
+                values = tensor.float().cpu().numpy()
+                values = values[real] if task.per_token else values
+                held = logits.setdefault(name, np.empty((count, *values.shape[1:]), np.float32))
+                held[target] = values
             done += len(rows)
             bar.update(len(rows))
     seconds = time.monotonic() - began
-    return SpanLogits(start, end, windows.n_tokens, windows.question_index, seconds)
+    return BertLogits(logits, windows.n_tokens, windows.question_index, seconds)
 
 
-def read_logits(path: Path) -> SpanLogits:
+def read_logits(path: Path) -> BertLogits:
     """Read the logits of one split, ``bert/<tag>/<split>.safetensors``.
 
     Raises:
@@ -150,12 +158,12 @@ def read_logits(path: Path) -> SpanLogits:
     try:
         with safe_open(path, framework="numpy") as file:
             seconds = float(file.metadata()["seconds"])
-            return SpanLogits(
-                file.get_tensor("start_logits"),
-                file.get_tensor("end_logits"),
-                file.get_tensor("n_tokens"),
-                file.get_tensor("question_index"),
-                seconds,
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return BertLogits(
+                n_tokens=arrays.pop("n_tokens"),
+                question_index=arrays.pop("question_index"),
+                logits=arrays,
+                seconds=seconds,
             )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise WorkspaceError(
@@ -164,23 +172,14 @@ def read_logits(path: Path) -> SpanLogits:
         ) from error
 
 
-def _run(workspace: Workspace, snapshot: Snapshot, windows: Windows, desc: str) -> SpanLogits:
-    return predict_logits(
-        snapshot.model,
-        windows,
-        pad_id=snapshot.tokenizer.pad_token_id or 0,
-        precision=resolve_precision(workspace.config.finetune.precision),
-        desc=desc,
-    )
-
-
-def _save(path: Path, logits: SpanLogits, snapshot: Snapshot) -> None:
+def _save(path: Path, predicted: BertLogits, snapshot: Snapshot) -> None:
     metadata = {
         "snapshot": snapshot.info.tag,
         "weights_sha256": snapshot.info.weights_sha256,
-        "seconds": f"{logits.seconds:.3f}",
+        "seconds": f"{predicted.seconds:.3f}",
     }
-    arrays = {k: v for k, v in logits._asdict().items() if k != "seconds"}
+    beside = {"n_tokens": predicted.n_tokens, "question_index": predicted.question_index}
+    arrays = {**predicted.logits, **beside}
     write_durably(path, lambda target: save_file(arrays, target, metadata))
 
 
@@ -192,28 +191,22 @@ def _is_of(path: Path, weights_sha256: str) -> bool:
         return False
 
 
-def _score(workspace: Workspace, snapshot: Snapshot, tag: SnapshotTag) -> dict[str, Any]:
+def _score(
+    workspace: Workspace, snapshot: Snapshot, task: Task, tag: SnapshotTag
+) -> dict[str, Any]:
     """Tune on ``tune``, score on ``dev``, write predictions and metrics."""
     folder = workspace.bert_dir(tag)
     seconds: dict[str, float] = {}
 
-    def logits_of(split: str) -> SplitLogits:
+    def predicted(split: str) -> Predicted:
         questions = workspace.questions(split)
         windows = windows_of(questions, snapshot.tokenizer, workspace.config.task)
-        logits = read_logits(folder / f"{split}.safetensors")
-        seconds[split] = logits.seconds
-        return SplitLogits(
-            logits.start_logits,
-            logits.end_logits,
-            logits.n_tokens,
-            windows.offset_mapping,
-            logits.question_index,
-            questions,
-        )
+        held = read_logits(folder / f"{split}.safetensors")
+        seconds[split] = held.seconds
+        return Predicted(held.logits, windows, questions)
 
-    abstains = workspace.config.task.name == "squad_v2"
-    tune = logits_of("tune") if abstains and "tune" in workspace.splits() else None
-    scores = score(logits_of("dev"), tune, abstains=abstains)
+    tune = predicted("tune") if task.tunes and "tune" in workspace.splits() else None
+    scores = task.score(predicted("dev"), tune)
     write_json(folder / "predictions.json", scores.predictions)
     metrics = {
         "snapshot": str(tag),

@@ -23,6 +23,7 @@ from pydantic import (
 
 from bertvision.errors import InputError
 from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.tasks.registry import check_task
 
 _S = TypeVar("_S", bound=BaseModel)
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
@@ -64,8 +65,9 @@ class ModelConfig(_Settings):
 class TaskConfig(_Settings):
     """The task, and how questions become windows."""
 
-    name: Literal["squad_v2", "squad_v1"] = "squad_v2"
-    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing."""
+    name: Annotated[str, AfterValidator(check_task)] = "squad_v2"
+    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing; ``answerable`` only tells
+    whether there is an answer."""
     max_length: int = Field(386, ge=16)
     """Longest window in tokens, with [CLS] and both [SEP]."""
     max_question_length: int = Field(64, ge=1)

@@ -1,4 +1,4 @@
-"""Fine-tuning BERT on a span task, with snapshots at fractions of an epoch.
+"""Fine-tuning BERT on a task, with snapshots at fractions of an epoch.
 
 Snapshots are a pure function of the workspace's settings: the order of batches depends on (seed,
 epoch), dropout on (seed, step, batch), and a resumed run continues at an optimiser step. On one CPU
@@ -15,18 +15,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from transformers import BertForQuestionAnswering
+from torch import nn
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.batching import Batch, Step, StepLoader, steps_per_epoch
+from bertvision.pipelines.batching import Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.bert_eval import evaluate_bert
 from bertvision.pipelines.config import FinetuneConfig
 from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.loading import (
+    Bert,
     find_checkpoint,
     load_bert,
     load_tokenizer,
@@ -37,6 +36,7 @@ from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.resume import ResumeFile
 from bertvision.pipelines.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.status import status
+from bertvision.pipelines.tasks.registry import Task, load_task
 from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         )
     tokenizer = load_tokenizer(checkpoint.folder)
     torch.manual_seed(settings.seed)  # the new output layer
-    model = load_bert(checkpoint.folder)
+    task = load_task(config.task.name)
+    model = load_bert(checkpoint.folder, task.model_class, **task.model_options)
     windows = workspace.windows("train", tokenizer)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
@@ -110,6 +111,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         return 0
     loader = StepLoader(
         windows,
+        task.labels(windows),
         batch_size=settings.batch_size,
         accumulate=settings.accumulate,
         steps=max(missing),
@@ -119,9 +121,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     folder = workspace.root / "finetune"
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
-    module = FinetuneModule(
-        model, settings, total_steps=round(settings.epochs * per_epoch), digest=config.digest()
-    )
+    total_steps = round(settings.epochs * per_epoch)
+    module = FinetuneModule(model, task, settings, total_steps=total_steps, digest=config.digest())
     training_log = TrainingLog(folder / "log.csv", max(missing), "fine-tuning", ["loss", "lr"])
     with quiet_lightning(), resume_file.guard():
         trainer(
@@ -136,7 +137,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
 
 
 class FinetuneModule(pl.LightningModule):
-    """BERT with span outputs, its loss and its optimiser.
+    """BERT with a task's output layer, the task's loss, and the optimiser.
 
     Optimisation is manual, because a step's batches come together (`Step`): each is weighted by its
     windows, so that accumulation is the gradient of one larger batch also where the last is short.
@@ -144,16 +145,18 @@ class FinetuneModule(pl.LightningModule):
 
     def __init__(
         self,
-        model: BertForQuestionAnswering,
+        model: Bert,
+        task: Task,
         settings: FinetuneConfig,
         *,
         total_steps: int,
         digest: str,
     ) -> None:
-        """Wrap ``model``; ``digest`` of the workspace's settings guards the resume file."""
+        """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
         super().__init__()
         self.automatic_optimization = False
         self.model = model.train()
+        self.task = task
         self.settings = settings
         self.precision = resolve_precision(settings.precision)
         self.total_steps = total_steps
@@ -179,7 +182,7 @@ class FinetuneModule(pl.LightningModule):
         optimizer.zero_grad()
         for i, batch in enumerate(step.batches):
             torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
-            loss = span_loss(self.model, batch) / windows
+            loss = self.task.loss(self.model(**batch.inputs), batch) / windows
             with autocast("32", self.device):
                 self.manual_backward(loss)
             total += loss.detach()
@@ -203,26 +206,6 @@ class FinetuneModule(pl.LightningModule):
             )
 
 
-def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Tensor:
-    """Cross-entropy of start and end position, averaged over both, summed over the windows.
-
-    Padding takes no part in the softmax, so a window's loss does not depend on its batch.
-    """
-    output = model(
-        input_ids=batch.input_ids,
-        token_type_ids=batch.token_type_ids,
-        attention_mask=batch.attention_mask,
-    )
-    padding = batch.attention_mask == 0
-    lowest = torch.finfo(torch.float32).min
-    start = output.start_logits.float().masked_fill(padding, lowest)  # (batch, seq)
-    end = output.end_logits.float().masked_fill(padding, lowest)
-    return (
-        functional.cross_entropy(start, batch.start_positions, reduction="sum")
-        + functional.cross_entropy(end, batch.end_positions, reduction="sum")
-    ) / 2
-
-
 def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> float:
     """The rate of the step after ``step`` steps: linear warm-up, then constant or linear to 0."""
     warmup = round(settings.warmup * total_steps)
@@ -243,7 +226,7 @@ class _Snapshots(pl.Callback):
     def __init__(
         self,
         workspace: Workspace,
-        model: BertForQuestionAnswering,
+        model: Bert,
         tokenizer: Any,
         per_epoch: int,
         clock: Clock,

@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForQuestionAnswering
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
 from transformers.utils import logging as transformers_logging
 
 from bertvision.errors import InputError
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.files import sha256_of_files
 
+Bert = BertForQuestionAnswering | BertForSequenceClassification
+"""BERT with the output layer of a task."""
 _FILES = [
     "config.json",
     "model.safetensors",
@@ -87,18 +94,28 @@ def weights_digest(folder: Path) -> str:
     return sha256_of_files(weight_files(folder))
 
 
-def load_bert(folder: Path) -> BertForQuestionAnswering:
-    """Load BERT with its two span outputs in float32, in evaluation mode.
+def load_bert(
+    folder: Path,
+    model_class: type[Bert] = BertForQuestionAnswering,
+    **options: Any,
+) -> Bert:
+    """Load BERT with a task's output layer in float32, in evaluation mode.
 
-    A checkpoint without an output layer gets a new one from torch's global generator: seed it.
+    Layers that the checkpoint lacks are made new from torch's global generator: seed it.
+
+    Args:
+        folder: of the checkpoint.
+        model_class: BERT with an output layer, of transformers.
+        **options: settings of its configuration beside the checkpoint's own.
 
     Raises:
         InputError: the weights are damaged or do not fit the configuration.
     """
     with quiet_transformers():
         try:
-            model = BertForQuestionAnswering.from_pretrained(
+            model: Bert = model_class.from_pretrained(
                 folder,
+                **options,
                 dtype=torch.float32,
                 use_safetensors=True,
                 local_files_only=True,
@@ -111,7 +128,7 @@ def load_bert(folder: Path) -> BertForQuestionAnswering:
             if type(error).__name__ != "SafetensorError":
                 raise
             raise InputError(f"the weights in {folder} are damaged: {error}") from error
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     return model
 
 

@@ -21,6 +21,7 @@ from bertvision.pipelines.config import (
 from bertvision.pipelines.loading import find_checkpoint, weights_digest
 from bertvision.pipelines.selection import select_questions, source_split
 from bertvision.pipelines.snapshots import library_versions
+from bertvision.pipelines.tasks.registry import TASKS, load_task
 from bertvision.pipelines.tasks.squad import SquadData, load_squad
 from bertvision.pipelines.workspace import FILE, Workspace
 
@@ -39,7 +40,8 @@ class FinetuneOptions:
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     task: str | None = None
-    """Data set on the hub (``squad_v2``), for ``train`` and ``dev`` where these are not given."""
+    """Data set on the hub (``squad_v2``), for ``train`` and ``dev`` where these are not given; or
+    ``answerable``, a task of its own on the data of ``squad_v2`` or of these."""
     train: str | None = None
     """SQuAD file, or data set on the hub."""
     dev: str | None = None
@@ -65,11 +67,21 @@ class FinetuneOptions:
 
     def source(self, split: str) -> str | None:
         """Where a split of the source comes from: an absolute path, or a hub name."""
-        source: str | None = getattr(self, split) or self.task
+        source: str | None = getattr(self, split) or self._hub
         if source is None:
             return None
         path = Path(source).expanduser()
         return str(path.resolve()) if path.exists() else source
+
+    @property
+    def own_task(self) -> str | None:
+        """The task that ``task`` names, where it does not name a data set."""
+        entry = TASKS.get(self.task or "")
+        return self.task if entry is not None and entry.hub is not None else None
+
+    @property
+    def _hub(self) -> str | None:
+        return TASKS[self.own_task].hub if self.own_task else self.task
 
     def given(self, section: type[BaseModel]) -> dict[str, Any]:
         """The options that were given, of those that ``section`` has under the same name."""
@@ -119,6 +131,11 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             "--train train-v2.0.json --dev dev-v2.0.json, or --task squad_v2 from the hub"
         )
     task = validated(TaskConfig, options.given(TaskConfig))
+    if options.own_task and task.answerable_only:
+        raise InputError(
+            f"--task {options.own_task} learns from unanswerable questions: leave "
+            "--answerable-only out"
+        )
     finetune = validated(FinetuneConfig, options.given(FinetuneConfig))
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
     checkpoint = find_checkpoint(str(options.model), options.revision)
@@ -140,9 +157,14 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
                 split,
                 data.skipped[0],
             )
-    impossible = any(question.is_impossible for question in sources_read["train"].questions)
-    if task.answerable_only or not impossible:
-        task = task.model_copy(update={"name": "squad_v1"})
+    train = sources_read["train"].questions
+    if options.own_task:
+        name = options.own_task
+    else:
+        impossible = any(question.is_impossible for question in train)
+        name = "squad_v1" if task.answerable_only or not impossible else "squad_v2"
+    load_task(name).check_data(train, str(sources["train"]))
+    task = task.model_copy(update={"name": name})
     return WorkspaceConfig(
         model=ModelConfig(
             name_or_path=checkpoint.name_or_path,
@@ -187,8 +209,13 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
         local = Path(options.model).expanduser()
         name = str(local.resolve()) if local.is_dir() else options.model
         asked["model"] = (name, config.model.name_or_path)
+    held_task = config.task.name
+    if options.task is not None and (options.own_task or TASKS[held_task].hub):
+        asked["task"] = (options.task, held_task)
     for split in ("train", "dev"):
-        if (source := options.source(split)) is not None:
+        # a task of its own says nothing about the data of a workspace that is there
+        named = getattr(options, split) is not None or not options.own_task
+        if named and (source := options.source(split)) is not None:
             asked[split] = (source, config.data[split].source)
     for section in (config.task, config.finetune):
         wanted = validated(type(section), options.given(type(section)))

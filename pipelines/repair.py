@@ -10,6 +10,7 @@ from bertvision.featurestore.ledger import Ledger
 from bertvision.featurestore.place import place_of
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extract import extract
+from bertvision.pipelines.selection import parse_stored_split
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -71,6 +72,7 @@ def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[in
         workspace,
         record.tag,
         splits=[record.split],
+        tokens=parse_stored_split(record.split)[1],
         encoding=record.encoding,
         compression=record.compression,
         layers=record.layers,

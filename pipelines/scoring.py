@@ -1,8 +1,8 @@
-"""From the logits of a split's windows to EM/F1: one way for BERT and for heads."""
+"""From the logits of a split's windows to scores: one way for BERT and for heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,8 +14,12 @@ from bertvision.pipelines.tasks.decoding import (
     decode,
     tune_threshold,
 )
+from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.squad import Question
 from bertvision.pipelines.tasks.squad_metrics import squad_metrics
+
+HEADLINE: dict[str, str] = {name: task.headline for name, task in TASKS.items()}
+"""By task, the metric that stands for a system where there is room for one number."""
 
 
 class SplitLogits(NamedTuple):
@@ -54,15 +58,83 @@ class Scores(NamedTuple):
     """The scores of one system on one split.
 
     Attributes:
-        rules: by decoding rule (``n-best`` with the tuned threshold, ``n-best, threshold 0``,
-            ``argmax``), the threshold used and the official metrics.
-        predictions: the answers of ``n-best``, by question id: the official predictions file.
-        na_scores: how much better no answer scores than the best span, by question id.
+        rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
+            0`` and ``argmax``; of classes ``argmax``), the threshold used and the metrics.
+        predictions: by question id, the answers of ``n-best``, which is the official predictions
+            file, or of classes whether the question is answerable.
+        na_scores: by question id, how much better no answer scores than the best span, or than
+            answerable.
     """
 
     rules: dict[str, dict[str, Any]]
-    predictions: dict[str, str]
+    predictions: dict[str, str] | dict[str, bool]
     na_scores: dict[str, float]
+
+
+class ClassLogits(NamedTuple):
+    """Class logits of a split's windows: 0 holds no answer, 1 holds the answer.
+
+    Attributes:
+        logits: (windows, 2) float32.
+        question_index: (windows,) row in ``questions``.
+        questions: of the split.
+    """
+
+    logits: npt.NDArray[np.float32]
+    question_index: npt.NDArray[np.int32]
+    questions: Sequence[Question]
+
+    def score(self) -> Scores:
+        """A question is answerable where any of its windows is (logit difference above 0)."""
+        gain = np.full(len(self.questions), -np.inf, np.float32)
+        np.maximum.at(gain, self.question_index, self.logits[:, 1] - self.logits[:, 0])
+        gold = np.array([not question.is_impossible for question in self.questions])
+        ids = [question.id for question in self.questions]
+        metrics = binary_metrics(gain > 0, gold)
+        return Scores(
+            {"argmax": {"threshold": None, "metrics": metrics}},
+            dict(zip(ids, (gain > 0).tolist(), strict=True)),
+            dict(zip(ids, (-gain).tolist(), strict=True)),
+        )
+
+
+def binary_metrics(predicted: npt.NDArray[np.bool_], gold: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """How well a yes or no is told, in per cent.
+
+    Args:
+        predicted: (questions,)
+        gold: (questions,)
+
+    Returns:
+        ``accuracy``; ``f1``, ``precision`` and ``recall`` of yes, 0 where they are undefined;
+        ``majority``, the accuracy of always saying what is right more often; and ``total``, the
+        number of questions.
+    """
+    right = int((predicted & gold).sum())
+    said, true = int(predicted.sum()), int(gold.sum())
+    total = len(gold)
+
+    def percent(part: int, whole: int) -> float:
+        return 100.0 * part / whole if whole else 0.0
+
+    return {
+        "accuracy": percent(int((predicted == gold).sum()), total),
+        "f1": percent(2 * right, said + true),
+        "precision": percent(right, said),
+        "recall": percent(right, true),
+        "majority": percent(max(true, total - true), total),
+        "total": total,
+    }
+
+
+def headline(rules: Mapping[str, Mapping[str, Any]]) -> Mapping[str, float]:
+    """The metrics that stand for a system: of ``n-best`` where it is there, else of ``argmax``.
+
+    Args:
+        rules: of its ``metrics.json``.
+    """
+    metrics: Mapping[str, float] = rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
+    return metrics
 
 
 def score(dev: SplitLogits, tune: SplitLogits | None, *, abstains: bool) -> Scores:

@@ -1,4 +1,4 @@
-"""Which questions of a source make a split of the workspace, and the windows made from them."""
+"""Splits of a workspace: their questions, windows, and the names they are stored under."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertvision.pipelines.config import FinetuneConfig, TaskConfig
+from bertvision.pipelines.tasks.registry import Tokens
 
 if TYPE_CHECKING:
     from bertvision.pipelines.tasks.squad import Question
@@ -29,6 +30,17 @@ def windows_of(questions: list[Question], tokenizer: Any, task: TaskConfig) -> W
 def source_split(split: str) -> str:
     """The split of the source from which a split of the workspace is taken."""
     return "train" if split == "tune" else split
+
+
+def stored_split(split: str, tokens: Tokens) -> str:
+    """The name of a stored split: ``train`` holds all tokens, ``train-cls`` the [CLS] alone."""
+    return f"{split}-cls" if tokens == "cls" else split
+
+
+def parse_stored_split(name: str) -> tuple[str, Tokens]:
+    """The split of the workspace, and which tokens of it are stored: ``stored_split`` undone."""
+    split = name.removesuffix("-cls")
+    return split, "all" if split == name else "cls"
 
 
 def select_questions(

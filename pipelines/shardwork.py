@@ -79,14 +79,15 @@ class ShardWork:
         plan = self._writer.plan
         members = plan.examples_of(shard)
         rows = plan.example_id[members.start : members.stop]
-        lengths = plan.n_tokens[members.start : members.stop]
+        lengths = self._windows.n_tokens[rows]
         first, nonfinite = 0, 0
         for batch in self._encoder.batches(lengths):
             hidden_states = self._encoder(self._windows, rows[batch])
             try:
                 encoded = self._encode(hidden_states)
             except NonFiniteError:
-                self._name_window(shard, hidden_states, rows[batch], lengths[batch])
+                kept = self._encoder.kept(lengths[batch])
+                self._name_window(shard, hidden_states, rows[batch], kept)
                 raise
             memory.put(first, encoded)
             first += len(hidden_states)
@@ -102,12 +103,12 @@ class ShardWork:
         shard: int,
         hidden_states: Tensor,
         rows: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int32],
+        kept_tokens: npt.NDArray[np.integer],
     ) -> None:
         """Raise the error of the first window that cannot be encoded, with its name."""
         layers = self._writer.split.record.layers
         kept = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
-        parts = hidden_states.split(lengths.tolist())
+        parts = hidden_states.split(kept_tokens.tolist())
         for row, part in zip(rows, parts, strict=True):
             try:
                 self._encode(part)

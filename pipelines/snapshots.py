@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
-from transformers import BertForQuestionAnswering
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
@@ -30,6 +29,7 @@ from bertvision.pipelines.config import (
 )
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.loading import (
+    Bert,
     load_bert,
     load_tokenizer,
     quiet_transformers,
@@ -37,6 +37,7 @@ from bertvision.pipelines.loading import (
     weight_files,
     weights_digest,
 )
+from bertvision.pipelines.tasks.registry import load_task
 
 MARKER = "snapshot.json"
 
@@ -70,8 +71,8 @@ class SnapshotInfo(BaseModel):
 class Snapshot(NamedTuple):
     """A snapshot in memory."""
 
-    model: BertForQuestionAnswering
-    """float32, in evaluation mode, on the CPU."""
+    model: Bert
+    """With the output layer of its task, float32, in evaluation mode, on the CPU."""
     tokenizer: Any
     """The fast tokenizer it was fine-tuned with."""
     info: SnapshotInfo
@@ -86,7 +87,7 @@ def library_versions() -> dict[str, str]:
 
 def save_snapshot(
     folder: Path,
-    model: BertForQuestionAnswering,
+    model: Bert,
     tokenizer: Any,
     config: WorkspaceConfig,
     *,
@@ -99,7 +100,7 @@ def save_snapshot(
 
     Args:
         folder: where; an unfinished folder there is replaced.
-        model: BERT with its span outputs.
+        model: BERT with the output layer of its task.
         tokenizer: its fast tokenizer.
         config: the workspace's settings, recorded as provenance.
         tag: the snapshot's name.
@@ -170,7 +171,9 @@ def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
         _expect(folder, "model configuration", _config_digest(folder), info.config_sha256)
         tokenizer = load_tokenizer(folder)
         _expect(folder, "tokenizer", tokenizer_digest(tokenizer), info.tokenizer_sha256)
-        return Snapshot(load_bert(folder), tokenizer, info)
+        task = load_task(info.task.name)
+        model = load_bert(folder, task.model_class, **task.model_options)
+        return Snapshot(model, tokenizer, info)
     except (InputError, OSError, ValueError) as error:
         raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
 
@@ -191,11 +194,15 @@ def _config_digest(folder: Path) -> str:
 
 
 def count_encoder_parameters(folder: Path) -> int:
-    """Parameters of a snapshot's encoder, without its span outputs, from the weights' header."""
+    """Parameters of a snapshot's encoder, without the task's output layer.
+
+    They are counted from the weights' header. Of a span task there is no pooler among them.
+    """
+    output_layer = load_task(read_snapshot_info(folder).task.name).output_layer
     total = 0
     for path in weight_files(folder):
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118  (a safe_open file is no mapping)
-                if not name.startswith("qa_outputs."):
+                if not name.startswith(f"{output_layer}."):
                     total += prod(file.get_slice(name).get_shape())
     return total

@@ -8,6 +8,9 @@ from typing import Any
 
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.scoring import headline
+from bertvision.pipelines.selection import parse_stored_split, stored_split
+from bertvision.pipelines.tasks.registry import TASKS, Tokens
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -16,7 +19,8 @@ def status(workspace: Workspace) -> dict[str, Any]:
 
     Returns:
         ``workspace``, ``model``, ``task``, ``questions`` by split, ``snapshots`` (tag, whether it
-        is made, BERT's EM and F1 on dev), by tag the splits ``stored`` whole and those whose
+        is made, BERT's scores on dev: ``exact`` and ``f1`` of spans, ``accuracy`` and ``f1`` of
+        answerable or not), by tag the splits ``stored`` whole and those whose
         extraction is ``unfinished``, ``heads`` and ``next``, a list of commands.
     """
     config = workspace.config
@@ -55,8 +59,8 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     path = workspace.bert_dir(tag) / "metrics.json"
     if not path.is_file():
         return None
-    metrics = json.loads(path.read_text(encoding="utf-8"))["rules"]["n-best"]["metrics"]
-    return {"exact": metrics["exact"], "f1": metrics["f1"]}
+    metrics = headline(json.loads(path.read_text(encoding="utf-8"))["rules"])
+    return {name: metrics[name] for name in ("exact", "accuracy", "f1") if name in metrics}
 
 
 def _next_for_bert(
@@ -71,19 +75,22 @@ def _next_for_bert(
         commands.append("bertvision finetune --resume")
     for tag in made:
         begun = {split.split: split for split in splits if split.tag == tag}
-        commands += [_finish(split) for split in begun.values() if not split.is_complete]
-        missing = [split for split in workspace.splits() if split not in begun]
+        commands += [_finish(workspace, s) for s in begun.values() if not s.is_complete]
+        due = TASKS[workspace.config.task.name].tokens
+        missing = [s for s in workspace.splits() if stored_split(s, due) not in begun]
         if missing:
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
     return commands
 
 
-def _finish(split: ActivationSplit) -> str:
+def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     """The command that ends an extraction: with the options it was begun with."""
     record = split.record
+    name, tokens = parse_stored_split(split.split)
     return (
-        f"bertvision extract --checkpoint {split.tag} --split {split.split} "
-        f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
+        f"bertvision extract --checkpoint {split.tag} --split {name} "
+        + (f"--tokens {tokens} " if tokens != TASKS[workspace.config.task.name].tokens else "")
+        + f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
         f"--precision {record.provenance.get('precision', 'auto')}"
         + (f" --compression {record.compression}" if record.compression != "none" else "")
         + (" --nonfinite record" if record.provenance.get("nonfinite") == "record" else "")
@@ -93,14 +100,32 @@ def _finish(split: ActivationSplit) -> str:
 def _next_for_heads(workspace: Workspace, splits: list[ActivationSplit]) -> list[str]:
     """Commands that need stored activations alone: heads to train, and to score on dev."""
     whole = {split.name for split in splits if split.is_complete}
-    trained = workspace.heads()
+    trained = [(tag, name, _tokens_of(workspace, tag, name)) for tag, name in workspace.heads()]
+    begun = {(str(tag), tokens) for tag, _, tokens in trained}
     commands = [
-        f"bertvision train adapter-386-shared --checkpoint {split.tag}"
+        f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits
-        if split.split == "train" and split.is_complete and split.tag not in dict(trained)
+        for tokens, head in _FIRST_HEAD.items()
+        if split.split == stored_split("train", tokens)
+        and split.is_complete
+        and (str(split.tag), tokens) not in begun
     ]
-    for tag, name in trained:
+    for tag, name, tokens in trained:
         scored = workspace.head_dir(tag, name) / "eval" / tag / "metrics.json"
-        if f"{tag}/dev" in whole and not scored.is_file():
+        if f"{tag}/{stored_split('dev', tokens)}" in whole and not scored.is_file():
             commands.append(f"bertvision evaluate {name} --trained-on {tag} --checkpoint {tag}")
     return commands
+
+
+_FIRST_HEAD: dict[Tokens, str] = {"all": "adapter-386-shared", "cls": "cls-learned-pooling"}
+"""The head to begin with, by the tokens that are stored."""
+
+
+def _tokens_of(workspace: Workspace, tag: str, name: str) -> Tokens:
+    """Which tokens a trained head takes."""
+    try:
+        text = (workspace.head_dir(tag, name) / "config.json").read_text(encoding="utf-8")
+        kind = json.loads(text).get("kind")
+    except (OSError, ValueError, AttributeError):
+        kind = None  # what is wrong with it is said by the commands that need it
+    return "cls" if kind == "classification" else "all"

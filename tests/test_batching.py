@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.pipelines.batching import StepLoader, collate, plan_batches, steps_per_epoch
-from bertvision.pipelines.finetune import span_loss
 from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.tasks.registry import load_task
 from bertvision.pipelines.tasks.windows import Windows
 
 
@@ -56,8 +56,10 @@ def test_a_loader_resumed_at_any_step_yields_the_rest(
     lengths: list[int], batch_size: int, accumulate: int, steps: int, data: st.DataObject
 ) -> None:
     def loader() -> StepLoader:
+        windows = ragged(lengths)
         return StepLoader(
-            ragged(lengths),
+            windows,
+            {"answer": windows.start_positions},
             batch_size=batch_size,
             accumulate=accumulate,
             steps=steps,
@@ -82,18 +84,37 @@ def test_a_loader_resumed_at_any_step_yields_the_rest(
     assert [step.number for step in rest] == list(range(state["step"], steps))
     for ours, theirs in zip(rest, whole[state["step"] :], strict=True):
         for a, b in zip(ours.batches, theirs.batches, strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+            for x, y in zip(
+                (*a[:3], *a.labels.values()), (*b[:3], *b.labels.values()), strict=True
+            ):
+                assert torch.equal(x, y)
 
 
-def test_the_loss_of_a_window_does_not_depend_on_its_padding(tiny_bert: Path) -> None:
-    model = load_bert(tiny_bert)
+def test_each_window_is_batched_with_its_own_label() -> None:
+    windows = ragged([5, 9, 2, 7, 4, 30, 6])
+    labels = {"length": windows.n_tokens}
+    loader = StepLoader(windows, labels, batch_size=2, accumulate=2, steps=4, seed=3, pad_id=0)
+    for step in loader:
+        for batch in step.batches:
+            assert batch.labels["length"].dtype == torch.int64
+            assert batch.labels["length"].tolist() == batch.attention_mask.sum(1).tolist()
+
+
+@pytest.mark.parametrize("name", ["squad_v2", "answerable"])
+def test_the_loss_of_a_window_does_not_depend_on_its_padding(tiny_bert: Path, name: str) -> None:
+    task = load_task(name)
+    torch.manual_seed(0)
+    model = load_bert(tiny_bert, task.model_class, **task.model_options)
     windows = ragged([9, 30])
-    both = collate(windows, windows.first_token, np.array([0, 1]), 0)
-    alone = [collate(windows, windows.first_token, np.array([i]), 0) for i in (0, 1)]
+    labels, pad = task.labels(windows), 0
+    both = collate(windows, windows.first_token, np.array([0, 1]), pad, labels)
+    alone = [collate(windows, windows.first_token, np.array([i]), pad, labels) for i in (0, 1)]
     with torch.inference_mode():
-        expected = sum(float(span_loss(model, batch)) for batch in alone)
-        assert float(span_loss(model, both)) == pytest.approx(expected, rel=1e-5)
+        expected = sum(float(task.loss(model(**batch.inputs), batch)) for batch in alone)
+        assert float(task.loss(model(**both.inputs), both)) == pytest.approx(expected, rel=1e-5)
         # for a single unpadded window it is transformers' own loss
-        assert float(span_loss(model, alone[0])) == pytest.approx(
-            float(model(**alone[0]._asdict()).loss), rel=1e-6
+        theirs = alone[0].labels
+        named = {"labels": theirs["answerable"]} if name == "answerable" else theirs
+        assert float(task.loss(model(**alone[0].inputs), alone[0])) == pytest.approx(
+            float(model(**alone[0].inputs, **named).loss), rel=1e-6
         )

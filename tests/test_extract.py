@@ -22,9 +22,10 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import extract as extract_module
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.batching import collate
-from bertvision.pipelines.encoder import Encoder, Packing, channel_stats, packed_attention
+from bertvision.pipelines.encoder import Encoder, channel_stats
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.loading import load_bert, load_tokenizer
+from bertvision.pipelines.packed_attention import Packing, packed_attention
 from bertvision.pipelines.questions import questions_of, questions_table
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.tasks.facts import make_paragraphs

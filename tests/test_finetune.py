@@ -20,10 +20,11 @@ from bertvision.errors import WorkspaceError
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
 from bertvision.pipelines.config import FinetuneConfig
-from bertvision.pipelines.finetune import FinetuneModule, finetune, learning_rate, span_loss
+from bertvision.pipelines.finetune import FinetuneModule, finetune, learning_rate
 from bertvision.pipelines.loading import load_bert
 from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.snapshots import load_snapshot, read_snapshot_info
+from bertvision.pipelines.tasks.registry import load_task
 from bertvision.pipelines.workspace import Workspace
 
 RUN = (
@@ -165,9 +166,11 @@ def test_0e_is_the_pretrained_encoder(finished: Workspace, tiny_bert: Path) -> N
 def test_training_lowers_the_loss(finished: Workspace) -> None:
     _, tokenizer, _ = load_snapshot(finished.snapshot_dir("0e"))
     windows = finished.windows("train", tokenizer)
-    batch = collate(windows, windows.first_token, np.arange(len(windows)), 0)
+    task = load_task("squad_v2")
+    rows, labels = np.arange(len(windows)), task.labels(windows)
+    batch = collate(windows, windows.first_token, rows, 0, labels)
     losses = [
-        span_loss(load_snapshot(finished.snapshot_dir(tag)).model, batch).item()
+        task.loss(load_snapshot(finished.snapshot_dir(tag)).model(**batch.inputs), batch).item()
         for tag in ("0e", "0.3e", "1e", "1.5e")
     ]
     assert losses == sorted(losses, reverse=True)
@@ -187,8 +190,9 @@ def test_saved_logits_are_those_of_a_direct_forward_pass(finished: Workspace) ->
                 torch.from_numpy(windows.input_ids[tokens]).long()[None],
                 token_type_ids=torch.from_numpy(windows.token_type_ids[tokens]).long()[None],
             )
-        np.testing.assert_allclose(saved.start_logits[tokens], output.start_logits[0], atol=1e-5)
-        np.testing.assert_allclose(saved.end_logits[tokens], output.end_logits[0], atol=1e-5)
+        for name, values in saved.logits.items():
+            np.testing.assert_allclose(values[tokens], getattr(output, name)[0], atol=1e-5)
+    assert sorted(saved.logits) == ["end_logits", "start_logits"]
 
 
 def test_bert_is_scored_on_dev_by_three_rules(finished: Workspace) -> None:
@@ -254,7 +258,8 @@ def test_the_optimiser_is_adam_or_with_weight_decay_adamw(
     tiny_bert: Path, weight_decay: float, kind: str
 ) -> None:
     settings = FinetuneConfig(weight_decay=weight_decay, lr=0.5)
-    module = FinetuneModule(load_bert(tiny_bert), settings, total_steps=1, digest="")
+    task = load_task("squad_v2")
+    module = FinetuneModule(load_bert(tiny_bert), task, settings, total_steps=1, digest="")
     optimizer = module.configure_optimizers()
     assert type(optimizer).__name__ == kind
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, weight_decay)

@@ -64,3 +64,21 @@ if int(sys.argv[1]):
     stop_at(*map(int, sys.argv[1:3]))
 """
 """Start of a script whose training gets the signal ``argv[2]`` at the end of step ``argv[1]``."""
+
+
+def answerable_options(model: Path, folder: Path) -> dict[str, Any]:
+    """Options of a small workspace of the task answerable, with several windows to a context."""
+    return {
+        "model": str(model),
+        "task": "answerable",
+        "train": write_squad(folder / "train.json", 20, 1),
+        "dev": write_squad(folder / "dev.json", 6, 2),
+        "save_at": ("0e", "0.5e", "1e"),
+        "batch_size": 8,
+        "lr": 1e-3,
+        "tune_fraction": 0.2,
+        "precision": "32",
+        "max_length": 30,
+        "max_question_length": 8,
+        "overlap": 4,
+    }

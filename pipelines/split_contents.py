@@ -1,0 +1,144 @@
+"""What a stored split is made of beside the activations: layers, labels, text, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.featurestore.creation import SplitContents
+from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
+from bertvision.pipelines.packed_attention import PACKED_ATTENTION
+from bertvision.pipelines.precision import Precision
+from bertvision.pipelines.questions import questions_table
+from bertvision.pipelines.shardwork import NonFinite
+from bertvision.pipelines.snapshots import Snapshot
+from bertvision.pipelines.tasks.answerable import window_labels
+from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace import Workspace
+
+CLS_SHARD_TOKENS = 256
+"""Most tokens, thus windows, of a shard of [CLS] states: 6.8 MB at BERT-large in int8. A shard is
+what a killed extraction computes again, and here each of its tokens stands for a whole window."""
+
+
+def kept_layers(
+    layers: Sequence[int] | None, num_hidden_layers: int, *, pooler: bool, tokens: Tokens
+) -> tuple[int, ...]:
+    """Indices of the hidden states to keep, ascending.
+
+    Args:
+        layers: what was asked; negative ones count from the end; None is all there is.
+        num_hidden_layers: of the encoder.
+        pooler: whether the snapshot has one.
+        tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
+
+    Raises:
+        InputError: the encoder has no such hidden state.
+    """
+    offered = pooler and tokens == "cls"
+    states = num_hidden_layers + 1 + offered
+    if layers is None:
+        return tuple(range(states))
+    wanted = sorted({layer + states if layer < 0 else layer for layer in layers})
+    if not wanted or wanted[0] < 0 or wanted[-1] >= states:
+        held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
+        if offered:
+            held += f", and its pooler output as {num_hidden_layers + 1}"
+        elif pooler:
+            held += "; its pooler output is kept with --tokens cls"
+        raise InputError(f"layers {list(layers)}: the encoder has {held}")
+    return tuple(wanted)
+
+
+def split_contents(
+    windows: Windows,
+    questions: list[Question],
+    tokens: Tokens,
+    *,
+    seed: int | None,
+    shard_tokens: int | None,
+) -> SplitContents:
+    """The plan of a split, and everything beside the activations.
+
+    Args:
+        windows: of the split, in the order of the data.
+        questions: that they were made from.
+        tokens: which are kept.
+        seed: permutes the stored order; None keeps that of the data.
+        shard_tokens: capacity of a shard; None is what suits the tokens.
+    """
+    per_token: dict[str, npt.NDArray[Any]] = {
+        "input_ids": windows.input_ids,
+        "token_type_ids": windows.token_type_ids,
+        "offset_mapping": windows.offset_mapping,
+    }
+    lengths, capacity = windows.n_tokens, SHARD_TOKENS
+    if tokens == "cls":
+        per_token = {name: values[windows.first_token] for name, values in per_token.items()}
+        lengths = np.ones_like(lengths)
+        # all alike, so that hardly any fill is left
+        capacity = ceil(len(windows) / ceil(len(windows) / CLS_SHARD_TOKENS)) if len(windows) else 1
+    return SplitContents(
+        ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity),
+        per_token=per_token,
+        per_example={
+            "question_index": windows.question_index,
+            "start_positions": windows.start_positions,
+            "end_positions": windows.end_positions,
+            "answerable": window_labels(windows),
+        },
+        examples=questions_table(questions),
+    )
+
+
+def as_recorded(contents: SplitContents, arrays: Collection[str]) -> SplitContents:
+    """Without the labels that a split lacks, because an older version wrote it.
+
+    Args:
+        contents: as this version makes them.
+        arrays: names of the arrays that the split has.
+    """
+    held = {name: values for name, values in contents.per_example.items() if name in arrays}
+    return replace(contents, per_example=held)
+
+
+def provenance(
+    workspace: Workspace,
+    snapshot: Snapshot,
+    split: str,
+    tokens: Tokens,
+    precision: Precision,
+    nonfinite: NonFinite,
+) -> dict[str, str | int | float | bool | None]:
+    """Everything that the activations of a split depend on, as the store compares it."""
+    task, info = workspace.config.task, snapshot.info
+    made_from: dict[str, str | int | float | bool | None] = {
+        "model": info.pretrained.name_or_path,
+        "model_revision": info.pretrained.revision,
+        "step": info.step,
+        "weights_sha256": info.weights_sha256,
+        "config_sha256": info.config_sha256,
+        "tokenizer_sha256": info.tokenizer_sha256,
+        "task": task.name,
+        "data_sha256": workspace.config.data[split].sha256,
+        "max_length": task.max_length,
+        "max_question_length": task.max_question_length,
+        "overlap": task.overlap,
+        "answerable_only": task.answerable_only,
+        "tune_fraction": task.tune_fraction,
+        "train_questions": workspace.config.finetune.train_questions,
+        "seed": workspace.config.finetune.seed,
+        "precision": precision,
+        "nonfinite": nonfinite,
+        "attn_implementation": PACKED_ATTENTION,
+    }
+    # of all tokens nothing is said: so it was before there was a choice
+    return made_from | ({"tokens": tokens} if tokens == "cls" else {})

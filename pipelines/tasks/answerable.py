@@ -1,0 +1,74 @@
+"""Answerable or not: whether the context answers the question, told from the [CLS] alone.
+
+The binary task of SQuAD 2.0 (Rajpurkar et al. 2018, arXiv:1806.03822). BERT reads a question over a
+context as it does for spans; a window is labelled by whether it holds the gold answer, so that a
+long context of an answerable question also gives windows without one, and the question counts as
+answerable where any of its windows does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.nn import functional
+from transformers import BertForSequenceClassification
+
+from bertvision.errors import InputError
+from bertvision.pipelines.batching import Batch
+from bertvision.pipelines.scoring import ClassLogits, Scores
+from bertvision.pipelines.tasks.registry import Predicted, Task
+from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines.tasks.windows import Windows
+
+
+class AnswerableTask(Task):
+    """Two classes of a window: 0 it holds no answer, 1 it holds the gold answer."""
+
+    model_class = BertForSequenceClassification
+    model_options = {"num_labels": 2}
+    output_layer = "classifier"
+    per_token = False
+
+    def check_data(self, questions: Sequence[Question], source: str) -> None:
+        """Refuse data of one class alone.
+
+        Raises:
+            InputError: all questions are answerable, or none is.
+        """
+        impossible = sum(question.is_impossible for question in questions)
+        if impossible in (0, len(questions)):
+            lacking = "unanswerable" if impossible == 0 else "answerable"
+            raise InputError(
+                f"{source} has no {lacking} question, and the task answerable needs both kinds: "
+                "use data in the form of SQuAD 2.0"
+            )
+
+    def labels(self, windows: Windows) -> dict[str, npt.NDArray[np.integer]]:
+        """Whether a window holds the gold answer."""
+        return {"answerable": window_labels(windows)}
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Cross-entropy, summed over the windows."""
+        return functional.cross_entropy(
+            output.logits.float(), batch.labels["answerable"], reduction="sum"
+        )
+
+    def logits(self, output: Any) -> dict[str, Tensor]:
+        """Logits of both classes, (batch, 2)."""
+        return {"logits": output.logits}
+
+    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
+        """Accuracy and F1 of the questions."""
+        return ClassLogits(dev.logits["logits"], dev.windows.question_index, dev.questions).score()
+
+
+def window_labels(windows: Windows) -> npt.NDArray[np.int8]:
+    """1 for each window that wholly holds the first gold answer, else 0: (windows,).
+
+    An answer never begins at token 0, the [CLS], which is where windows without one point.
+    """
+    return (windows.start_positions > 0).astype(np.int8)

@@ -1,0 +1,287 @@
+"""Answerable or not: labels, scores, and BERT fine-tuned and evaluated on them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from workspaces import answerable_options, write_squad
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
+from bertvision.pipelines.config import (
+    DataConfig,
+    FinetuneConfig,
+    ModelConfig,
+    TaskConfig,
+    WorkspaceConfig,
+)
+from bertvision.pipelines.finetune import finetune
+from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.options import FinetuneOptions, open_workspace
+from bertvision.pipelines.scoring import HEADLINE, ClassLogits, binary_metrics, headline
+from bertvision.pipelines.snapshots import count_encoder_parameters, load_snapshot
+from bertvision.pipelines.status import status
+from bertvision.pipelines.tasks.answerable import window_labels
+from bertvision.pipelines.tasks.registry import TASKS, load_task
+from bertvision.pipelines.tasks.squad import Answer, Question
+from bertvision.pipelines.workspace import Workspace
+
+
+def question(name: str, *, answerable: bool) -> Question:
+    answers = (Answer("anna", 0),) if answerable else ()
+    return Question(name, "who ?", "anna", answers, not answerable)
+
+
+@pytest.fixture(scope="module")
+def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return answerable_options(tiny_bert, tmp_path_factory.mktemp("squad"))
+
+
+@pytest.fixture(scope="module")
+def finished(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    root = tmp_path_factory.mktemp("workspaces") / "finished"
+    finetune(root, FinetuneOptions(**options))
+    return Workspace.find(root)
+
+
+def test_a_window_is_answerable_only_where_it_holds_the_gold_answer(finished: Workspace) -> None:
+    _, tokenizer, _ = load_snapshot(finished.snapshot_dir("0e"))
+    questions, windows = finished.questions("train"), finished.windows("train", tokenizer)
+    labels = window_labels(windows)
+    assert labels.dtype == np.int8
+    without_answer = 0
+    for w, first in enumerate(windows.first_token):
+        asked = questions[windows.question_index[w]]
+        tokens = slice(first, first + windows.n_tokens[w])
+        places = windows.offset_mapping[tokens]
+        held = False
+        if not asked.is_impossible:
+            text, begin = asked.answers[0]
+            covers = (places[:, 0] <= begin) & (places[:, 1] >= begin + len(text))
+            held = bool((covers & (places[:, 0] >= 0)).any())  # the answers here are one token
+            without_answer += not held
+        assert labels[w] == held
+    assert without_answer > 5  # windows of answerable questions that do not hold the answer
+    assert 0.1 < labels.mean() < 0.9
+    np.testing.assert_array_equal(load_task("answerable").labels(windows)["answerable"], labels)
+
+
+def test_a_question_is_answerable_where_any_of_its_windows_is() -> None:
+    asked = [question(f"q{i}", answerable=i in (0, 2, 3)) for i in range(5)]
+    scores = ClassLogits(
+        np.array(
+            # q0: its second window; q1: none; q2: a tie is no answer; q3, q4: yes
+            [[2, -1], [0.5, 1], [3, 1], [4, 4], [-5, -4], [0, 7], [1, 0]],
+            np.float32,
+        ),
+        np.array([0, 0, 1, 2, 3, 4, 4], np.int32),
+        asked,
+    ).score()
+    assert scores.predictions == {"q0": True, "q1": False, "q2": False, "q3": True, "q4": True}
+    assert scores.na_scores == {"q0": -0.5, "q1": 2.0, "q2": 0.0, "q3": -1.0, "q4": -7.0}
+    assert list(scores.rules) == ["argmax"]
+    assert scores.rules["argmax"] == {
+        "threshold": None,
+        # of 3 said and 3 true, 2 are right; 3 of 5 questions are told right
+        "metrics": {
+            "accuracy": pytest.approx(60.0),
+            "f1": pytest.approx(200 / 3),
+            "precision": pytest.approx(200 / 3),
+            "recall": pytest.approx(200 / 3),
+            "majority": pytest.approx(60.0),
+            "total": 5,
+        },
+    }
+    json.dumps(scores._asdict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "accuracy", "f1", "precision", "recall", "majority"),
+    [
+        ("1111", "1110", 75.0, 600 / 7, 75.0, 100.0, 75.0),
+        ("0000", "1110", 25.0, 0.0, 0.0, 0.0, 75.0),
+        ("0000", "0000", 100.0, 0.0, 0.0, 0.0, 100.0),
+        ("10000000", "11000000", 87.5, 200 / 3, 100.0, 50.0, 75.0),
+        ("1010", "1010", 100.0, 100.0, 100.0, 100.0, 50.0),
+    ],
+    ids=["always", "never", "none-true", "half-found", "perfect"],
+)
+def test_binary_metrics_by_hand(
+    predicted: str,
+    gold: str,
+    accuracy: float,
+    f1: float,
+    precision: float,
+    recall: float,
+    majority: float,
+) -> None:
+    said, true = (np.array([c == "1" for c in text]) for text in (predicted, gold))
+    assert binary_metrics(said, true) == {
+        "accuracy": pytest.approx(accuracy),
+        "f1": pytest.approx(f1),
+        "precision": pytest.approx(precision),
+        "recall": pytest.approx(recall),
+        "majority": pytest.approx(majority),
+        "total": len(gold),
+    }
+
+
+def test_the_headline_is_of_the_tuned_rule_where_there_is_one() -> None:
+    spans = {"n-best": {"metrics": {"f1": 3.0}}, "argmax": {"metrics": {"f1": 2.0}}}
+    assert headline(spans) == {"f1": 3.0}
+    assert headline({"argmax": {"metrics": {"accuracy": 1.0}}}) == {"accuracy": 1.0}
+    assert HEADLINE == {"squad_v2": "f1", "squad_v1": "f1", "answerable": "accuracy"}
+
+
+def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:
+    assert finished.config.task.name == "answerable"
+    model, tokenizer, info = load_snapshot(finished.snapshot_dir("1e"))
+    assert type(model).__name__ == "BertForSequenceClassification"
+    assert info.seconds is not None
+    assert info.seconds > 0
+    windows, asked = finished.windows("dev", tokenizer), finished.questions("dev")
+    saved = read_logits(finished.bert_dir("1e") / "dev.safetensors")
+    assert list(saved.logits) == ["logits"]
+    assert (finished.bert_dir("1e") / "tune.safetensors").is_file()
+    gains: dict[str, float] = {}
+    for w, first in enumerate(windows.first_token):
+        tokens = slice(first, first + windows.n_tokens[w])
+        with torch.inference_mode():
+            (logits,) = model(
+                torch.from_numpy(windows.input_ids[tokens]).long()[None],
+                token_type_ids=torch.from_numpy(windows.token_type_ids[tokens]).long()[None],
+            ).logits
+        np.testing.assert_allclose(saved.logits["logits"][w], logits, atol=1e-5)
+        name = asked[windows.question_index[w]].id
+        gains[name] = max(gains.get(name, -np.inf), float(logits[1] - logits[0]))
+    folder = finished.bert_dir("1e")
+    predictions = json.loads((folder / "predictions.json").read_text())
+    assert predictions == {name: gain > 0 for name, gain in gains.items()}
+    metrics = json.loads((folder / "metrics.json").read_text())
+    right = sum(predictions[q.id] != q.is_impossible for q in asked)
+    found = metrics["rules"]["argmax"]["metrics"]
+    assert found["accuracy"] == pytest.approx(100 * right / len(asked))
+    assert found["majority"] == pytest.approx(200 / 3)  # two of three questions have an answer
+    assert found["total"] == len(asked)
+    assert evaluate_bert(finished, "1e") == metrics
+
+
+def test_training_lowers_the_loss(finished: Workspace) -> None:
+    from bertvision.pipelines.batching import collate
+
+    task, losses = load_task("answerable"), []
+    for tag in ("0e", "1e"):
+        model, tokenizer, _ = load_snapshot(finished.snapshot_dir(tag))
+        windows = finished.windows("train", tokenizer)
+        rows, labels = np.arange(len(windows)), task.labels(windows)
+        batch = collate(windows, windows.first_token, rows, 0, labels)
+        with torch.inference_mode():
+            losses.append(float(task.loss(model(**batch.inputs), batch)))
+    assert losses[1] < 0.95 * losses[0]
+
+
+def test_0e_is_the_pretrained_encoder(finished: Workspace, tiny_bert: Path) -> None:
+    ours = load_snapshot(finished.snapshot_dir("0e")).model.bert.state_dict()
+    for name, tensor in load_bert(tiny_bert).bert.state_dict().items():
+        assert torch.equal(tensor, ours[name])
+
+
+def test_the_pooler_belongs_to_the_encoder(finished: Workspace) -> None:
+    folder = finished.snapshot_dir("1e")
+    encoder = sum(p.numel() for p in load_snapshot(folder).model.bert.parameters())
+    assert count_encoder_parameters(folder) == encoder
+    assert load_snapshot(folder).model.bert.pooler is not None
+
+
+def test_status_shows_accuracy_and_f1(finished: Workspace) -> None:
+    metrics = json.loads((finished.bert_dir("1e") / "metrics.json").read_text())
+    found = status(finished)
+    assert found["task"] == "answerable"
+    (shown,) = (s["bert"] for s in found["snapshots"] if s["tag"] == "1e")
+    argmax = metrics["rules"]["argmax"]["metrics"]
+    assert shown == {"accuracy": argmax["accuracy"], "f1": argmax["f1"]}
+
+
+def test_a_lost_snapshot_is_made_again_the_same(finished: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(finished.root, tmp_path / "copy")
+    copy = Workspace.find(tmp_path / "copy")
+    shutil.rmtree(copy.snapshot_dir("0.5e"))
+    finetune(copy.root, FinetuneOptions(), resume=True, evaluate=False)
+    for tag in ("0.5e", "1e"):
+        ours, theirs = (
+            load_snapshot(space.snapshot_dir(tag)).model.state_dict() for space in (copy, finished)
+        )
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_task_on_its_own_continues_the_workspace(
+    finished: Workspace, options: dict[str, Any]
+) -> None:
+    for again in (FinetuneOptions(**options), FinetuneOptions(task="answerable")):
+        assert open_workspace(finished.root, again, resume=True).config == finished.config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "squad_v2"}, "task = answerable, not squad_v2"),
+        ({"task": "answerable", "dev": "squad_v2"}, r"dev\.json, not squad_v2"),
+    ],
+)
+def test_other_tasks_and_data_are_refused(
+    finished: Workspace, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WorkspaceError, match=message):
+        open_workspace(finished.root, FinetuneOptions(**change), resume=False)
+
+
+def test_a_workspace_of_spans_is_not_continued_as_answerable(workspace: Workspace) -> None:
+    with pytest.raises(WorkspaceError, match="task = squad_v2, not answerable"):
+        open_workspace(workspace.root, FinetuneOptions(task="answerable"), resume=False)
+
+
+def test_without_files_the_data_is_that_of_squad_v2() -> None:
+    asked = FinetuneOptions(task="answerable")
+    assert (asked.source("train"), asked.source("dev")) == ("squad_v2", "squad_v2")
+    assert FinetuneOptions(task="squad").source("dev") == "squad"
+
+
+def test_data_of_one_kind_of_question_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    asked = {**options, "answerable_only": True}
+    with pytest.raises(InputError, match="leave --answerable-only out"):
+        open_workspace(tmp_path / "ws", FinetuneOptions(**asked), resume=False)
+    document = json.loads(Path(write_squad(tmp_path / "v2.json", 4, 3)).read_text())
+    for paragraph in document["data"][0]["paragraphs"]:
+        paragraph["qas"] = [qa for qa in paragraph["qas"] if not qa["is_impossible"]]
+    (tmp_path / "v1.json").write_text(json.dumps(document))
+    asked = {**options, "train": str(tmp_path / "v1.json")}
+    with pytest.raises(InputError, match=r"v1\.json has no unanswerable question"):
+        open_workspace(tmp_path / "ws", FinetuneOptions(**asked), resume=False)
+    assert not (tmp_path / "ws").exists()
+
+
+def test_a_task_is_known_by_its_name() -> None:
+    for name, entry in TASKS.items():
+        assert load_task(name).name == name
+        assert entry.tokens in ("all", "cls")
+    with pytest.raises(ValueError, match="'mnli' is no task: there are squad_v2"):
+        TaskConfig(name="mnli")
+
+
+def test_the_digest_of_settings_is_what_it_was_before_there_were_other_tasks() -> None:
+    config = WorkspaceConfig(
+        model=ModelConfig(
+            name_or_path="bert", weights_sha256="0" * 64, hidden_size=32, num_hidden_layers=2
+        ),
+        task=TaskConfig(),
+        data={"train": DataConfig(source="/train.json", sha256="0" * 64, questions=1)},
+        finetune=FinetuneConfig(),
+    )
+    # resume files and snapshots of older workspaces carry it
+    assert config.digest() == "96f8bcc63e6878b2a814445ecad8bbd9aa5e133a1d2c0c7525674442c8b5556a"
