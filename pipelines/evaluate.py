@@ -1,4 +1,4 @@
-"""Evaluate trained heads on the activations of any snapshot, several in one pass."""
+"""Evaluate trained heads on the activations of any snapshot, many in one pass."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
@@ -19,15 +20,19 @@ from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
+from bertvision.models.outputs import SpanOutput
 from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import decoded
-from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
+from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.questions import questions_of
-from bertvision.pipelines.scoring import SplitLogits, score
+from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
 from bertvision.pipelines.workspace import Workspace
 
+STORED = {"span": "{}", "classification": "{}-cls"}
+"""Stored split of a split of the workspace, by the kind of head that takes it."""
+Logits: TypeAlias = SplitLogits | ClassLogits
 _SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
@@ -74,7 +79,7 @@ def evaluate(
 
     Args:
         workspace: with the heads and the activations.
-        names: trained heads.
+        names: trained heads, each perhaps with the part of the examples and the seed (`Run`).
         trained_on: snapshot whose activations they were trained on.
         tag: snapshot whose activations they are evaluated on; it may be another one.
         split: what is scored.
@@ -89,94 +94,183 @@ def evaluate(
         ProvenanceError: the activations are of another model or task than the head's.
         IncompleteSplitError: the extraction of the split has not ended.
     """
-    trained_on, tag = SnapshotTag(trained_on), SnapshotTag(tag)
-    folders = [workspace.trained_head(trained_on, name) for name in names]
-    heads = [load_head(folder) for folder in folders]
-    scored = workspace.split(tag, split).require_complete()
-    for name, head in zip(names, heads, strict=True):
-        _check_fits(name, head, scored)
-        if head.config["layers"] != heads[0].config["layers"]:
-            raise InputError(
-                f"{name} and {names[0]} were trained on different layers: evaluate them one by one"
-            )
+    pairs = [(SnapshotTag(trained_on), name) for name in names]
+    return evaluate_across(workspace, pairs, tag=tag, split=split, precision=precision)
+
+
+def evaluate_across(
+    workspace: Workspace,
+    trained: Sequence[tuple[str, str]],
+    *,
+    tag: str,
+    split: str = "dev",
+    precision: str = "auto",
+) -> list[dict[str, Any]]:
+    """As `evaluate`, for heads that were trained on several snapshots; one pass for all of a kind.
+
+    Args:
+        workspace: with the heads and the activations.
+        trained: for each head the snapshot that it was trained on, and its name.
+        tag: snapshot whose activations they are evaluated on.
+        split: what is scored.
+        precision: arithmetic of the heads: auto, 32 or bf16.
+    """
+    tag = SnapshotTag(tag)
+    heads = [_Trained.load(workspace, on, name) for on, name in trained]
+    groups: dict[tuple[str, tuple[int, ...]], list[_Trained]] = {}
+    for head in heads:
+        groups.setdefault((head.kind, tuple(head.config["layers"])), []).append(head)
+    for (kind, _), group in groups.items():  # all of them, before the first pass
+        scored = workspace.split(tag, STORED[kind].format(split)).require_complete()
+        for head in group:
+            _check_fits(head, scored)
+    results: dict[Path, dict[str, Any]] = {}
+    for (kind, _), group in groups.items():
+        results |= _evaluate(workspace, kind, group, tag, split, head_precision(precision, kind))
+    return [results[head.folder] for head in heads]
+
+
+def is_evaluated(
+    workspace: Workspace, trained_on: str, name: str, *, tag: str, split: str = "dev"
+) -> bool:
+    """Whether these weights were scored on these activations before."""
+    folder = workspace.trained_head(trained_on, name)
+    try:
+        metrics = json.loads((_target(folder, tag, split) / "metrics.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
+        stored = workspace.split(tag, STORED[config.get("kind", "span")].format(split))
+        return bool(
+            metrics["weights_sha256"] == sha256_of_files([folder / "model.safetensors"])
+            and metrics["provenance"] == stored.record.provenance
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+class _Trained(NamedTuple):
+    """A trained head and where it came from."""
+
+    trained_on: str
+    name: str
+    folder: Path
+    module: nn.Module
+    config: dict[str, Any]
+    kind: str
+
+    @classmethod
+    def load(cls, workspace: Workspace, trained_on: str, name: str) -> _Trained:
+        folder = workspace.trained_head(trained_on, name)
+        module, config = load_head(folder)
+        return cls(str(trained_on), folder.name, folder, module, config, config.get("kind", "span"))
+
+
+def _target(folder: Path, tag: str, split: str) -> Path:
+    """Where a head's results on a split of a snapshot are."""
+    return folder / "eval" / (tag if split == "dev" else f"{tag}-{split}")
+
+
+def _evaluate(
+    workspace: Workspace,
+    kind: str,
+    heads: list[_Trained],
+    tag: SnapshotTag,
+    split: str,
+    precision: Precision,
+) -> dict[Path, dict[str, Any]]:
+    """One pass over a split for heads of one kind and the same layers; metrics by folder."""
     started = time.perf_counter()
-    arithmetic = resolve_precision(precision)
-    abstains = workspace.config.task.name == "squad_v2"
-    dev = _run(heads, scored, arithmetic, f"evaluate on {scored.name}")
-    tune: list[SplitLogits] | list[None] = [None] * len(heads)
-    if abstains and "tune" in workspace.stored()[tag]:
+    scored = workspace.split(tag, STORED[kind].format(split))
+    abstains = kind == "span" and workspace.config.task.name == "squad_v2"
+    found = _logits(heads, scored, precision, f"evaluate on {scored.name}")
+    tune: Sequence[Logits | None] = [None] * len(heads)
+    if abstains and split != "tune" and "tune" in workspace.stored()[tag]:
         held_out = workspace.split(tag, "tune").require_complete()
-        tune = _run(heads, held_out, arithmetic, f"threshold on {held_out.name}")
-    results = []
-    for name, folder, dev_logits, tune_logits in zip(names, folders, dev, tune, strict=True):
-        scores = score(dev_logits, tune_logits, abstains=abstains)
+        tune = _logits(heads, held_out, precision, f"threshold on {held_out.name}")
+    results = {}
+    for head, logits, tune_logits in zip(heads, found, tune, strict=True):
+        scores = _score(logits, tune_logits, abstains)
         metrics = {
-            "head": name,
-            "trained_on": str(trained_on),
+            "head": head.name,
+            "trained_on": head.trained_on,
             "checkpoint": str(tag),
             "split": split,
             "rules": scores.rules,
+            "precision": precision,
             "threshold_tuned_on": None if tune_logits is None else "tune",
             "seconds": time.perf_counter() - started,
+            "weights_sha256": sha256_of_files([head.folder / "model.safetensors"]),
             "provenance": dict(scored.record.provenance),
         }
-        with new_folder(folder / "eval" / (tag if split == "dev" else f"{tag}-{split}")) as target:
+        with new_folder(_target(head.folder, tag, split)) as target:
             write_json(target / "predictions.json", scores.predictions)
             write_json(target / "na_scores.json", scores.na_scores)
-            _save_logits(target / f"{split}.safetensors", dev_logits)
+            save_file(_arrays(logits), target / f"{split}.safetensors")
             if tune_logits is not None:
-                _save_logits(target / "tune.safetensors", tune_logits)
+                save_file(_arrays(tune_logits), target / "tune.safetensors")
             write_json(target / "metrics.json", metrics)
-        results.append(metrics)
+        results[head.folder] = metrics
     return results
 
 
 @torch.inference_mode()
-def _run(
-    heads: Sequence[LoadedHead], split: ActivationSplit, precision: Precision, desc: str
-) -> list[SplitLogits]:
+def _logits(
+    heads: Sequence[_Trained], split: ActivationSplit, precision: Precision, desc: str
+) -> list[Logits]:
     """Logits of every head on every window of a split, in stored order."""
     where = device()
-    layers = heads[0].config["layers"]
-    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=layers)
+    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=heads[0].config["layers"])
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     modules = [head.module.to(where) for head in heads]
-    logits: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in heads]
+    found: list[list[torch.Tensor]] = [[] for _ in heads]
     with progress(len(split), desc, "example") as bar:
         for packed in loader:
             batch = decoded(packed.to(where), dtype)
             seq = torch.arange(int(batch.lengths.max()), device=where)
             real = seq < batch.lengths.unsqueeze(1)
-            for found, module in zip(logits, modules, strict=True):
+            for parts, module in zip(found, modules, strict=True):
                 with autocast(precision, where):
                     output = module(batch.hidden_states, batch.lengths)
-                start, end = output.start_logits[real], output.end_logits[real]
-                found.append((start.float().cpu(), end.float().cpu()))
+                if isinstance(output, SpanOutput):
+                    both = torch.stack([output.start_logits[real], output.end_logits[real]], 1)
+                else:
+                    both = output.logits
+                parts.append(both.float().cpu())
             bar.update(len(packed))
-    plan, questions = split.plan, questions_of(split.table())
+    questions, index = questions_of(split.table()), split.labels["question_index"]
+    values = [torch.cat(parts).numpy() for parts in found]
+    if heads[0].kind == "classification":
+        return [ClassLogits(logits, index, questions) for logits in values]
+    plan = split.plan
     n = plan.n_tokens.astype(np.int64)
     within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
     offsets = split.array("offset_mapping")[np.repeat(plan.first_token, n) + within]
     return [
         SplitLogits(
-            torch.cat([start for start, _ in found]).numpy(),
-            torch.cat([end for _, end in found]).numpy(),
+            np.ascontiguousarray(both[:, 0]),
+            np.ascontiguousarray(both[:, 1]),
             plan.n_tokens,
             offsets,
-            split.labels["question_index"],
+            index,
             questions,
         )
-        for found in logits
+        for both in values
     ]
 
 
-def _save_logits(path: Path, logits: SplitLogits) -> None:
-    names = ("start_logits", "end_logits", "n_tokens", "question_index")
-    save_file({name: getattr(logits, name) for name in names}, path)
+def _score(dev: Logits, tune: Logits | None, abstains: bool) -> Scores:
+    if isinstance(dev, ClassLogits):
+        return dev.score()
+    return score(dev, tune if isinstance(tune, SplitLogits) else None, abstains=abstains)
 
 
-def _check_fits(name: str, head: LoadedHead, split: ActivationSplit) -> None:
-    record, config = split.record, head.config
+def _arrays(logits: Logits) -> dict[str, npt.NDArray[Any]]:
+    """What is kept of logits: all but what the split says anyway."""
+    held = logits._asdict().items()
+    return {k: x for k, x in held if isinstance(x, np.ndarray) and k != "offset_mapping"}
+
+
+def _check_fits(head: _Trained, split: ActivationSplit) -> None:
+    name, record, config = head.name, split.record, head.config
     missing = sorted(set(config["layers"]) - set(record.layers))
     if missing or config["hidden_size"] != record.hidden_size:
         raise ProvenanceError(

@@ -22,7 +22,7 @@ class TrainingLog(pl.Callback):
     """Progress on stderr, and a CSV with a row per step, without gaps or repeats.
 
     The module's ``training_step`` returns what is logged under ``"log"``: numbers or scalar
-    tensors by column.
+    tensors by column, None where a step has no such number.
 
     Args:
         path: of the CSV.
@@ -62,18 +62,20 @@ class TrainingLog(pl.Callback):
         Raises:
             NonFiniteError: a logged number is NaN or infinite: the training diverged.
         """
-        values = [float(outputs["log"][column]) for column in self._columns]
+        logged = [outputs["log"][column] for column in self._columns]
+        values = [None if x is None else float(x) for x in logged]
         for column, value in zip(self._columns, values, strict=True):
-            if not math.isfinite(value):
+            if value is not None and not math.isfinite(value):
                 raise NonFiniteError(
                     f"{column} became {value} at step {trainer.global_step}: the training "
                     "diverged; give a lower --lr"
                 )
         if self._file is not None and self._bar is not None:
-            cells = ",".join(f"{value:.6g}" for value in values)
+            cells = ",".join("" if value is None else f"{value:.6g}" for value in values)
             self._file.write(f"{trainer.global_step},{cells}\n")
             self._file.flush()
-            self._bar.set_postfix(loss=f"{values[0]:.3f}", refresh=False)
+            if values[0] is not None:
+                self._bar.set_postfix(loss=f"{values[0]:.3f}", refresh=False)
             self._bar.update(1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from bertvision.errors import WorkspaceError
-from bertvision.models.outputs import span_loss
+from bertvision.models.outputs import SpanOutput, class_loss, span_loss
 from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import HiddenStates
+from bertvision.pipelines.feed import Feed, Shared
+from bertvision.pipelines.precision import autocast
+from bertvision.pipelines.runs import Run
 
 
 def seed_of(*parts: object) -> int:
@@ -22,64 +27,153 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def build_heads(names: list[str], *, layers: int, hidden: int, seed: int) -> dict[str, nn.Module]:
-    """Build heads whose initial weights depend on the seed and their own name alone."""
+def build_heads(
+    runs: Sequence[Run], *, layers: int, hidden: int, device: str = "cpu"
+) -> dict[Run, nn.Module]:
+    """Build heads whose initial weights depend on the run's seed and the head's name alone.
+
+    Args:
+        runs: the heads and their seeds.
+        layers: number of hidden states that they take.
+        hidden: width of the hidden states.
+        device: ``meta`` makes them without weights, to see whether they can be made.
+    """
     heads = {}
-    for name in names:
-        torch.manual_seed(seed_of(seed, name, "init"))
-        heads[name] = build_head(name, layers=layers, hidden=hidden)
+    with torch.device(device):
+        for run in runs:
+            torch.manual_seed(seed_of(run.seed, run.head, "init"))
+            heads[run] = build_head(run.head, layers=layers, hidden=hidden)
     return heads
 
 
-class HeadsModule(pl.LightningModule):
-    """Span heads given together.
+def head_loss(head: nn.Module, batch: HiddenStates) -> Tensor:
+    """Mean loss of a head over the examples of a batch: of the span, or of the class; () float32.
 
-    Their losses are independent, so one Adam with a parameter group per head on the summed loss is
-    their separate training: a head's gradient has no term from the others, and Adam's state is per
-    parameter. Random numbers (dropout) are drawn from (seed, head, step), so that neither company
-    nor a resumed run changes them.
+    The class is whether the window holds the answer, the label ``answerable`` of the split.
+    """
+    output = head(batch.hidden_states, batch.lengths)
+    if isinstance(output, SpanOutput):
+        start, end = (batch.labels[f"{which}_positions"].long() for which in ("start", "end"))
+        return span_loss(output, start, end)
+    loss: Tensor = class_loss(output, batch.labels["answerable"].long())
+    return loss
+
+
+class HeadsModule(pl.LightningModule):
+    """Heads given together, each with its own part of the examples.
+
+    A head takes its step when its own examples fill a batch (see `Feed`), with its own loss and its
+    own parameter group of one Adam, whose state is per parameter. Random numbers (dropout) are
+    drawn from (seed, head, step). So neither company nor a resumed run changes a head.
 
     Args:
-        heads: modules by name.
+        heads: modules by run.
+        ranks: (examples,) rank of every example of the split (see `runs.ranks`).
+        batch_size: examples per step of a head.
         lr: learning rate of Adam (the paper: 1e-3).
-        seed: of dropout.
         digest: of the run's settings; guards the resume file.
+        read: gives examples of the split again, each by itself, by their positions.
     """
 
     def __init__(
-        self, heads: Mapping[str, nn.Module], *, lr: float, seed: int, digest: str
+        self,
+        heads: Mapping[Run, nn.Module],
+        *,
+        ranks: Tensor,
+        batch_size: int,
+        lr: float,
+        digest: str,
+        read: Callable[[Sequence[int]], list[HiddenStates]],
     ) -> None:
         super().__init__()
-        self.names = list(heads)
+        self.automatic_optimization = False
+        self.runs = list(heads)
         self.heads = nn.ModuleList(heads.values())
         self.lr = lr
-        self.seed = seed
         self.digest = digest
+        self.steps = dict.fromkeys(self.runs, 0)
+        """Optimiser steps of each run so far."""
+        self.own_seconds = dict.fromkeys(self.runs, 0.0)
+        """Seconds of each run's forward and backward passes so far (on a GPU: of starting them)."""
+        self._ranks = ranks
+        self._feeds = {
+            run: Feed(run.examples(len(ranks)), len(ranks), batch_size) for run in self.runs
+        }
+        self._read = read
+        self._waiting: dict[str, list[int]] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam with a parameter group per head."""
         groups = [{"params": list(head.parameters())} for head in self.heads]
-        return torch.optim.Adam([g for g in groups if g["params"]], lr=self.lr)
+        return torch.optim.Adam([g for g in groups if g["params"]], lr=self.lr, fused=True)
+
+    def on_train_start(self) -> None:
+        """Put the examples back that waited for a full batch when the training was interrupted."""
+        for run in self.runs:
+            if waiting := self._waiting.get(run.name):
+                self._feeds[run].refill(self._read(waiting))
 
     def training_step(self, batch: HiddenStates, batch_idx: int) -> dict[str, Any]:
-        """Summed loss of the heads; each head's own is logged by its name."""
-        start, end = batch.labels["start_positions"].long(), batch.labels["end_positions"].long()
-        losses: dict[str, Tensor] = {}
-        for name, head in zip(self.names, self.heads, strict=True):
-            torch.manual_seed(seed_of(self.seed, name, self.global_step))
-            losses[name] = span_loss(head(batch.hidden_states, batch.lengths), start, end)
+        """One batch of the stream; logs the loss of each head that took a step, else None."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        shared, ranks = Shared(batch), self._ranks[batch.examples.cpu()]
+        log: dict[str, Tensor | None] = {run.name: None for run in self.runs}
+        ready = {run: feed.take(shared, ranks) for run, feed in self._feeds.items()}
+        rest: dict[Run, HiddenStates | None] = {}
+        if self.trainer.is_last_batch:
+            rest = {run: feed.rest() for run, feed in self._feeds.items()}
+            # a head that has only a smaller batch takes its step with the others
+            for run in [run for run in rest if ready[run] is None]:
+                ready[run] = rest.pop(run)
+        log |= self._backward(optimizer, ready)
+        optimizer.step()
+        if losses := self._backward(optimizer, rest):
+            log |= losses
+            optimizer.optimizer.step()  # Lightning counts a step per batch of the stream
         if self.logger is not None:
-            self.log_dict({f"loss/{name}": x for name, x in losses.items()}, batch_size=len(start))
-        return {
-            "loss": torch.stack(list(losses.values())).sum(),
-            "log": {name: loss.detach() for name, loss in losses.items()},
-        }
+            found = {f"loss/{name}": x for name, x in log.items() if x is not None}
+            self.log_dict(found, batch_size=len(ranks))
+        return {"log": log}
+
+    def _backward(
+        self, optimizer: LightningOptimizer, batches: Mapping[Run, HiddenStates | None]
+    ) -> dict[str, Tensor]:
+        """Gradients of the heads that have a batch, None for all others; gives their losses."""
+        optimizer.zero_grad(set_to_none=True)  # Adam leaves parameters without gradient alone
+        losses = {}
+        for run, head in zip(self.runs, self.heads, strict=True):
+            batch = batches.get(run)
+            if batch is None:
+                continue
+            started = time.perf_counter()
+            torch.manual_seed(seed_of(run.seed, run.head, self.steps[run]))
+            loss = head_loss(head, batch)
+            if loss.requires_grad:
+                with autocast("32", self.device):
+                    self.manual_backward(loss)
+            self.steps[run] += 1
+            losses[run.name] = loss.detach()
+            self.own_seconds[run] += time.perf_counter() - started
+        return losses
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record what the resume file belongs to."""
+        """Record what the resume file belongs to, and where each head stands."""
         checkpoint["run"] = self.digest
+        checkpoint["heads"] = {
+            run.name: {
+                "waiting": feed.pending,
+                "steps": self.steps[run],
+                "seconds": self.own_seconds[run],
+            }
+            for run, feed in self._feeds.items()
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the resume file of another run."""
+        """Go on from a resume file; refuse that of another run."""
         if checkpoint.get("run") != self.digest:
             raise WorkspaceError("the resume file belongs to another run: delete it to start again")
+        for run in self.runs:
+            held = checkpoint["heads"][run.name]
+            self.steps[run], self.own_seconds[run] = held["steps"], held["seconds"]
+            self._waiting[run.name] = held["waiting"]

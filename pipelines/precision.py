@@ -41,6 +41,19 @@ def resolve_precision(precision: str) -> Precision:
     raise InputError(f"precision {precision!r}: choose auto, 32 or bf16")
 
 
+def head_precision(precision: str, kind: str) -> Precision:
+    """The arithmetic of heads of a kind: ``auto`` is float32 for classification heads.
+
+    The [CLS] states of the early layers lie so close together that rounding them to bfloat16 loses
+    most of what tells them apart (measured with MiniLM: 84 % of the variance in layer 1); and these
+    heads take milliseconds.
+
+    Raises:
+        InputError: it is none of auto, 32 and bf16.
+    """
+    return resolve_precision("32" if (precision, kind) == ("auto", "classification") else precision)
+
+
 def autocast(precision: Precision, where: torch.device) -> AbstractContextManager[object]:
     """Mixed precision for a forward pass on ``where``; weights stay float32."""
     return torch.autocast(where.type, dtype=torch.bfloat16, enabled=precision == "bf16")

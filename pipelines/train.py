@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,17 +19,23 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.models.registry import count_parameters
+from bertvision.models.registry import HEADS, build_head, count_parameters, kind_of
+from bertvision.pipelines.best_epoch import BestEpoch
 from bertvision.pipelines.config import digest_of
-from bertvision.pipelines.datamodule import ActivationDataModule
+from bertvision.pipelines.datamodule import ActivationDataModule, HiddenStates, decoded
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
-from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.precision import device, head_precision, resolve_precision
 from bertvision.pipelines.resume import ResumeFile
-from bertvision.pipelines.workspace import Workspace, head_folder
+from bertvision.pipelines.runs import Run, ranks
+from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
+
+_TRAIN = {"span": "train", "classification": "train-cls"}
+"""Stored split that heads of a kind are trained on."""
+_HELD_OUT = {"span": "tune", "classification": "tune-cls"}
 
 
 class TrainOptions(BaseModel):
@@ -43,12 +49,13 @@ class TrainOptions(BaseModel):
     layers: tuple[int, ...] | None = None
     """Indices of the hidden states to train on; None means all that are stored."""
     precision: Literal["auto", "32", "bf16"] = "auto"
-    seed: int = Field(0, ge=0)
+    best_epoch: bool = False
+    """Keep the epoch with the lowest loss on ``tune``, the held-out part of train, not the last."""
 
 
 def train(
     workspace: Workspace,
-    names: Sequence[str],
+    names: Sequence[str | Run],
     tag: str,
     options: TrainOptions,
     *,
@@ -57,13 +64,15 @@ def train(
     readers: int = 2,
     resume_every_seconds: float = 120.0,
 ) -> list[dict[str, Any]]:
-    """Train heads on the ``train`` split of a snapshot, from one pass over the store per epoch.
+    """Train heads on the training split of a snapshot, with one pass over the store per epoch.
 
-    An interrupted training is continued, exactly, by the same call.
+    Heads of one seed share a pass, whatever part of the examples each is given. An interrupted
+    training is continued, exactly, by the same call.
 
     Args:
         workspace: with the activations.
-        names: heads of the registry, of plugins, or dotted paths ``package.module:Class``.
+        names: heads of the registry, of plugins, or dotted paths ``package.module:Class``, each
+            perhaps with a part of the examples and a seed (`Run`): ``learned-pooling@f0.3@s1``.
         tag: the snapshot.
         options: how to train.
         overwrite: replace heads that were trained otherwise.
@@ -81,30 +90,87 @@ def train(
         LockedError: another process is training the same heads.
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
-    if not names or len(set(names)) != len(names):
-        raise InputError(f"heads {', '.join(names) or '(none)'}: name at least one, each once")
+    runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
+    if not runs or len(set(runs)) != len(runs):
+        given = ", ".join(run.name for run in runs) or "(none)"
+        raise InputError(f"heads {given}: name at least one, each once")
     tag = SnapshotTag(tag)
-    options = options.model_copy(update={"precision": resolve_precision(options.precision)})
-    dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
-    data = ActivationDataModule(
-        workspace.activations,
-        tag,
-        batch_size=options.batch_size,
-        layers=options.layers,
-        seed=options.seed,
-        readers=readers,
-        dtype=dtype,
-    )
-    split = workspace.split(tag, "train")
-    configs = {name: _head_config(name, split, options) for name in names}
-    todo = [
-        name for name in names if overwrite or not _is_trained(workspace, tag, name, configs[name])
+    groups: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((_kind(run.head), run.seed), []).append(run)
+    passes = [
+        _Pass.plan(workspace, kind, group, tag, options, overwrite)
+        for (kind, _), group in groups.items()
     ]
-    if _run_folder(workspace, tag, list(configs.values())).exists():
-        todo = list(names)  # begun together: killed perhaps while one head after another was saved
-    if todo:
-        _run(workspace, tag, todo, configs, options, data, tensorboard, resume_every_seconds)
-    return [read_metrics(workspace.head_dir(tag, name)) for name in names]
+    for planned in passes:  # all of which were checked before the first begins
+        if planned.todo:
+            _run(planned, tensorboard, readers, resume_every_seconds)
+    return [read_metrics(workspace.head_dir(tag, run.name)) for run in runs]
+
+
+class _Pass(NamedTuple):
+    """Heads that are trained from one stream: of one kind and one seed."""
+
+    workspace: Workspace
+    tag: SnapshotTag
+    split: ActivationSplit
+    held_out: ActivationSplit | None
+    configs: dict[Run, dict[str, Any]]
+    todo: list[Run]
+    options: TrainOptions
+
+    @classmethod
+    def plan(
+        cls,
+        workspace: Workspace,
+        kind: str,
+        runs: list[Run],
+        tag: SnapshotTag,
+        options: TrainOptions,
+        overwrite: bool,
+    ) -> _Pass:
+        """What is to be trained; nothing is written yet."""
+        precision = head_precision(options.precision, kind)
+        options = options.model_copy(update={"precision": precision})
+        split = workspace.split(tag, _TRAIN[kind]).require_complete()
+        held_out = None
+        if options.best_epoch:
+            held_out = workspace.split(tag, _HELD_OUT[kind]).require_complete()
+        configs = {run: _head_config(run, kind, split, options) for run in runs}
+        planned = cls(workspace, tag, split, held_out, configs, list(runs), options)
+        if not planned.folder.exists():  # else killed perhaps while head after head was saved
+            for run in runs:
+                if not overwrite and _is_trained(workspace, tag, run, configs[run]):
+                    planned.todo.remove(run)
+        planned.build("meta")
+        return planned
+
+    @property
+    def folder(self) -> Path:
+        """Where the training keeps what it needs to go on."""
+        digest = digest_of(list(self.configs.values()))[:16]
+        return self.workspace.root / "heads" / self.tag / f".run-{digest}"
+
+    @property
+    def layers(self) -> list[int]:
+        """Indices of the hidden states that the heads take."""
+        return list(next(iter(self.configs.values()))["layers"])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the decoded hidden states."""
+        return torch.bfloat16 if self.options.precision == "bf16" else torch.float32
+
+    def build(self, device: str) -> dict[Run, nn.Module]:
+        """The heads that are to be trained; on ``meta`` only to see whether they can be made."""
+        hidden = self.split.record.hidden_size
+        return build_heads(self.todo, layers=len(self.layers), hidden=hidden, device=device)
+
+    def read(self, positions: Sequence[int]) -> list[HiddenStates]:
+        """Examples of the split on the device, each by itself."""
+        return [
+            decoded(self.split.read([i], self.layers).to(device()), self.dtype) for i in positions
+        ]
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
@@ -122,98 +188,126 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _run(
-    workspace: Workspace,
-    tag: SnapshotTag,
-    names: list[str],
-    configs: dict[str, dict[str, Any]],
-    options: TrainOptions,
-    data: ActivationDataModule,
-    tensorboard: bool,
-    resume_every_seconds: float,
-) -> None:
-    first = configs[names[0]]
-    heads = build_heads(
-        names, layers=len(first["layers"]), hidden=first["hidden_size"], seed=options.seed
-    )
-    folder = _run_folder(workspace, tag, [configs[name] for name in names])
+def _run(planned: _Pass, tensorboard: bool, readers: int, resume_every_seconds: float) -> None:
+    workspace, tag, options = planned.workspace, planned.tag, planned.options
+    heads = planned.build("cpu")
+    names = [run.name for run in heads]
+    total = len(planned.split)
+    epochs = options.epochs if any(run.examples(total) for run in heads) else 0
+    folder = planned.folder
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".lock", f"training {', '.join(names)} on {tag}"):
-        module = HeadsModule(heads, lr=options.lr, seed=options.seed, digest=folder.name)
+        data = ActivationDataModule(
+            workspace.activations,
+            tag,
+            train=planned.split.split,
+            batch_size=options.batch_size,
+            layers=options.layers,
+            seed=planned.todo[0].seed,
+            readers=readers,
+            dtype=planned.dtype,
+        )
+        module = HeadsModule(
+            heads,
+            ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
+            batch_size=options.batch_size,
+            lr=options.lr,
+            digest=folder.name,
+            read=planned.read,
+        )
         resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
-        steps = options.epochs * len(data.train_dataloader())
+        steps = epochs * len(data.train_dataloader())
         training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
         clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
-        with quiet_lightning(), resume.guard():
-            trainer(
-                folder,
-                [training_log, clock, resume],
-                max_epochs=options.epochs,
-                logger=_tensorboard(workspace, tag) if tensorboard else False,
-                precision="bf16-mixed" if options.precision == "bf16" else "32-true",
-            ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
-        rows = training_log.rows()
-        for column, (name, head) in enumerate(heads.items(), start=1):
-            losses = [[row[0], row[column]] for row in rows]
-            _save(workspace.head_dir(tag, name), head, configs[name], losses, names, clock, options)
+        best = None
+        if planned.held_out is not None:
+            precision = resolve_precision(options.precision)
+            best = BestEpoch(planned.held_out, planned.layers, precision)
+        if epochs:
+            with quiet_lightning(), resume.guard():
+                trainer(
+                    folder,
+                    [training_log, clock, *([best] if best else []), resume],
+                    max_epochs=epochs,
+                    logger=_tensorboard(workspace, tag) if tensorboard else False,
+                    precision="bf16-mixed" if options.precision == "bf16" else "32-true",
+                ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
+        _save(planned, heads, module, training_log.rows(), clock, best)
         resume.finish()
     shutil.rmtree(folder)
 
 
-def _run_folder(workspace: Workspace, tag: SnapshotTag, configs: list[dict[str, Any]]) -> Path:
-    """Where a training of these heads keeps what it needs to go on."""
-    return workspace.root / "heads" / tag / f".run-{digest_of(configs)[:16]}"
-
-
 def _save(
-    folder: Path,
-    head: nn.Module,
-    config: dict[str, Any],
-    losses: list[list[str]],
-    together: list[str],
+    planned: _Pass,
+    heads: dict[Run, nn.Module],
+    module: HeadsModule,
+    rows: list[list[str]],
     clock: Clock,
-    options: TrainOptions,
+    best: BestEpoch | None,
 ) -> None:
-    """A head's folder, whole or not at all: weights, config.json, log.csv and metrics.json."""
-    trainable, total = count_parameters(head)
-    tail = [float(loss) for _, loss in losses[-max(1, len(losses) // 10) :]]
-    with new_folder(folder) as temporary:
-        save_file(
-            {name: x.detach().cpu().contiguous() for name, x in head.state_dict().items()},
-            temporary / "model.safetensors",
-            metadata={"head": config["head"], "bertvision": version("bertvision")},
-        )
-        lines = ["step,loss", *(",".join(row) for row in losses), ""]
-        (temporary / "log.csv").write_text("\n".join(lines))
-        write_json(temporary / "config.json", config)
-        write_json(
-            temporary / "metrics.json",
-            {
-                "head": config["head"],
-                "trained_on": config["trained_on"],
-                "trainable": trainable,
-                "total": total,
-                "steps": len(losses),
-                "loss": sum(tail) / len(tail),
-                "seconds": clock.seconds,
-                "wait_seconds": clock.wait_seconds,
-                "seconds_per_epoch": clock.seconds / options.epochs,
-                "trained_together": together,
-            },
-        )
+    """The folder of each head, whole or not at all."""
+    shared = max(0.0, clock.seconds - sum(module.own_seconds.values()))
+    for column, (run, head) in enumerate(heads.items(), start=1):
+        losses = [row[column] for row in rows if row[column]]
+        tail = [float(loss) for loss in losses[-max(1, len(losses) // 10) :]]
+        examples = run.examples(len(planned.split))
+        epoch, held_out = planned.options.epochs if examples else 0, None
+        if best is not None and examples:
+            epoch, held_out = best.restore(run.name, head)
+        trainable, total = count_parameters(head)
+        metrics = {
+            "head": run.head,
+            "trained_on": planned.tag,
+            "fraction": run.fraction,
+            "seed": run.seed,
+            "trainable": trainable,
+            "total": total,
+            "examples": examples,
+            "steps": module.steps[run],
+            "epoch": epoch,
+            "loss": sum(tail) / len(tail) if tail else None,
+            "held_out_losses": held_out,
+            "seconds": clock.seconds,
+            "own_seconds": shared + module.own_seconds[run],
+            "wait_seconds": clock.wait_seconds,
+            "seconds_per_epoch": clock.seconds / planned.options.epochs,
+            "trained_together": [other.name for other in heads],
+        }
+        with new_folder(planned.workspace.head_dir(planned.tag, run.name)) as temporary:
+            save_file(
+                {name: x.detach().cpu().contiguous() for name, x in head.state_dict().items()},
+                temporary / "model.safetensors",
+                metadata={"head": run.head, "bertvision": version("bertvision")},
+            )
+            lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
+            (temporary / "log.csv").write_text("\n".join(lines))
+            write_json(temporary / "config.json", planned.configs[run])
+            write_json(temporary / "metrics.json", metrics)
 
 
-def _head_config(name: str, split: ActivationSplit, options: TrainOptions) -> dict[str, Any]:
+def _kind(head: str) -> str:
+    """``span`` or ``classification``."""
+    if head in HEADS:
+        return HEADS[head].kind
+    with torch.device("meta"):
+        return kind_of(build_head(head, layers=13, hidden=768))  # whatever the dimensions
+
+
+def _head_config(
+    run: Run, kind: str, split: ActivationSplit, options: TrainOptions
+) -> dict[str, Any]:
     """``config.json`` of a head: everything its weights depend on."""
     record = split.record
     layers = [record.layers[i] for i in split.layer_positions(options.layers)]
+    training = options.model_dump(mode="json", exclude={"layers"})
     return {
-        "head": name,
+        "head": run.head,
+        "kind": kind,
         "trained_on": record.tag,
         "layers": layers,
         "hidden_size": record.hidden_size,
         "encoding": record.encoding,
-        "training": options.model_dump(mode="json", exclude={"layers"}),
+        "training": {**training, "seed": run.seed, "fraction": run.fraction},
         "activations": {
             "examples": record.examples,
             "plan_sha256": record.plan_sha256,
@@ -222,19 +316,20 @@ def _head_config(name: str, split: ActivationSplit, options: TrainOptions) -> di
     }
 
 
-def _is_trained(workspace: Workspace, tag: SnapshotTag, name: str, config: dict[str, Any]) -> bool:
-    folder = workspace.head_dir(tag, name)
+def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: dict[str, Any]) -> bool:
+    folder = workspace.head_dir(tag, run.name)
     if not (folder / "metrics.json").is_file():
         return False
-    held = _read_json(folder / "config.json")
+    held = {"kind": "span", **_read_json(folder / "config.json")}
+    held["training"] = {"fraction": 1.0, "best_epoch": False, **held.get("training", {})}
     for field in config:
         if held.get(field) != config[field]:
             there, here = _first_difference(held.get(field), config[field])
             raise WorkspaceError(
-                f"{head_folder(name)} was trained on {tag} before with {field}: {there}, now it "
+                f"{run.name} was trained on {tag} before with {field}: {there}, now it "
                 f"is {here}: give --overwrite to replace it"
             )
-    log.info("%s was trained on %s before: nothing to do", name, tag)
+    log.info("%s was trained on %s before: nothing to do", run.name, tag)
     return True
 
 

@@ -13,7 +13,6 @@ finetune/              log of fine-tuning; the resume file while it runs
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +27,10 @@ from bertvision.errors import (
     UnknownNameError,
     WorkspaceError,
 )
-from bertvision.featurestore.schema import SnapshotTag, check_name
+from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.config import WorkspaceConfig
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.selection import select_questions, source_split, windows_of
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ class Workspace:
         return self.root / "bert" / SnapshotTag(tag)
 
     def head_dir(self, trained_on: str, name: str) -> Path:
-        """Folder of the head ``name`` trained on the activations of snapshot ``trained_on``."""
-        return self.root / "heads" / SnapshotTag(trained_on) / check_name(head_folder(name), "head")
+        """Folder of the run ``name`` (a head) trained on the activations of ``trained_on``."""
+        return self.root / "heads" / SnapshotTag(trained_on) / Run.parse(name).name
 
     def require_snapshot(self, tag: str) -> Path:
         """Folder of a whole snapshot.
@@ -223,7 +223,7 @@ class Workspace:
         return found[0]
 
     def heads(self) -> list[tuple[SnapshotTag, str]]:
-        """The trained heads: snapshot they were trained on, and name of their folder."""
+        """The trained heads: snapshot they were trained on, and name of the run."""
         found = (self.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
         named = ((p.parents[1].name, p.parent.name) for p in found)
         return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
@@ -237,7 +237,7 @@ class Workspace:
         held = self.heads()
         on: list[set[str]] = []
         for name in names:
-            on.append({tag for tag, head in held if head == head_folder(name)})
+            on.append({tag for tag, head in held if head == Run.parse(name).name})
             if not on[-1]:
                 raise self._no_head(name, None)
         what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
@@ -301,11 +301,6 @@ class Workspace:
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split, made from its questions with the task's lengths."""
         return windows_of(self.questions(split), tokenizer, self.config.task)
-
-
-def head_folder(name: str) -> str:
-    """Folder name of a head; of a dotted path ``package.module:Class`` what is safe of it."""
-    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()) if ":" in name else name
 
 
 def _read_config(path: Path) -> WorkspaceConfig:

@@ -29,12 +29,14 @@ from bertvision.errors import (
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.datamodule import ActivationDataModule
 from bertvision.pipelines.evaluate import evaluate, load_head
+from bertvision.pipelines.module import build_heads
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.tasks.squad_metrics import squad_metrics
-from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.train import TrainOptions, read_metrics, train
 from bertvision.pipelines.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-64-shared-skip"]
-OPTIONS = TrainOptions(epochs=3, batch_size=4, precision="32", seed=1)
+OPTIONS = TrainOptions(epochs=3, batch_size=4, precision="32")
 
 
 @pytest.fixture
@@ -56,8 +58,61 @@ def test_heads_trained_together_are_heads_trained_alone(space: Workspace) -> Non
     for name, metrics in zip(HEADS, together, strict=True):
         (alone,) = train(space, [name], "1e", OPTIONS)
         for key, value in weights(space, name).items():
-            torch.testing.assert_close(found[name][key], value, rtol=1e-5, atol=1e-6)
-        assert alone["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+            assert torch.equal(found[name][key], value)
+        assert alone["loss"] == metrics["loss"]
+
+
+PARTS = ["adapter-64-shared", "adapter-64-shared@f0.35", "learned-pooling@f0.1", "learned-pooling"]
+
+
+def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Workspace) -> None:
+    together = train(space, PARTS, "1e", OPTIONS)
+    found = {name: weights(space, name) for name in PARTS}
+    examples = len(space.split("1e", "train"))
+    assert [m["examples"] for m in together] == [
+        examples,
+        round(0.35 * examples),
+        round(0.1 * examples),
+        examples,
+    ]
+    assert [m["steps"] for m in together] == [3 * -(-m["examples"] // 4) for m in together]
+    shutil.rmtree(space.root / "heads")
+    for name in PARTS:
+        train(space, [name], "1e", OPTIONS)
+        assert all(torch.equal(found[name][k], x) for k, x in weights(space, name).items())
+
+
+def test_a_part_of_none_is_the_head_as_it_is_made(space: Workspace) -> None:
+    (metrics,) = train(space, ["adapter-64-shared@f0"], "1e", OPTIONS)
+    assert (metrics["steps"], metrics["examples"], metrics["loss"]) == (0, 0, None)
+    run = Run("adapter-64-shared")
+    made = build_heads([run], layers=3, hidden=32)[run].state_dict()
+    assert all(torch.equal(made[k], x) for k, x in weights(space, "adapter-64-shared@f0").items())
+    (result,) = evaluate(space, ["adapter-64-shared@f0"], trained_on="1e", tag="1e")
+    assert result["head"] == "adapter-64-shared@f0"
+
+
+def test_seeds_are_trainings_of_their_own(space: Workspace) -> None:
+    names = ["learned-pooling", "learned-pooling@s1"]
+    train(space, names, "1e", OPTIONS)
+    first, second = (weights(space, name)["output.weight"] for name in names)
+    assert not torch.equal(first, second)
+    shutil.rmtree(space.root / "heads")
+    train(space, names[1:], "1e", OPTIONS)
+    assert torch.equal(weights(space, names[1])["output.weight"], second)
+
+
+def test_the_best_epoch_is_the_one_with_the_lowest_held_out_loss(space: Workspace) -> None:
+    name = "adapter-386-independent"  # enough parameters to overfit 70 windows
+    options = OPTIONS.model_copy(update={"epochs": 5, "lr": 1e-2, "best_epoch": True})
+    (metrics,) = train(space, [name], "1e", options)
+    losses = metrics["held_out_losses"]
+    assert len(losses) == 5
+    assert metrics["epoch"] == losses.index(min(losses)) + 1 < 5
+    kept = weights(space, name)
+    shorter = options.model_copy(update={"epochs": metrics["epoch"], "best_epoch": False})
+    train(space, [name], "1e", shorter, overwrite=True)
+    assert all(torch.equal(kept[k], x) for k, x in weights(space, name).items())
 
 
 def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
@@ -87,7 +142,7 @@ from bertvision.pipelines.train import TrainOptions, train
 from bertvision.pipelines.workspace import Workspace
 
 space = Workspace.find(Path(sys.argv[3]))
-options = TrainOptions(epochs=3, batch_size=4, precision="32", seed=1)
+options = TrainOptions(epochs=3, batch_size=4, precision="32", best_epoch=True)
 try:
     train(space, sys.argv[4:], "1e", options, resume_every_seconds=0)
 except StoppedError as stopped:
@@ -100,9 +155,11 @@ except StoppedError as stopped:
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
     space: Workspace, how: signal.Signals
 ) -> None:
-    names = HEADS[:2]
-    train(space, names, "1e", OPTIONS)
+    names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
+    train(space, names, "1e", OPTIONS.model_copy(update={"best_epoch": True}))
     whole = {name: weights(space, name) for name in names}
+    same = ("steps", "examples", "loss", "epoch", "held_out_losses")
+    told = {n: {k: read_metrics(space.head_dir("1e", n))[k] for k in same} for n in names}
     shutil.rmtree(space.root / "heads")
     step = 2 * -(-len(space.split("1e", "train")) // 4) - 3  # in the second epoch
 
@@ -115,6 +172,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     assert run(0) == 0
     for name in names:
         assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
+        assert read_metrics(space.head_dir("1e", name)).items() >= told[name].items()
         lines = (space.head_dir("1e", name) / "log.csv").read_text().split()
         assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, len(lines)))
 
