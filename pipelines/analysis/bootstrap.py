@@ -1,0 +1,182 @@
+"""Is the difference between two systems more than noise? Paired bootstrap, and spread over seeds.
+
+Both systems answer the same questions, so their difference is taken question by question, and the
+sample of questions is what is uncertain: questions are drawn again with replacement, as often as
+there are, and the difference is computed anew (Efron & Tibshirani 1993, An Introduction to the
+Bootstrap; Koehn 2004, EMNLP; Berg-Kirkpatrick et al. 2012, EMNLP-CoNLL).
+
+Questions about one paragraph are not independent: a system that misreads the paragraph gets several
+of them wrong at once. Drawing questions one by one would take them for more evidence than they are,
+so whole clusters are drawn where they are given.
+
+The interval holds the noise of the sample of questions alone. What another seed of training would
+have given is not in it: for that, train several and take `over_seeds`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+
+_DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 64 MB of indices and sums
+
+
+class Difference(NamedTuple):
+    """The difference of two systems, first minus second, in the unit of the scores."""
+
+    first: float
+    """Mean score of the first system."""
+    second: float
+    """Mean score of the second."""
+    difference: float
+    """First minus second."""
+    low: float
+    """Lower end of the percentile interval of the difference."""
+    high: float
+    """Its upper end."""
+    p: float
+    """Two-sided: how often a difference at least as far from 0 arises where there is none."""
+    standard_error: float
+    """Standard deviation of the difference over the resamples."""
+    questions: int
+    """Number of scores of each system."""
+    clusters: int
+    """What was drawn: contexts, or questions where each stands alone."""
+    resamples: int
+    """How often."""
+
+
+class Spread(NamedTuple):
+    """Scores of the same system with different seeds."""
+
+    mean: float
+    std: float | None
+    """Of the sample (n − 1 in the denominator); None for a single seed."""
+    n: int
+
+
+def paired_bootstrap(
+    first: npt.ArrayLike,
+    second: npt.ArrayLike,
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Difference:
+    """The difference of two systems' mean scores, with its interval and p-value.
+
+    The interval is that of the percentiles. For p, the resampled differences are moved so that
+    their centre is 0, as they would be if the systems were equally good, and those at least as far
+    from it as the measured one are counted (one is added to both counts, so that p is never 0).
+
+    Args:
+        first: (questions,) scores of the first system.
+        second: (questions,) scores of the second, in the same order.
+        clusters: (questions,) what each question belongs to, such as its context; clusters are
+            drawn whole. None draws question by question.
+        resamples: how often to draw.
+        confidence: of the interval.
+        seed: of the draws.
+
+    Raises:
+        InputError: there are no scores, they are not finite, or not as many on both sides.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not len(a):
+        raise InputError(
+            f"scores of shapes {a.shape} and {b.shape} cannot be paired: give one score per "
+            "question of each system"
+        )
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise InputError("scores hold NaN or infinity: they cannot be compared")
+    if resamples < 1 or not 0 < confidence < 1:
+        raise InputError(
+            f"{resamples} resamples at confidence {confidence}: give at least one, and a "
+            "confidence between 0 and 1"
+        )
+    sums, sizes = _by_cluster(a - b, clusters)
+    drawn = _draw(sums, sizes, resamples, np.random.default_rng(seed))
+    difference = float(sums.sum() / sizes.sum())
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    # Sums in another order differ in their last bits: what is as far must not fall short of it
+    far = np.abs(drawn - difference) >= abs(difference) - 1e-9 * np.abs(a - b).max()
+    return Difference(
+        first=float(a.mean()),
+        second=float(b.mean()),
+        difference=difference,
+        low=float(low),
+        high=float(high),
+        p=(int(far.sum()) + 1) / (resamples + 1),
+        standard_error=float(drawn.std()),
+        questions=len(a),
+        clusters=len(sums),
+        resamples=resamples,
+    )
+
+
+def over_seeds(scores: Sequence[float]) -> Spread:
+    """Mean and standard deviation of one system's scores with different seeds.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not scores:
+        raise InputError("no scores to take a mean of: evaluate at least one seed")
+    std = statistics.stdev(scores) if len(scores) > 1 else None
+    return Spread(math.fsum(scores) / len(scores), std, len(scores))
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p of McNemar's test: do two systems err equally often?
+
+    Of the questions that only one of them gets right, each is as likely to be the first's as the
+    second's if they are equally good (McNemar 1947, Psychometrika 12; exact binomial form).
+
+    Args:
+        only_first: questions that the first alone gets right.
+        only_second: questions that the second alone gets right.
+    """
+    n, few = only_first + only_second, min(only_first, only_second)
+    ways, tail = 1, 1
+    for k in range(1, few + 1):
+        ways = ways * (n - k + 1) // k  # n over k, exactly
+        tail += ways
+    return float(min(1.0, 2 * tail / (1 << n)))
+
+
+def _by_cluster(
+    values: npt.NDArray[np.float64], clusters: Sequence[Hashable] | None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Sum and number of the values of each cluster."""
+    if clusters is None:
+        return values, np.ones(len(values), np.float64)
+    if len(clusters) != len(values):
+        raise InputError(f"{len(clusters)} clusters are named for {len(values)} scores")
+    numbers: dict[Hashable, int] = {}
+    member = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
+    sizes = np.bincount(member).astype(np.float64)
+    return np.bincount(member, weights=values).astype(np.float64), sizes
+
+
+def _draw(
+    sums: npt.NDArray[np.float64],
+    sizes: npt.NDArray[np.float64],
+    resamples: int,
+    random: np.random.Generator,
+) -> npt.NDArray[np.float64]:
+    """(resamples,) mean of the values of as many clusters as there are, drawn with replacement."""
+    at_once = max(1, _DRAWS_AT_ONCE // len(sums))
+    means = []
+    for begin in range(0, resamples, at_once):
+        drawn = random.integers(0, len(sums), (min(at_once, resamples - begin), len(sums)))
+        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+    return np.concatenate(means)

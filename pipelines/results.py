@@ -1,0 +1,299 @@
+"""The results of a workspace, in one list: what every table, comparison and report starts from.
+
+A result is one system scored on one split. Systems are BERT at a snapshot, a run (a head trained on
+one snapshot's activations, with one fraction of the data and one seed) on some snapshot's
+activations, and ensembles of these. Each knows the folder its numbers come from and the command
+that makes them again. Only files of a few kilobytes are read.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.workspace import Workspace
+
+System = Literal["bert", "head", "ensemble"]
+
+BERT_COMMAND = "bertvision finetune --resume"
+"""The command that makes BERT's own results."""
+
+TRAINING_DEFAULTS: Mapping[str, Any] = {
+    "epochs": 1,
+    "batch_size": 16,
+    "lr": 1e-3,
+    "seed": 0,
+    "fraction": 1.0,
+    "best_epoch": False,
+}
+"""What `bertvision train` does where an option is left out (precision depends on the machine)."""
+
+
+class Result(NamedTuple):
+    """One system, scored on one split."""
+
+    system: System
+    """What kind of system it is."""
+    name: str
+    """As people read it: ``BERT``, the head, or the ensemble's members."""
+    run: str
+    """Name of the run, ``bert``, or the name of the ensemble's folder."""
+    head: str | None
+    """The head, as `bertvision train` names it; None for BERT and ensembles."""
+    fraction: float
+    """Of the training examples; of an ensemble what its heads have in common, else 1."""
+    seed: int
+    """Of the training; of an ensemble what its heads have in common, else 0."""
+    trained_on: str
+    """Snapshot whose activations the head was trained on; BERT's own."""
+    checkpoint: str
+    """Snapshot whose activations it was scored on; BERT's own."""
+    split: str
+    """What it was scored on."""
+    rules: dict[str, Any]
+    """By decoding rule its ``threshold`` and its ``metrics``, in per cent."""
+    folder: Path
+    """Where metrics.json and predictions.json are."""
+    command: str
+    """The command that makes this result, in the workspace."""
+
+
+def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
+    """All results on one split.
+
+    Returns:
+        Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, heads,
+        ensembles), name, fraction and seed.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it and the command that makes it again.
+    """
+    found = [*_bert(workspace, split), *_heads(workspace, split), *_ensembles(workspace, split)]
+    systems = get_args(System)
+    return sorted(
+        found,
+        key=lambda r: (
+            SnapshotTag(r.trained_on),
+            SnapshotTag(r.checkpoint),
+            systems.index(r.system),
+            r.name,
+            r.fraction,
+            r.seed,
+            r.run,
+        ),
+    )
+
+
+def read_run_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a run, with the defaults of what older runs did not record.
+
+    Args:
+        folder: ``heads/<trained_on>/<run>``.
+
+    Raises:
+        WorkspaceError: it is damaged.
+    """
+
+    def complete(values: dict[str, Any]) -> dict[str, Any]:
+        training = {**TRAINING_DEFAULTS, **values["training"]}
+        str(values["head"]), str(values["trained_on"]), len(values["layers"])
+        training["fraction"], training["seed"] = float(training["fraction"]), int(training["seed"])
+        return {"kind": "span", **values, "training": training}
+
+    return _read(folder / "config.json", _train_again(folder), complete)
+
+
+def read_run_metrics(folder: Path) -> dict[str, Any]:
+    """``metrics.json`` of a run's training, with the defaults of what older runs did not record.
+
+    Args:
+        folder: ``heads/<trained_on>/<run>``.
+
+    Raises:
+        WorkspaceError: it is damaged.
+    """
+
+    def complete(values: dict[str, Any]) -> dict[str, Any]:
+        own = values["seconds"] / max(1, len(values.get("trained_together", ())))
+        return {"own_seconds": own, "examples": None, "epoch": None, **values}
+
+    return _read(folder / "metrics.json", _train_again(folder), complete)
+
+
+def read_metrics(path: Path, command: str) -> dict[str, Any]:
+    """``metrics.json`` of a result.
+
+    Args:
+        path: the file.
+        command: what makes it, for the message.
+
+    Raises:
+        WorkspaceError: it is missing or damaged.
+    """
+    return _read(path, command, _checked)
+
+
+def training_command(config: Mapping[str, Any], hidden_states: int | None = None) -> str:
+    """The command that trains a run again: its options, but for those that are the default.
+
+    The precision is always among them, because its default depends on the machine.
+
+    Args:
+        config: the ``config.json`` of the run.
+        hidden_states: how many the encoder has; where the run was trained on all of them (of the
+            [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
+    """
+    training = {**TRAINING_DEFAULTS, **config["training"]}
+    words = ["bertvision", "train", config["head"], "--checkpoint", config["trained_on"]]
+    for option in ("epochs", "batch_size", "lr"):
+        words += _option(option, training[option])
+    layers = list(config["layers"])
+    pooler = config.get("activations", {}).get("tokens") == "cls"
+    if hidden_states is None or layers != list(range(hidden_states + pooler)):
+        words += ["--layers", ",".join(map(str, layers))]
+    if "precision" in training:
+        words += ["--precision", training["precision"]]
+    for option in ("seed", "fraction"):
+        words += _option(option, training[option])
+    return shlex.join(words + (["--best-epoch"] if training["best_epoch"] else []))
+
+
+def evaluation_command(run: str, trained_on: str, checkpoint: str, split: str = "dev") -> str:
+    """The command that scores a run."""
+    words = ["bertvision", "evaluate", run, "--trained-on", trained_on, "--checkpoint", checkpoint]
+    return shlex.join(words + ([] if split == "dev" else ["--split", split]))
+
+
+def ensemble_command(
+    members: Sequence[str], combine: str, trained_on: str, checkpoint: str, split: str = "dev"
+) -> str:
+    """The command that makes an ensemble of runs, and of BERT where ``bert`` is a member."""
+    words = ["bertvision", "ensemble", *(run for run in members if run != "bert")]
+    words += ["--with-bert"] if "bert" in members else []
+    words += ["--combine", combine, "--trained-on", trained_on, "--checkpoint", checkpoint]
+    return shlex.join(words + ([] if split == "dev" else ["--split", split]))
+
+
+def ensemble_name(members: Sequence[str], combine: str) -> str:
+    """An ensemble as people read it: ``max(BERT, adapter-386-shared)``."""
+    return f"{combine}({', '.join('BERT' if run == 'bert' else run for run in members)})"
+
+
+def _train_again(folder: Path) -> str:
+    """The training of a run whose records cannot be read, as far as its folder tells it."""
+    return f"bertvision train {folder.name} --checkpoint {folder.parent.name} --overwrite"
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if value == TRAINING_DEFAULTS[name]:
+        return []
+    text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return [f"--{name.replace('_', '-')}", text]
+
+
+def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
+    for path in (workspace.root / "bert").glob("*/metrics.json"):
+        tag = path.parent.name
+        values = read_metrics(path, BERT_COMMAND)
+        if SnapshotTag.is_valid(tag) and values.get("split", "dev") == split:
+            yield Result(
+                system="bert",
+                name="BERT",
+                run="bert",
+                head=None,
+                fraction=1.0,
+                seed=0,
+                trained_on=tag,
+                checkpoint=tag,
+                split=split,
+                rules=values["rules"],
+                folder=path.parent,
+                command=BERT_COMMAND,
+            )
+
+
+def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
+    configs: dict[Path, dict[str, Any]] = {}
+    suffix = "" if split == "dev" else f"-{split}"
+    for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
+        checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
+        trained_on = folder.parent.name
+        if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
+            continue
+        again = evaluation_command(folder.name, trained_on, checkpoint, split)
+        values = read_metrics(path, again)
+        if folder not in configs:
+            configs[folder] = read_run_config(folder)
+        config = configs[folder]
+        yield Result(
+            system="head",
+            name=config["head"],
+            run=folder.name,
+            head=config["head"],
+            fraction=config["training"]["fraction"],
+            seed=config["training"]["seed"],
+            trained_on=trained_on,
+            checkpoint=checkpoint,
+            split=split,
+            rules=values["rules"],
+            folder=path.parent,
+            command=again,
+        )
+
+
+def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
+    def checked(values: dict[str, Any]) -> dict[str, Any]:
+        SnapshotTag(values["trained_on"]), SnapshotTag(values["checkpoint"])
+        float(values["fraction"]), str(values["combine"]), str(values["split"])
+        return {**_checked(values), "members": tuple(map(str, values["members"]))}
+
+    for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
+        values = _read(path, "bertvision ensemble", checked)
+        if values["split"] != split:
+            continue
+        members, combine = values["members"], values["combine"]
+        trained_on, checkpoint = values["trained_on"], values["checkpoint"]
+        yield Result(
+            system="ensemble",
+            name=ensemble_name(members, combine),
+            run=path.parent.name,
+            head=None,
+            fraction=values["fraction"],
+            seed=values["seed"],
+            trained_on=trained_on,
+            checkpoint=checkpoint,
+            split=split,
+            rules=values["rules"],
+            folder=path.parent,
+            command=ensemble_command(members, combine, trained_on, checkpoint, split),
+        )
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    if not values["rules"]:
+        raise ValueError("no rules")
+    for rule in values["rules"].values():
+        for value in (rule["threshold"], *rule["metrics"].values()):
+            if not isinstance(value, int | float | None):
+                raise TypeError(f"{value!r} is no number")
+    return values
+
+
+def _read(
+    path: Path, again: str, check: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return check(values)
+    except FileNotFoundError:
+        raise WorkspaceError(f"there is no {path}: `{again}` makes it") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise WorkspaceError(
+            f"{path} is damaged ({what}): delete it and run `{again}` again"
+        ) from error

@@ -1,0 +1,151 @@
+"""The paired bootstrap: known answers, invariants, and intervals that hold what they promise."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.bootstrap import mcnemar, over_seeds, paired_bootstrap
+
+SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
+
+
+def test_standard_error_is_the_analytic_one_for_normal_scores() -> None:
+    random = np.random.default_rng(1)
+    first, second = random.normal(60, 10, 2000), random.normal(58, 10, 2000)
+    found = paired_bootstrap(first, second, resamples=20_000)
+    error = np.std(first - second, ddof=1) / np.sqrt(2000)
+    assert found.difference == pytest.approx(first.mean() - second.mean())
+    assert found.standard_error == pytest.approx(error, rel=0.03)
+    assert found.low == pytest.approx(found.difference - 1.96 * error, abs=0.05)
+    assert found.high == pytest.approx(found.difference + 1.96 * error, abs=0.05)
+
+
+def test_p_is_the_analytic_one_for_normal_scores() -> None:
+    random = np.random.default_rng(2)
+    noise = random.normal(0, 1, 1000)
+    noise = (noise - noise.mean()) / noise.std()
+    z = 2.0
+    found = paired_bootstrap(noise + z / np.sqrt(1000), np.zeros(1000), resamples=50_000)
+    assert found.p == pytest.approx(2 * (1 - statistics.NormalDist().cdf(z)), abs=0.005)
+
+
+def test_perfectly_dependent_questions_count_as_one() -> None:
+    """A cluster of k equal differences is k times fewer pieces of evidence."""
+    random = np.random.default_rng(3)
+    alone = random.normal(0, 1, 300)
+    copied = np.repeat(alone, 10)
+    clusters = np.repeat(np.arange(300), 10).tolist()
+    one = paired_bootstrap(alone, np.zeros(300), seed=4)
+    clustered = paired_bootstrap(copied, np.zeros(3000), clusters=clusters, seed=4)
+    naive = paired_bootstrap(copied, np.zeros(3000), seed=4)
+    assert clustered.standard_error == pytest.approx(one.standard_error)
+    assert (clustered.low, clustered.high, clustered.p) == pytest.approx((one.low, one.high, one.p))
+    assert naive.standard_error == pytest.approx(one.standard_error / np.sqrt(10), rel=0.1)
+    assert (clustered.questions, clustered.clusters, naive.clusters) == (3000, 300, 3000)
+
+
+@given(SCORES)
+def test_a_system_does_not_differ_from_itself(scores: list[tuple[float, float]]) -> None:
+    first = [a for a, _ in scores]
+    found = paired_bootstrap(first, first, resamples=50)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+@given(SCORES, st.booleans())
+def test_swapping_the_systems_swaps_the_sign_alone(
+    scores: list[tuple[float, float]], clustered: bool
+) -> None:
+    first, second = [a for a, _ in scores], [b for _, b in scores]
+    clusters = [row // 3 for row in range(len(scores))] if clustered else None
+    there = paired_bootstrap(first, second, clusters=clusters, resamples=200)
+    back = paired_bootstrap(second, first, clusters=clusters, resamples=200)
+    assert back.difference == -there.difference
+    assert (back.low, back.high) == pytest.approx((-there.high, -there.low), abs=1e-9)
+    assert back.p == there.p
+    assert there.low <= there.high
+    assert 0 < there.p <= 1
+
+
+def test_the_seed_decides_the_draws_and_blocks_of_draws_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from bertvision.pipelines.analysis import bootstrap
+
+    random = np.random.default_rng(5)
+    first, second = random.random(50), random.random(50)
+    whole = paired_bootstrap(first, second, resamples=1000)
+    assert paired_bootstrap(first, second, resamples=1000) == whole
+    assert paired_bootstrap(first, second, resamples=1000, seed=1) != whole
+    monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 50 * 7)
+    assert paired_bootstrap(first, second, resamples=1000) == whole
+
+
+def test_intervals_cover_the_true_difference_as_often_as_they_say() -> None:
+    """400 data sets of dependent questions: 95 % intervals over clusters hold the truth in 95 %."""
+    random = np.random.default_rng(6)
+    clusters = np.repeat(np.arange(80), 5)
+    covered = false_alarms = naive = 0
+    for seed in range(400):
+        shared = random.normal(0, 1, 80)[clusters]
+        first = 1 + shared + random.normal(0, 1, 400)
+        found = paired_bootstrap(
+            first, np.zeros(400), clusters=clusters.tolist(), resamples=500, seed=seed
+        )
+        covered += found.low <= 1 <= found.high
+        none = paired_bootstrap(
+            first - 1, np.zeros(400), clusters=clusters.tolist(), resamples=500, seed=seed
+        )
+        false_alarms += none.p < 0.05
+        alone = paired_bootstrap(first, np.zeros(400), resamples=500, seed=seed)
+        naive += alone.low <= 1 <= alone.high
+    # a binomial of 400 at 0.95 has a standard deviation of 1.1 %
+    assert 0.91 <= covered / 400 <= 0.98
+    assert 0.02 <= false_alarms / 400 <= 0.09
+    assert naive / 400 < 0.85  # question by question, the same data seem more certain than they are
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "message"),
+    [
+        ([], [], {}, "one score per question"),
+        ([1.0], [1.0, 2.0], {}, "one score per question"),
+        ([float("nan")], [1.0], {}, "NaN"),
+        ([1.0], [1.0], {"clusters": ["a", "b"]}, "2 clusters"),
+        ([1.0], [1.0], {"resamples": 0}, "at least one"),
+        ([1.0], [1.0], {"confidence": 1.0}, "between 0 and 1"),
+    ],
+    ids=["none", "unpaired", "nan", "clusters", "resamples", "confidence"],
+)
+def test_what_cannot_be_compared_is_refused(
+    first: list[float], second: list[float], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        paired_bootstrap(first, second, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (0, 5, 0.0625), (1, 9, 0.021484375), (2, 6, 0.2890625)],
+)
+def test_mcnemar_is_the_binomial_test(only_first: int, only_second: int, p: float) -> None:
+    assert mcnemar(only_first, only_second) == pytest.approx(p)
+    assert mcnemar(only_second, only_first) == mcnemar(only_first, only_second)
+
+
+def test_mcnemar_of_thousands_of_questions_is_near_the_normal_approximation() -> None:
+    exact = mcnemar(4900, 5100)
+    normal = 2 * (1 - statistics.NormalDist().cdf((5100 - 5000 - 0.5) / np.sqrt(2500)))
+    assert exact == pytest.approx(normal, rel=0.01)
+
+
+def test_spread_over_seeds_is_that_of_a_sample() -> None:
+    assert over_seeds([50.0, 52.0, 54.0]) == (52.0, 2.0, 3)
+    assert over_seeds([50.0]) == (50.0, None, 1)
+    with pytest.raises(InputError, match="at least one seed"):
+        over_seeds([])

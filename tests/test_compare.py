@@ -1,0 +1,151 @@
+"""Comparing two systems, from what one types to the sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labs import HEADS, scored_copy
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.analysis.bootstrap import Difference
+from bertvision.pipelines.compare import compare, sentence
+from bertvision.pipelines.ensemble import ensemble
+from bertvision.pipelines.results import read_results
+from bertvision.pipelines.systems import find_system, written
+from bertvision.pipelines.tasks.squad_metrics import squad_metrics
+from bertvision.pipelines.workspace import Workspace
+
+HEAD = HEADS[0]
+
+
+@pytest.fixture
+def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
+    return scored_copy(workspace, tmp_path / "lab")
+
+
+def test_scores_are_the_recorded_ones(lab: Workspace) -> None:
+    for metric in ("f1", "exact"):
+        found = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", metric=metric, resamples=100)  # type: ignore[arg-type]
+        recorded = {written(r): r.rules["n-best"]["metrics"][metric] for r in read_results(lab)}
+        assert found["first_score"] == pytest.approx(recorded[f"{HEAD}:0.5e:1e"])
+        assert found["second_score"] == pytest.approx(recorded["bert:1e"])
+        assert found["difference"] == pytest.approx(found["first_score"] - found["second_score"])
+        assert found["low"] <= found["difference"] <= found["high"]
+
+
+def test_contexts_are_drawn_whole_unless_asked_otherwise(lab: Workspace) -> None:
+    questions = lab.questions("dev")
+    contexts = compare(lab, f"{HEAD}:0.5e", "bert:1e", resamples=100)
+    assert (contexts["questions"], contexts["clusters"]) == (len(questions), 8)
+    alone = compare(lab, f"{HEAD}:0.5e", "bert:1e", resamples=100, by="question")
+    assert alone["clusters"] == len(questions)
+
+
+def test_a_system_is_the_same_as_itself(lab: Workspace) -> None:
+    found = compare(lab, "bert:1e", "bert:1e", resamples=100)
+    assert (found["difference"], found["p"]) == (0, 1)
+    assert "the same F1 on every question" in found["sentence"]
+
+
+def test_a_system_that_is_right_everywhere_is_better_than_noise(lab: Workspace) -> None:
+    """Gold answers as one system's predictions, with the metrics that they have."""
+    folder = lab.head_dir("0.5e", HEAD) / "eval" / "1e"
+    questions = lab.questions("dev")
+    gold = {q.id: q.answers[0].text if q.answers else "" for q in questions}
+    _predict(folder, gold, dict(squad_metrics(gold, questions)))
+    wrong = {q.id: "" if q.answers else q.context for q in questions}
+    _predict(lab.bert_dir("1e"), wrong, dict(squad_metrics(wrong, questions)))
+    there = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=1000)
+    assert (there["difference"], there["low"], there["high"]) == (100, 100, 100)
+    assert there["p"] == pytest.approx(1 / 1001)
+    assert there["sentence"].startswith(f"{HEAD}:0.5e:1e is better than bert:1e by 100.00 points")
+    back = compare(lab, "bert:1e", f"{HEAD}:0.5e:1e", resamples=1000)
+    assert back["difference"] == -100
+    assert back["sentence"] == there["sentence"]
+
+
+def test_yes_and_no_are_compared_by_accuracy(lab: Workspace) -> None:
+    questions = lab.questions("dev")
+    for seed, folder in enumerate((lab.head_dir("0.5e", HEAD) / "eval" / "1e", lab.bert_dir("1e"))):
+        said = {q.id: bool((row + seed) % 2) for row, q in enumerate(questions)}
+        right = [said[q.id] != q.is_impossible for q in questions]
+        metrics = {"accuracy": 100 * sum(right) / len(right), "f1": 50.0}
+        _predict(folder, said, metrics, rule="argmax")
+    found = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=100)
+    assert found["metric"] == "accuracy"
+    assert found["first_score"] + found["second_score"] == pytest.approx(100)
+    with pytest.raises(InputError, match="question by question with accuracy"):
+        compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", metric="f1")
+    with pytest.raises(InputError, match="compare systems of one task"):
+        compare(lab, f"{HEAD}:0.5e:1e", "bert:0.5e")
+
+
+def _predict(
+    folder: Path, predictions: dict[str, Any], metrics: dict[str, float], rule: str = "n-best"
+) -> None:
+    (folder / "predictions.json").write_text(json.dumps(predictions))
+    stored = json.loads((folder / "metrics.json").read_text())
+    stored["rules"] = {rule: {"threshold": None, "metrics": metrics}}
+    (folder / "metrics.json").write_text(json.dumps(stored))
+
+
+def test_every_result_is_found_by_the_name_it_is_written_with(lab: Workspace) -> None:
+    ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e", combine="mean")
+    ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
+    results = read_results(lab)
+    assert len(results) == 8
+    for result in results:
+        assert find_system(results, written(result)) is result
+    name = f"max-bert+{'+'.join(HEADS)}"
+    assert find_system(results, name).run == f"{name}@0.5e"  # only one there is
+
+
+def test_a_system_is_never_guessed(lab: Workspace) -> None:
+    results = read_results(lab)
+    for text, options, message in [
+        ("bert", {}, "which bert is meant? There are bert:0.5e, bert:1e: write one of these"),
+        (HEAD, {}, f"There are {HEAD}:0.5e, {HEAD}:0.5e:1e"),
+        ("bert:2e", {}, "bert was not scored there: there are bert:0.5e, bert:1e"),
+        (HEAD, {"checkpoint": "3e"}, "was not scored there"),
+        ("adapter-64-sharde:1e", {}, f"did you mean {HEAD}? there are bert, {HEAD}"),
+    ]:
+        with pytest.raises(UnknownNameError, match=re.escape(message)):
+            find_system(results, text, **options)
+    assert find_system(results, HEAD, checkpoint="1e").checkpoint == "1e"
+    for text in ("", ":1e", "a:1e:1e:1e", "bert:1"):
+        with pytest.raises(InputError):
+            find_system(results, text)
+
+
+def test_predictions_of_other_questions_are_refused(lab: Workspace) -> None:
+    path = lab.bert_dir("1e") / "predictions.json"
+    predictions = json.loads(path.read_text())
+    for changed, message in [
+        (dict.fromkeys(predictions, "never"), "predictions.json scores 0.0"),
+        (dict(list(predictions.items())[1:]), "not of the workspace's 24 questions"),
+        ({**predictions, next(iter(predictions)): 3}, "has no answer"),
+        ([], "damaged"),
+    ]:
+        path.write_text(json.dumps(changed))
+        with pytest.raises(WorkspaceError, match=message):
+            compare(lab, "bert:1e", f"{HEAD}:0.5e")
+    path.unlink()
+    with pytest.raises(WorkspaceError, match="bertvision finetune --resume"):
+        compare(lab, "bert:1e", f"{HEAD}:0.5e")
+
+
+def test_a_sentence_says_what_the_interval_allows() -> None:
+    noise = Difference(51.0, 50.0, 1.0, -1.0, 3.0, 0.31, 1.0, 100, 20, 1000)
+    assert sentence("a", "b", "f1", noise) == (
+        "a is 1.00 points of F1 above b, which the choice of questions alone may give (95 % "
+        "interval -1.00 to +3.00, p = 0.31, paired bootstrap over 20 contexts)."
+    )
+    sure = Difference(45.0, 50.0, -5.0, -7.0, -3.0, 1 / 1001, 1.0, 100, 100, 1000)
+    assert sentence("a", "b", "exact", sure) == (
+        "b is better than a by 5.00 points of exact match, more than the choice of questions "
+        "explains (95 % interval +3.00 to +7.00, p < 0.001, paired bootstrap over 100 questions)."
+    )

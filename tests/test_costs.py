@@ -1,0 +1,142 @@
+"""Costs: every number is a sum of recorded ones, and nothing is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labs import HEADS, scored_copy
+
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.costs import Costs, read_costs
+from bertvision.pipelines.ensemble import ensemble
+from bertvision.pipelines.results import read_results
+from bertvision.pipelines.snapshots import count_encoder_parameters
+from bertvision.pipelines.systems import written
+from bertvision.pipelines.workspace import Workspace
+
+OWN = {HEADS[0]: 3.0, HEADS[1]: 5.0}
+FINE_TUNING = {"0.5e": 40.0, "1e": 100.0}
+
+
+@pytest.fixture
+def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """With known seconds and bytes in the places where they are recorded."""
+    lab = scored_copy(workspace, tmp_path / "lab")
+    for tag, seconds in FINE_TUNING.items():
+        _change(lab.snapshot_dir(tag) / "snapshot.json", seconds=seconds)
+        record = {"examples": 9, "examples_written": 9, "seconds": 7.0, "bytes": 1000}
+        path = lab.root / "extraction" / tag / "train.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    for head, seconds in OWN.items():
+        _change(lab.head_dir("0.5e", head) / "metrics.json", own_seconds=seconds)
+    ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
+    ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="0.5e")
+    return lab
+
+
+def _change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _costs(lab: Workspace) -> dict[str, Costs]:
+    results = read_results(lab)
+    return dict(zip(map(written, results), read_costs(lab, results), strict=True))
+
+
+def test_seconds_are_the_sum_of_what_a_system_needs(lab: Workspace) -> None:
+    costs = _costs(lab)
+    both = "+".join(HEADS)
+    expected = {
+        "bert:0.5e": (40.0, 0, 0),
+        "bert:1e": (100.0, 0, 0),
+        f"{HEADS[0]}:0.5e": (40.0, 7.0, 3.0),
+        f"{HEADS[0]}:0.5e:1e": (100.0, 7.0, 3.0),  # the encoder it is scored on is needed too
+        f"max-{both}:0.5e": (40.0, 7.0, 8.0),  # one extraction, two trainings
+        f"max-bert+{both}:0.5e:1e": (100.0, 7.0, 8.0),  # BERT is fine-tuned once
+    }
+    for name, parts in expected.items():
+        cost = costs[name]
+        assert (
+            cost["fine_tuning_seconds"],
+            cost["extraction_seconds"],
+            cost["training_seconds"],
+        ) == parts, name
+        assert cost["seconds"] == sum(parts)
+        assert cost["speed_up"] == pytest.approx(100 / sum(parts))
+
+
+def test_parameters_are_in_per_cent_of_the_encoder(lab: Workspace) -> None:
+    costs = _costs(lab)
+    encoder = count_encoder_parameters(lab.snapshot_dir("1e"))
+    heads = [
+        json.loads((lab.head_dir("0.5e", head) / "metrics.json").read_text())["total"]
+        for head in HEADS
+    ]
+    assert (costs["bert:1e"]["parameters"], costs["bert:1e"]["percent"]) == (encoder, 100)
+    assert costs[f"{HEADS[0]}:0.5e"]["parameters"] == heads[0]
+    assert costs[f"{HEADS[0]}:0.5e"]["percent"] == pytest.approx(100 * heads[0] / encoder)
+    together = costs[f"max-bert+{'+'.join(HEADS)}:0.5e:1e"]
+    assert together["parameters"] == encoder + sum(heads)
+
+
+def test_bytes_are_those_of_the_training_split(lab: Workspace) -> None:
+    costs = _costs(lab)
+    assert costs["bert:1e"]["bytes"] == 0
+    assert costs[f"{HEADS[0]}:0.5e"]["bytes"] == 1000
+    assert costs[f"max-{'+'.join(HEADS)}:0.5e"]["bytes"] == 1000
+
+
+def test_retention_is_of_bert_at_the_last_snapshot(lab: Workspace) -> None:
+    costs = _costs(lab)
+    f1 = {written(r): r.rules["n-best"]["metrics"]["f1"] for r in read_results(lab)}
+    assert costs["bert:1e"]["retention"] == 100
+    for name, cost in costs.items():
+        assert cost["retention"] == pytest.approx(100 * f1[name] / f1["bert:1e"])
+
+
+def test_what_was_not_recorded_is_none_and_so_is_every_sum_with_it(lab: Workspace) -> None:
+    (lab.root / "extraction" / "0.5e" / "train.json").unlink()
+    cost = _costs(lab)[f"{HEADS[0]}:0.5e"]
+    assert cost["extraction_seconds"] is cost["bytes"] is cost["seconds"] is None
+    assert cost["speed_up"] is None
+    assert (cost["fine_tuning_seconds"], cost["training_seconds"]) == (40.0, 3.0)
+    assert _costs(lab)["bert:0.5e"]["speed_up"] == 2.5
+
+    _change(lab.snapshot_dir("1e") / "snapshot.json", seconds=None)
+    costs = _costs(lab)
+    assert costs["bert:1e"]["seconds"] is None
+    assert costs["bert:0.5e"]["seconds"] == 40.0
+    assert all(cost["speed_up"] is None for cost in costs.values())
+
+
+def test_an_extraction_that_was_recorded_in_part_is_unknown(lab: Workspace) -> None:
+    _change(lab.root / "extraction" / "0.5e" / "train.json", examples_written=8)
+    cost = _costs(lab)[f"{HEADS[0]}:0.5e"]
+    assert cost["extraction_seconds"] is cost["bytes"] is None
+
+
+def test_the_pretrained_encoder_needs_no_fine_tuning(lab: Workspace) -> None:
+    import shutil
+
+    shutil.copytree(lab.snapshot_dir("0.5e"), lab.snapshot_dir("0e"))
+    shutil.copytree(lab.bert_dir("0.5e"), lab.bert_dir("0e"))
+    _change(lab.snapshot_dir("0e") / "snapshot.json", tag="0e", step=0, seconds=None)
+    cost = _costs(lab)["bert:0e"]
+    assert cost["seconds"] == 0
+    assert cost["speed_up"] is None
+
+
+def test_without_berts_score_there_is_no_retention(lab: Workspace) -> None:
+    (lab.bert_dir("1e") / "metrics.json").unlink()
+    assert all(cost["retention"] is None for cost in _costs(lab).values())
+
+
+def test_a_damaged_record_is_named(lab: Workspace) -> None:
+    path = lab.root / "extraction" / "0.5e" / "train.json"
+    path.write_text("{")
+    with pytest.raises(WorkspaceError, match="train.json is damaged"):
+        _costs(lab)
