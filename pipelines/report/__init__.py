@@ -1,0 +1,1 @@
+"""The report: what a workspace's results say, as one page and as tables."""

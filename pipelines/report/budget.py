@@ -1,0 +1,135 @@
+"""Sections about what a score costs: parameters, time, bytes."""
+
+from __future__ import annotations
+
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.report import marks
+from bertvision.pipelines.report.rows import Results, Row
+from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
+from bertvision.pipelines.report.table import Column, Table
+from bertvision.pipelines.results import BERT_COMMAND
+
+_BARS = 12
+
+"""Systems whose time is drawn."""
+
+
+def parameters(results: Results) -> Section:
+    """Parameters against score."""
+    ident, title = "parameters", "Parameters against score"
+    rows = [
+        r for r in results.full if r["trained_on"] == r["checkpoint"] and r["percent"] is not None
+    ]
+    if not rows:
+        return Section(
+            ident,
+            title,
+            missing="No head was evaluated on the snapshot it was trained on: `bertvision evaluate "
+            "HEAD…` does.",
+        )
+    caption = (
+        f"{results.title} over the head's parameters in per cent of the encoder's. Named, where "
+        "there is room, are the heads that no smaller one beats; the dotted line is BERT. Marks to "
+        "the left and above are better: the same score with fewer parameters."
+    )
+    name = f"{results.label} over parameters"
+    source = f"heads/<trained on>/<head>/metrics.json, {HEADS}"
+    command = f"bertvision train HEAD…; {EVALUATE}"
+    figure = make_figure(
+        ident,
+        name,
+        caption,
+        source,
+        command,
+        lambda width: marks.parameters(rows, results.bert, results.label, width),
+    )
+    tags = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
+    merged: dict[str, Row] = {}
+    for r in sorted(rows, key=lambda r: (r["percent"], r["name"])):
+        row = merged.setdefault(r["name"], {k: r[k] for k in ("name", "parameters", "percent")})
+        row |= {r["checkpoint"]: r["score"], f"{r['checkpoint']}_sd": r["score_sd"]}
+    table = Table(
+        "parameters",
+        f"Parameters and {results.score} at the snapshot trained on",
+        [
+            Column("name", "head", "text"),
+            Column("parameters", "parameters", "count"),
+            Column("percent", "% of the encoder", digits=3),
+            *(Column(str(tag), f"{results.score} at {tag}", sd=True) for tag in tags),
+        ],
+        list(merged.values()),
+        source,
+        command,
+    )
+    return Section(ident, title, figures=[figure], tables=[table])
+
+
+def costs(results: Results) -> Section:
+    """Time and bytes."""
+    ident, title = "costs", "Time and bytes"
+    rows = [*results.bert, *results.full]
+    timed = [r for r in rows if any(r[key] for _, key in marks.PARTS)]
+    if not timed:
+        return Section(
+            ident,
+            title,
+            missing=f"No times are recorded: `{BERT_COMMAND}`, `bertvision extract` and "
+            "`bertvision train` record theirs.",
+        )
+    best: dict[tuple[str, str, str], Row] = {}
+    for r in timed:
+        key = (r["system"], r["trained_on"], r["checkpoint"])
+        if key not in best or r["score"] > best[key]["score"]:
+            best[key] = r
+    bars = [r | {"title": _title(r)} for r in sorted(best.values(), key=pair)][-_BARS:]
+    complete = all(r["seconds"] is not None for r in bars)
+    caption = (
+        "Wall time of what a system takes: fine-tuning BERT up to the snapshot it needs, "
+        "extracting the activations it is trained on, training the head. Of heads, the best one of "
+        "each pair of snapshots is drawn; heads trained together share the time of reading."
+    )
+    if not complete:
+        caption += " “+ ?” where a part was not recorded."
+    source = "snapshots/<tag>/snapshot.json, extraction/<tag>/<split>.json, heads/…/metrics.json"
+    command = f"{BERT_COMMAND}; bertvision extract; bertvision train"
+    figure = make_figure(
+        ident,
+        "Wall time: fine-tuning, extraction, training",
+        caption,
+        source,
+        command,
+        lambda width: marks.stacked_time(bars, width),
+    )
+    table = Table(
+        "costs",
+        "Seconds, bytes, retention and speed-up",
+        [
+            Column("title", "system", "text"),
+            Column("percent", "% of the encoder", digits=3),
+            Column("fine_tuning_seconds", "fine-tuning (s)"),
+            Column("extraction_seconds", "extraction (s)"),
+            Column("training_seconds", "training (s)"),
+            Column("seconds", "together (s)"),
+            Column("bytes", "stored", "size"),
+            Column("score", results.score, sd=True),
+            Column("retention", "retention (%)"),
+            Column("speed_up", "speed-up (×)", digits=2),
+        ],
+        bars,
+        source,
+        command,
+        trace=True,
+    )
+    lead = (
+        "Retention is the score in per cent of BERT's at the last snapshot of the workspace; "
+        "speed-up is BERT's fine-tuning time up to that snapshot over the system's time together. "
+        "A dash: not recorded. The costs of all systems are in the files of the table of all "
+        "results."
+    )
+    return Section(ident, title, lead, figures=[figure], tables=[table])
+
+
+def _title(r: Row) -> str:
+    if r["system"] == "bert":
+        return f"BERT at {r['checkpoint']}"
+    return f"{r['trained_on']} → {r['checkpoint']}: {r['name']}"

@@ -1,0 +1,209 @@
+"""Error analysis, from the ``errors.json`` that ``bertvision errors`` writes beside a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.error_analysis import CELLS
+from bertvision.pipelines.report import marks
+from bertvision.pipelines.report.rows import Results, Row
+from bertvision.pipelines.report.section import Example, Section, make_figure
+from bertvision.pipelines.report.table import Column, Table
+from bertvision.pipelines.workspace import Workspace
+
+_SOURCE = "errors.json beside the metrics.json of a system"
+_COMMAND = "bertvision errors SYSTEM"
+_HEADINGS = {
+    "both right": "Both right",
+    "only the system": "Only the head right",
+    "only BERT": "Only BERT right",
+    "none": "Neither right",
+    "right": "Right",
+    "wrong": "Wrong",
+}
+_SYSTEMS = 4
+"""Drawn side by side, BERT among them."""
+_COLUMNS = 6
+"""Systems side by side in a table; CSV and JSON have all."""
+
+
+def error_analysis(workspace: Workspace, results: Results) -> Section:
+    """Groups of questions, agreement with BERT, and examples to read.
+
+    Raises:
+        WorkspaceError: an ``errors.json`` is damaged.
+    """
+    ident, title = "errors", "Where they err"
+    analyses = _read(workspace, results)
+    if not analyses:
+        return Section(
+            ident,
+            title,
+            missing="No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` "
+            "does, for BERT as `bert`.",
+        )
+    # drawn and read are the best of the last snapshot
+    last = max(SnapshotTag(a["checkpoint"]) for a in analyses)
+    shown = sorted(
+        (a for a in analyses if a["checkpoint"] == last and a["agreement"]), key=_by_score
+    ) or [max(analyses, key=lambda a: SnapshotTag(a["checkpoint"]))]
+    shown = shown[: _SYSTEMS - 1]
+    metric = "accuracy" if results.score == "accuracy" else "f1"
+    rows = _grouped(shown, metric)
+    systems = [name for name in ("BERT", *(a["system"] for a in shown)) if name in rows[0]]
+    caption = (
+        f"{results.title} by groups of questions: by whether there is an answer, its length, the "
+        "length of the context, and the question word. The line between the marks is the "
+        "difference between the systems; groups of few questions (n) move by chance."
+    )
+    figure = make_figure(
+        ident,
+        f"{results.label} by groups of questions",
+        caption,
+        _SOURCE,
+        _COMMAND,
+        lambda width: marks.group_dots(rows, systems, results.label, width),
+    )
+    tables = _agreement_table(analyses) + _groups_tables(analyses, metric, results.title)
+    lead = (
+        "Systems are written NAME:TRAINED ON:EVALUATED ON, as `bertvision errors` and `bertvision "
+        f"compare` take them. The examples below are answers of {shown[0]['system']}, a seeded "
+        "choice" + ("." if metric == "accuracy" else "; the gold answer stands in [brackets].")
+    )
+    return Section(
+        ident, title, lead, figures=[figure], tables=tables, examples=_examples(shown[0])
+    )
+
+
+def _read(workspace: Workspace, results: Results) -> list[Row]:
+    found = []
+    for run in results.runs:
+        path = (workspace.root / run["file"]).with_name("errors.json")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            for example in values["examples"]:
+                str(example["cell"]), example["question"], example["context"], example["gold"]
+                example["answer"], example["bert"]
+            for groups in values["groups"].values():
+                for group in groups:
+                    group["group"], int(group["n"])
+                    {float(group[metric]) for metric in values["metrics"]}
+            if values["agreement"]:
+                {int(values["agreement"][cell]) for cell in CELLS}
+            values["system"], SnapshotTag(values["checkpoint"]), values["second"]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            again = f"bertvision errors {run['written']}"
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise WorkspaceError(
+                f"{path} is damaged ({what}): delete it, or run `{again}` again"
+            ) from error
+        found.append({**values, "score": run["score"], "file": run["file"]})
+        found[-1]["file"] = path.relative_to(workspace.root).as_posix()
+        found[-1]["command"] = f"bertvision errors {run['written']}"
+    return found
+
+
+def _by_score(analysis: Mapping[str, Any]) -> tuple[float, str]:
+    return -analysis["score"], analysis["system"]
+
+
+def _grouped(analyses: Sequence[Row], metric: str) -> list[Row]:
+    """A row for each group of questions, with the scores of BERT and of all the systems."""
+    rows: dict[tuple[str, str], Row] = {}
+    for analysis in analyses:
+        for grouping, groups in analysis["groups"].items():
+            for g in groups:
+                new = {"group": grouping, "value": g["group"], "questions": g["n"]}
+                row = rows.setdefault((grouping, g["group"]), new)
+                row[analysis["system"]] = g.get(metric)
+                if g.get(f"bert_{metric}") is not None:
+                    row["BERT"] = g[f"bert_{metric}"]
+    return list(rows.values())
+
+
+def _groups_tables(analyses: Sequence[Row], metric: str, score: str) -> list[Table]:
+    """A table for each snapshot that was evaluated on: only there BERT is the same."""
+    tables = []
+    for tag in sorted({SnapshotTag(a["checkpoint"]) for a in analyses}, reverse=True):
+        there = sorted((a for a in analyses if a["checkpoint"] == tag), key=_by_score)
+        rows = _grouped(there, metric)
+        systems = [a["system"] for a in there]
+        bert = [] if "BERT" in systems or "BERT" not in rows[0] else [Column("BERT", "BERT")]
+        n = len(systems)
+        best = f": the best {_COLUMNS} of {n} systems" if n > _COLUMNS else ""
+        tables.append(
+            Table(
+                f"error_groups_{tag}",
+                f"{score} by groups of questions, on {tag}{best}",
+                [
+                    Column("value", "questions", "text"),
+                    Column("questions", "n", "count"),
+                    *bert,
+                    *(Column(system, system) for system in systems[:_COLUMNS]),
+                ],
+                rows,
+                "; ".join(a["file"] for a in there),
+                "; ".join(a["command"] for a in there),
+                group="group",
+                more=systems[_COLUMNS:],
+            )
+        )
+    return tables
+
+
+def _agreement_table(analyses: Sequence[Row]) -> list[Table]:
+    rows = []
+    for a in analyses:
+        if a["agreement"]:
+            counts = {cell.replace(" ", "_"): a["agreement"][cell] for cell in CELLS}
+            percent = (a["second"] or {}).get("percent")
+            rows.append({**a, **counts, "p": a["agreement"].get("p"), "second": percent})
+    if not rows:
+        return []
+    second = Column("second", "second (%)")
+    return [
+        Table(
+            "agreement",
+            "Agreement with BERT at the same snapshot, in questions answered exactly right; "
+            "second: of the wrong answers, those whose second choice is right",
+            [
+                Column("system", "system", "text"),
+                *(Column(cell.replace(" ", "_"), cell, "count") for cell in CELLS),
+                Column("p", "p (McNemar)", digits=3),
+                *([second] if any(row["second"] is not None for row in rows) else []),
+            ],
+            rows,
+            _SOURCE,
+            _COMMAND,
+            trace=True,
+        )
+    ]
+
+
+def _examples(analysis: Row) -> list[Example]:
+    found = []
+    for e in analysis["examples"]:
+        answers = [("gold", _answer(e["gold"])), (analysis["name"], _answer(e["answer"]))]
+        if "second" in e:
+            answers.append(("its second answer", _answer(e["second"])))
+        if e["bert"] is not None:
+            answers.append(("BERT", _answer(e["bert"])))
+        found.append(
+            Example(_HEADINGS.get(e["cell"], e["cell"]), e["question"], e["context"], answers)
+        )
+    return found
+
+
+def _answer(value: Any) -> str:
+    """An answer, a choice of gold answers, or a yes or no, as people read it."""
+    if isinstance(value, bool):
+        return "answerable" if value else "not answerable"
+    if isinstance(value, list):
+        return " / ".join(map(str, value)) or "no answer"
+    return str(value) or "no answer"

@@ -1,0 +1,112 @@
+"""What the header of the report says: model, data, snapshots, trainings, stores, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bertvision.errors import StoreError
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.report.rows import Results
+from bertvision.pipelines.results import read_run_config
+from bertvision.pipelines.tables import size
+from bertvision.pipelines.workspace import FILE, Workspace
+
+
+def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]:
+    """Names and values, a line each.
+
+    Raises:
+        WorkspaceError: a head's ``config.json`` is damaged.
+    """
+    config = workspace.config
+    model, task, tuned = config.model, config.task, config.finetune
+    data = [
+        f"{name}: {split.questions:,} questions of {split.source}, sha256 {split.sha256[:12]}…"
+        for name, split in config.data.items()
+    ]
+    revision = f", revision {model.revision}" if model.revision else ""
+    found: list[tuple[str, str | list[str]]] = [
+        (
+            "Model",
+            f"{model.name_or_path}{revision}: {model.num_hidden_layers} layers, width "
+            f"{model.hidden_size}, weights sha256 {model.weights_sha256[:12]}…",
+        ),
+        (
+            "Task",
+            f"{task.name}, windows of {task.max_length} tokens, overlap {task.overlap}"
+            + (", answerable questions only" if task.answerable_only else ""),
+        ),
+        ("Data", data),
+        ("Snapshots", _snapshots(workspace)),
+        (
+            "Fine-tuning",
+            f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, batch {tuned.batch_size}"
+            + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
+            + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
+            f"precision {tuned.precision}, seed {tuned.seed}",
+        ),
+        ("Heads", _heads(workspace)),
+        ("Activations", _stored(workspace)),
+        ("Ensembles", f"{len(results.ensembles)}" if results.ensembles else ""),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in config.versions.items())),
+        ("From", f"{FILE}, snapshots/*/snapshot.json, heads/*/*/config.json"),
+    ]
+    lines = [(name, [value] if isinstance(value, str) else value) for name, value in found]
+    return [(name, [line for line in value if line]) for name, value in lines if any(value)]
+
+
+def _snapshots(workspace: Workspace) -> str:
+    parts = []
+    for tag in workspace.snapshots():
+        try:
+            path = workspace.snapshot_dir(tag) / "snapshot.json"
+            values = json.loads(path.read_text(encoding="utf-8"))
+            parts.append(f"{tag} (step {values['step']:,})")
+        except (OSError, ValueError, KeyError):
+            parts.append(str(tag))  # its scores are here even where its record is not
+    return ", ".join(parts)
+
+
+def _heads(workspace: Workspace) -> str:
+    """How many runs, and the settings that occur among them."""
+    configs = [
+        read_run_config(workspace.root / "heads" / tag / run) for tag, run in workspace.heads()
+    ]
+    if not configs:
+        return "none trained yet"
+    names = {config["head"] for config in configs}
+    settings = [
+        f"{len(names)} heads in {len(configs)} trainings",
+        "trained on " + _each(SnapshotTag(config["trained_on"]) for config in configs),
+    ]
+    for key, name in (
+        ("epochs", "epochs"),
+        ("batch_size", "batch"),
+        ("lr", "learning rate"),
+        ("precision", "precision"),
+        ("seed", "seeds"),
+        ("fraction", "parts of the data"),
+    ):
+        settings.append(f"{name} {_each(config['training'].get(key) for config in configs)}")
+    settings.append(f"activations as {_each(config.get('encoding') for config in configs)}")
+    return ", ".join(settings)
+
+
+def _stored(workspace: Workspace) -> list[str]:
+    try:
+        stored = workspace.stored()
+        infos = [workspace.split(tag, name).info() for tag in stored for name in stored[tag]]
+    except (StoreError, OSError) as error:
+        return [f"the store at {workspace.activations} cannot be read: {error}"]
+    return [
+        f"{i['tag']}/{i['split']}: {i['examples']:,} windows, {i['encoding']}, {size(i['bytes'])}"
+        for i in infos
+    ] or ["none in the store now"]
+
+
+def _each(values: Iterable[Any]) -> str:
+    """The values that occur, once each, numbers as short as they go."""
+    found: Sequence[Any] = sorted({v for v in values if v is not None})
+    return " / ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found) or "not recorded"

@@ -1,0 +1,149 @@
+"""Three to five sentences that say what came out, made of the numbers and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.report.rows import Results
+from bertvision.pipelines.report.table import signed
+
+_LISTED = 3
+"""Snapshots that are named one by one."""
+
+
+def sentences(results: Results) -> list[str]:
+    """The headline.
+
+    Args:
+        results: at least one of them.
+    """
+    found = [
+        _same_snapshot(results),
+        _across(results),
+        _ensemble(results),
+        _baseline(results),
+        _caution(results),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _same_snapshot(results: Results) -> str:
+    own = [r for r in results.full if r["trained_on"] == r["checkpoint"] and r["bert"] is not None]
+    if not own:
+        if not results.bert:
+            return ""
+        last = max(results.bert, key=lambda r: SnapshotTag(r["checkpoint"]))
+        return (
+            f"BERT at {last['checkpoint']} scores {_score(last, results)}; no head has been "
+            "scored on the snapshot it was trained on yet."
+        )
+    tags = sorted({SnapshotTag(r["checkpoint"]) for r in own})
+    best = [_best([r for r in own if r["checkpoint"] == tag]) for tag in tags]
+    named = best
+    if len(best) > _LISTED:
+        named = [max(best, key=lambda r: r["difference"])]
+        if best[-1] is not named[0]:
+            named.append(best[-1])
+    parts = [
+        f"{_score(r, results)} at {r['checkpoint']} ({r['name']}; BERT {r['bert']:.1f}, "
+        f"{signed(r['difference'])})"
+        for r in named
+    ]
+    n = len({r["name"] for r in own})
+    who = f"the best of {n} heads" if n > 1 else "the one head"
+    text = f"On the snapshot that it was trained on, {who} scores {_and(parts)}"
+    if named is not best:
+        above = sum(r["difference"] > 0 for r in best)
+        text += f"; it is above BERT at {above} of {len(best)} snapshots"
+    return text + "."
+
+
+def _across(results: Results) -> str:
+    moved = [r for r in results.full if _later(r) and r["bert"] is not None]
+    if not moved:
+        return ""
+    # the longest way: the last snapshot, from the first one that was evaluated there
+    last = max(SnapshotTag(r["checkpoint"]) for r in moved)
+    there = [r for r in moved if r["checkpoint"] == last]
+    first = min(SnapshotTag(r["trained_on"]) for r in there)
+    found = _best([r for r in there if r["trained_on"] == first])
+    return (
+        f"Trained on {first} and scored on {last}, an encoder it never saw in training, the best "
+        f"head ({found['name']}) scores {_score(found, results)} against BERT's "
+        f"{found['bert']:.1f} at {last} ({signed(found['difference'])})."
+    )
+
+
+def _ensemble(results: Results) -> str:
+    found = [r for r in results.ensembles if r["bert"] is not None]
+    if not found:
+        return ""
+    last = max(SnapshotTag(r["checkpoint"]) for r in found)
+    best = _best([r for r in found if r["checkpoint"] == last])
+    return (
+        f"The best ensemble at {last}, {best['name']}, scores {_score(best, results)} "
+        f"({signed(best['difference'])} against BERT)."
+    )
+
+
+def _baseline(results: Results) -> str:
+    if results.baseline is None:
+        return ""
+    base = results.baseline
+    what = "Always giving the commoner class" if results.score == "accuracy" else "Never answering"
+    below = [r["checkpoint"] for r in results.bert if r["score"] < base]
+    text = f"{what} would score {base:.1f} {_unit(results)}"
+    text += f" on these {results.questions:,} questions" if results.questions else ""
+    if below:
+        text += f": BERT at {_and(below)} is below that"
+    return text + "."
+
+
+def _caution(results: Results) -> str:
+    """What the differences above cannot say, and the command that says it."""
+    compared = [r for r in results.full if r["difference"] is not None]
+    if not compared:
+        return ""
+    seeds = {r["seeds"] for r in results.full}
+    if seeds == {1}:
+        noise = "each was trained with one seed, so that small differences may be chance"
+    elif 1 in seeds:
+        noise = "± is the standard deviation over seeds, and some heads were trained with one seed"
+    else:
+        noise = "± is the standard deviation over seeds, of the training alone"
+    if len({r["name"] for r in compared}) > 1:
+        text = f"Which head is best was read from the same scores, which favours it; {noise}"
+    else:
+        text = noise[0].upper() + noise[1:]
+    last = max(SnapshotTag(r["checkpoint"]) for r in compared)
+    best = _best([r for r in compared if r["checkpoint"] == last])
+    where = last if best["trained_on"] == last else f"{best['trained_on']}:{last}"
+    return (
+        f"{text}; `bertvision compare {best['first_run']}:{where} bert:{last}` says whether a "
+        "difference is more than noise."
+    )
+
+
+def _score(row: dict[str, Any], results: Results) -> str:
+    sd = n = ""
+    if row.get("score_sd") is not None:
+        sd, n = f" ± {row['score_sd']:.1f}", f" (n = {row['seeds']})"
+    return f"{row['score']:.1f}{sd} {_unit(results)}{n}"
+
+
+def _unit(results: Results) -> str:
+    return "% accuracy" if results.score == "accuracy" else results.score
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return min(rows, key=lambda r: (-r["score"], r["name"]))
+
+
+def _later(row: dict[str, Any]) -> bool:
+    return SnapshotTag(row["trained_on"]) < SnapshotTag(row["checkpoint"])
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

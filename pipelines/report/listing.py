@@ -1,0 +1,183 @@
+"""Sections that are tables alone: ensembles, controls, all results, their origin."""
+
+from __future__ import annotations
+
+from bertvision.pipelines.report.rows import CLASS_METRICS, COSTS, Results, is_control
+from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, heading, order, pair
+from bertvision.pipelines.report.table import Column, Table
+from bertvision.pipelines.results import BERT_COMMAND
+
+ARGMAX = ("argmax_exact", "argmax_f1")
+
+
+def ensembles(results: Results) -> Section:
+    """Ensembles against their best member."""
+    ident, title = "ensembles", "Ensembles"
+    if not results.ensembles:
+        return Section(
+            ident,
+            title,
+            missing="There is no ensemble: `bertvision ensemble HEAD… --with-bert` makes one.",
+        )
+    metrics = [c for c in results.metrics if c.key not in ("HasAns_exact", *ARGMAX)]
+    table = Table(
+        "ensembles",
+        "Ensembles by the snapshot they are evaluated on",
+        [
+            Column("name", "ensemble", "text"),
+            Column("pair", "trained on → evaluated on", "text"),
+            *metrics,
+            Column("best_member", f"best member {results.score}"),
+            Column("gain", "vs best member", "signed"),
+            Column("difference", "vs BERT", "signed"),
+        ],
+        [
+            r | {"pair": f"{r['trained_on']} → {r['checkpoint']}"}
+            for r in sorted(results.ensembles, key=lambda r: (pair(r)[::-1], -r["score"]))
+        ],
+        "ensembles/<evaluated on>/<name>/metrics.json",
+        "bertvision ensemble HEAD… --with-bert",
+        more=["seeds", "trained_on", "checkpoint", "bert"],
+        trace=True,
+    )
+    lead = (
+        "Element-wise maximum or mean of the members' probabilities, then the same decoding. An "
+        "ensemble is worth its cost where it scores above its best member."
+    )
+    return Section(ident, title, lead, tables=[table])
+
+
+def control(results: Results) -> Section:
+    """Heads on activations of the pretrained encoder."""
+    ident, title = "control", "Control: before fine-tuning"
+    rows = [r for r in results.heads if is_control(r)]
+    if not rows:
+        return Section(
+            ident,
+            title,
+            missing="No head was trained on the pretrained encoder: `bertvision extract "
+            "--checkpoint 0e`, then `bertvision sweep HEAD… --trained-on 0e --checkpoint 0e`.",
+        )
+    lead = (
+        "Heads on the activations of the encoder before any fine-tuning. They show how much of the "
+        "score the heads' own training makes, and how much comes from the fine-tuned encoder."
+    )
+    if results.baseline is not None:
+        lead += f" Always giving the commonest answer scores {results.baseline:.1f}."
+    table = Table(
+        "control",
+        "Heads on 0e activations",
+        [
+            Column("name", "head", "text"),
+            Column("trained_on", "trained on", "text"),
+            Column("fraction", "part", digits=2),
+            Column("seeds", "seeds", "count"),
+            *results.metrics,
+            Column("bert", f"BERT {results.score}"),
+        ],
+        sorted(rows, key=lambda r: (-r["score"], r["name"])),
+        HEADS,
+        EVALUATE,
+        trace=True,
+    )
+    return Section(ident, title, lead, tables=[table])
+
+
+def other_task(results: Results) -> list[Section]:
+    """Heads that only tell answerable questions, where the task is to find answers."""
+    if not results.others:
+        return []
+    table = Table(
+        "answerable",
+        "Heads that tell whether a question is answerable, in per cent",
+        [
+            Column("name", "head", "text"),
+            Column("trained_on", "trained on", "text"),
+            Column("checkpoint", "evaluated on", "text"),
+            Column("seeds", "seeds", "count"),
+            Column("percent", "% of the encoder", digits=3),
+            *CLASS_METRICS,
+        ],
+        sorted(results.others, key=lambda r: (pair(r), r["name"])),
+        HEADS,
+        EVALUATE,
+        trace=True,
+    )
+    lead = (
+        "These heads do not find answers; their scores are of another question than those above "
+        "and are compared with nothing else here."
+    )
+    return [Section("answerable", "Answerable or not", lead, tables=[table])]
+
+
+def all_results(results: Results) -> Section:
+    """Every system with every metric."""
+    rows = [*results.bert, *results.heads, *results.ensembles]
+    ordered = sorted(rows, key=lambda r: (pair(r), order(r)))
+    columns = [
+        Column("name", "system", "text"),
+        Column("fraction", "part of the data", digits=2),
+        Column("seeds", "seeds", "count"),
+        Column("percent", "% of the encoder", digits=3),
+        *results.metrics,
+        Column("difference", f"{results.score} vs BERT", "signed"),
+        Column("retention", "retention (%)"),
+        Column("speed_up", "speed-up (×)", digits=2),
+    ]
+    if all(r["fraction"] == 1 for r in rows):
+        columns = [c for c in columns if c.key != "fraction"]
+    for key in ("speed_up", "retention"):
+        if all(r[key] is None for r in rows):
+            columns = [c for c in columns if c.key != key]
+    shown = [c.key for c in columns]
+    table = Table(
+        "results",
+        "All results on dev, in per cent; mean ± standard deviation where there are several seeds",
+        columns,
+        [r | {"pair": heading(r)} for r in ordered],
+        f"{BERT}, {HEADS}, ensembles/<evaluated on>/<name>/metrics.json",
+        f"{BERT_COMMAND}; {EVALUATE}; bertvision ensemble",
+        group="pair",
+        more=["system", "trained_on", "checkpoint", *(k for k in COSTS if k not in shown)],
+        trace=True,
+    )
+    return Section("results", "All results", _metrics_lead(results), tables=[table])
+
+
+def sources(results: Results) -> Section:
+    """File and command of every single result."""
+    rows = [
+        r | {"pair": heading(r)} for r in sorted(results.runs, key=lambda r: (pair(r), order(r)))
+    ]
+    table = Table(
+        "runs",
+        "Every result by run, seeds apart",
+        [
+            Column("run", "run", "text"),
+            Column("score", results.score),
+            Column("file", "file", "code"),
+            Column("command", "command", "code"),
+        ],
+        rows,
+        source="",
+        command="",
+        group="pair",
+    )
+    lead = "Where each score stands, and the command that makes it again, run in the workspace."
+    return Section("sources", "Where the numbers come from", lead, tables=[table])
+
+
+def _metrics_lead(results: Results) -> str:
+    if results.score == "accuracy":
+        return "F1, precision and recall are those of answerable questions."
+    text = (
+        "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "
+        "span; the argmax columns take the most likely start and end, each by itself."
+    )
+    if results.baseline is not None:
+        text += (
+            " HasAns and NoAns are the questions with and without an answer: a system that "
+            f"never answers scores 0 on the first, 100 on the second and {results.baseline:.1f} "
+            "over all."
+        )
+    return text

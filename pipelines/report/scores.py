@@ -1,0 +1,194 @@
+"""Sections about scores: over fine-tuning, across snapshots, with less training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.report import curves, marks
+from bertvision.pipelines.report.figures import best_names
+from bertvision.pipelines.report.rows import Results, Row
+from bertvision.pipelines.report.section import (
+    BERT,
+    EVALUATE,
+    HEADS,
+    Section,
+    heading,
+    make_figure,
+    pair,
+)
+from bertvision.pipelines.report.table import Column, Table
+from bertvision.pipelines.results import BERT_COMMAND
+
+_MAPS = 6
+
+"""Heads with a heat map."""
+
+
+def learning_curve(results: Results) -> Section:
+    """BERT over epochs, with the heads."""
+    ident, title = "learning-curve", "Learning curve"
+    heads = [r for r in results.heads if r["fraction"] == 1]
+    if not results.bert and not heads:
+        return Section(ident, title, missing=f"BERT was not scored yet: `{BERT_COMMAND}` does.")
+    tags = sorted({SnapshotTag(r["checkpoint"]) for r in (*results.bert, *heads)})
+    caption = f"{results.title} of BERT at its snapshots"
+    if heads:
+        caption += (
+            ", and of heads on the activations of those snapshots. Where a head's mark is above "
+            "BERT's line, the head scores higher than the encoder that it reads"
+        )
+    if any(r["trained_on"] != r["checkpoint"] for r in heads):
+        caption += ". Dashed: the best of the heads that were trained on another snapshot"
+    caption += "."
+    name = f"Learning curve: {results.label} over epochs of fine-tuning"
+    figure = make_figure(
+        ident,
+        name,
+        caption,
+        f"{BERT}, {HEADS}",
+        f"{BERT_COMMAND}; {EVALUATE}",
+        lambda width: curves.learning_curve(results.bert, heads, results.label, width),
+    )
+    rows = [_best_at(tag, results.bert, heads) for tag in tags]
+    columns = [Column("checkpoint", "snapshot", "text"), Column("bert", f"BERT {results.score}")]
+    for prefix, label in (
+        ("", "best head of the same snapshot"),
+        ("earlier_", "best head trained earlier"),
+    ):
+        if any(f"{prefix}head" in r for r in rows):
+            columns += [
+                Column(f"{prefix}head", label, "text"),
+                *([Column("earlier_on", "on", "text")] if prefix else []),
+                Column(f"{prefix}score", results.score, sd=True),
+                Column(f"{prefix}difference", "vs BERT", "signed"),
+            ]
+    table = Table(
+        "learning_curve",
+        "BERT and the best head at each snapshot",
+        columns,
+        rows,
+        f"{BERT}, {HEADS}",
+        f"{BERT_COMMAND}; {EVALUATE}",
+    )
+    return Section(ident, title, figures=[figure], tables=[table])
+
+
+def cross_checkpoint(results: Results) -> Section:
+    """Trained on × evaluated on."""
+    ident, title = "cross-checkpoint", "Across snapshots"
+    heads = [r for r in results.heads if r["fraction"] == 1]
+    if all(r["trained_on"] == r["checkpoint"] for r in heads):
+        return Section(
+            ident,
+            title,
+            missing="No head was evaluated on another snapshot than its own: `bertvision extract "
+            "--checkpoint TAG --split tune,dev`, then `bertvision evaluate HEAD… --trained-on TAG "
+            "--checkpoint TAG`.",
+        )
+    names = best_names(heads, _MAPS)
+    n = len({r["name"] for r in heads})
+    shown = f"The best {len(names)} of {n} heads" if n > len(names) else "Each head"
+    caption = (
+        f"{shown}: {results.score} by the snapshot that a head was trained on (rows) and the one "
+        "whose activations it is evaluated on (columns), with the difference from BERT at the "
+        "latter below. Blue cells score above BERT, orange ones below it; deeper means further."
+    )
+    name = f"Heat maps: {results.label} by snapshot trained on and evaluated on"
+    figure = make_figure(
+        ident,
+        name,
+        caption,
+        HEADS,
+        EVALUATE,
+        lambda width: marks.heat_map(heads, names, width),
+    )
+    at = sorted({SnapshotTag(r["checkpoint"]) for r in heads})
+    bert = {r["checkpoint"]: r["score"] for r in results.bert}
+    rows: list[Row] = []
+    for tag in sorted({SnapshotTag(r["trained_on"]) for r in heads}):
+        group = f"trained on {tag}"
+        for head in best_names(heads, n):
+            row: Row = {"trained_on": group, "name": head}
+            for r in heads:
+                if r["name"] == head and r["trained_on"] == tag:
+                    row |= {r["checkpoint"]: r["score"], f"{r['checkpoint']}_sd": r["score_sd"]}
+            if len(row) > 2:
+                rows.append(row)
+        rows.append({"trained_on": group, "name": "BERT itself"} | bert)
+    table = Table(
+        "cross_checkpoint",
+        f"{results.title} of each head by the snapshot evaluated on",
+        [Column("name", "head", "text"), *(Column(str(tag), f"on {tag}", sd=True) for tag in at)],
+        rows,
+        f"{HEADS}, {BERT}",
+        EVALUATE,
+        group="trained_on",
+    )
+    return Section(ident, title, figures=[figure], tables=[table])
+
+
+def data_fractions(results: Results) -> Section:
+    """Scores over the part of the training data."""
+    ident, title = "data-fractions", "Less training data"
+    swept = {(r["name"], r["trained_on"]) for r in results.heads if r["fraction"] != 1}
+    rows = [r for r in results.heads if (r["name"], r["trained_on"]) in swept]
+    if not rows:
+        return Section(
+            ident,
+            title,
+            missing="No head was trained on a part of the data: `bertvision sweep HEAD… "
+            "--fractions 0.1,0.3,1` does.",
+        )
+    caption = (
+        f"{results.title} over the part of the training examples that a head was trained on; the "
+        "dotted line is BERT at the evaluated snapshot. A curve that is flat on the right says "
+        "that more examples did not help this head; parts are nested, smaller in larger."
+    )
+    name = f"{results.label} over the part of the training examples"
+    source = HEADS.replace("<head>", "<head>@f<fraction>")
+    command = "bertvision sweep HEAD… --fractions LIST"
+    figure = make_figure(
+        ident,
+        name,
+        caption,
+        source,
+        command,
+        lambda width: curves.fraction_curves(rows, results.label, width),
+    )
+    parts = sorted({r["fraction"] for r in rows})
+    pivot: dict[tuple[Any, ...], Row] = {}
+    for r in sorted(rows, key=lambda r: (pair(r), r["name"])):
+        row = pivot.setdefault((pair(r), r["name"]), {"pair": heading(r), "name": r["name"]})
+        row |= {f"part_{r['fraction']:g}": r["score"], f"part_{r['fraction']:g}_sd": r["score_sd"]}
+        row["bert"] = r["bert"]
+    table = Table(
+        "data_fractions",
+        f"{results.title} by the part of the training examples",
+        [
+            Column("name", "head", "text"),
+            *(Column(f"part_{f:g}", f"{100 * f:g} %", sd=True) for f in parts),
+            Column("bert", "BERT"),
+        ],
+        list(pivot.values()),
+        source,
+        command,
+        group="pair",
+    )
+    return Section(ident, title, figures=[figure], tables=[table])
+
+
+def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row:
+    """BERT at a snapshot, the best head trained on it, and the best one trained earlier."""
+    row: Row = {"checkpoint": str(tag)}
+    row["bert"] = next((r["score"] for r in bert if r["checkpoint"] == tag), None)
+    there = [r for r in heads if r["checkpoint"] == tag]
+    own = [r for r in there if r["trained_on"] == tag]
+    earlier = [r for r in there if SnapshotTag(r["trained_on"]) < tag]
+    for prefix, found in (("", own), ("earlier_", earlier)):
+        if found:
+            best = max(found, key=lambda r: r["score"])
+            row |= {f"{prefix}{key}": best[key] for key in ("score", "score_sd", "difference")}
+            row |= {f"{prefix}head": best["name"], f"{prefix}on": best["trained_on"]}
+    return row

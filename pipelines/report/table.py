@@ -1,0 +1,121 @@
+"""Tables of the report: rows of plain values, shown in the page and written as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bertvision.pipelines.tables import size
+
+Kind = Literal["text", "code", "count", "number", "signed", "size"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    key: str
+    """Of the value in a row, and the header in CSV and JSON."""
+    label: str
+    """Header in the page."""
+    kind: Kind = "number"
+    """How values are written."""
+    digits: int = 1
+    """Decimals of numbers."""
+    sd: bool = False
+    """Whether ``<key>_sd`` holds a standard deviation over seeds."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether cells are aligned as numbers."""
+        return self.kind not in ("text", "code")
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """The cell as people read it; a dash where there is no value."""
+        value = row.get(self.key)
+        if value is None:
+            return "–"
+        match self.kind:
+            case "text" | "code":
+                return str(value)
+            case "count":
+                return f"{value:,}"
+            case "size":
+                return size(value)
+        if self.kind == "signed":
+            return signed(value, self.digits)
+        sd = row.get(f"{self.key}_sd") if self.sd else None
+        written = f"{value:,.{self.digits}f}".replace("-", "−")
+        return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report."""
+
+    name: str
+    """Of its files ``tables/<name>.csv`` and ``.json``."""
+    title: str
+    """Caption in the page."""
+    columns: Sequence[Column]
+    """In order; the first one heads its row."""
+    rows: Sequence[Mapping[str, Any]]
+    """Values by the keys of the columns; what no column shows is left out."""
+    source: str
+    """The files that the values stand in; empty where each row names its own."""
+    command: str
+    """The command that makes these files."""
+    group: str = ""
+    """Key whose value stands above its rows as a heading; empty for none."""
+    more: Sequence[str] = ()
+    """Keys that only CSV and JSON have."""
+    trace: bool = False
+    """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
+
+    @property
+    def breadth(self) -> str:
+        """Class by which print makes wide tables smaller, and turns the page for the widest."""
+        letters = 0
+        for column in self.columns:
+            longest = max([len(column.text(row)) for row in self.rows], default=0)
+            letters += 3 + (longest if column.is_number else min(longest, 14))
+        return "" if letters < 90 else "many" if letters < 120 else "many huge"
+
+    def keys(self) -> list[str]:
+        """The header of CSV and JSON."""
+        keys = [self.group] if self.group else []
+        for column in self.columns:
+            keys += [column.key, f"{column.key}_sd"] if column.sd else [column.key]
+        return [*keys, *self.more, *(["file", "command"] if self.trace else [])]
+
+    def csv(self) -> str:
+        """Comma-separated values with a header, full precision; no value is an empty cell."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        keys = self.keys()
+        writer.writerow(keys)
+        for row in self.rows:
+            writer.writerow(["" if (v := row.get(key)) is None else v for key in keys])
+        return file.getvalue()
+
+    def json(self) -> str:
+        """Title, origin, columns with their labels, and rows."""
+        keys = self.keys()
+        value = {
+            "title": self.title,
+            "source": self.source,
+            "command": self.command,
+            "columns": {c.key: c.label for c in self.columns},
+            "rows": [{key: row.get(key) for key in keys} for row in self.rows],
+        }
+        return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference with its sign, a true minus: ``+1.2``, ``−0.3``."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
