@@ -28,6 +28,10 @@ Store = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
+BestEpoch = Annotated[
+    bool,
+    typer.Option("--best-epoch", help="Keep the epoch with the lowest loss on tune, not the last."),
+]
 Precision = Annotated[str, typer.Option(help="auto, 32 or bf16.")]
 Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:PORT.")]
 MaxTokens = Annotated[
@@ -95,6 +99,14 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--layers {text!r}: give indices such as 0,6,12, or all") from None
+
+
+def parse_fractions(text: str) -> tuple[float, ...]:
+    """``0,0.1,1`` → parts of the training examples."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--fractions {text!r}: give numbers from 0 to 1, such as 0.1,1") from None
 
 
 def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertvision.pipelines.scoring import headline
+
 Row = Mapping[str, Any]
 
 # with its unit; a snapshot tag (0.3e) is none
-_NUMBER = re.compile(r"[-−]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
+_NUMBER = re.compile(r"[-−+]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -32,12 +34,18 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def heads_table(heads: Sequence[Row]) -> str:
-    """Name, parameters and description of each head."""
+    """Name, parameters, arithmetic and description of each head."""
     return format_table(
-        ["head", "trainable", "total", "% BERT-large", "description"],
+        ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"],
         [
-            [h["name"], f"{h['trainable']:,}", f"{h['total']:,}", f"{h['percent']:.4f}"]
-            + [h["description"]]
+            [
+                h["name"],
+                f"{h['trainable']:,}",
+                f"{h['total']:,}",
+                f"{h['percent']:.4f}",
+                _maybe(h["multiplications"] and h["multiplications"] / 1e6, "{:.3g}"),
+                h["description"] + (" (costly)" if h["costly"] else ""),
+            ]
             for h in heads
         ],
     )
@@ -101,15 +109,17 @@ def splits_table(splits: Sequence[Row]) -> str:
 def trained_table(heads: Sequence[Row]) -> str:
     """What a training made."""
     return format_table(
-        ["head", "trained on", "parameters", "loss", "s/epoch", "waiting for data"],
+        ["head", "trained on", "data", "seed", "parameters", "loss", "seconds", "waiting for data"],
         [
             [
                 h["head"],
                 h["trained_on"],
+                f"{h['fraction']:.4g}",
+                str(h["seed"]),
                 f"{h['total']:,}",
-                f"{h['loss']:.3f}",
-                f"{h['seconds_per_epoch']:.1f}",
-                f"{h['wait_seconds'] / h['seconds']:.1%}",
+                "-" if h["loss"] is None else f"{h['loss']:.3f}",
+                f"{h['own_seconds']:.1f}",
+                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
             ]
             for h in heads
         ],
@@ -117,24 +127,66 @@ def trained_table(heads: Sequence[Row]) -> str:
 
 
 def evaluated_table(results: Sequence[Row]) -> str:
-    """EM and F1 of each system, with the tuned threshold and by the paper's rule."""
+    """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
+    spans = any("n-best" in r["rules"] for r in results)
     rows = []
     for r in results:
-        tuned, argmax = (r["rules"][rule]["metrics"] for rule in ("n-best", "argmax"))
-        rows.append(
-            [r["head"], r["trained_on"], r["checkpoint"], *_scores(tuned), *_scores(argmax)[:2]]
-        )
+        cells = [r["head"], r["trained_on"], r["checkpoint"], *_scores(headline(r["rules"]))]
+        if spans:
+            cells += _scores(r["rules"]["argmax"]["metrics"])[:2]
+        rows.append(cells)
+    scores = [*_SCORES, "argmax EM", "argmax F1"] if spans else list(_CLASS_SCORES)
+    return format_table(["head", "trained on", "evaluated on", *scores], rows)
+
+
+def sweep_table(rows: Sequence[Row]) -> str:
+    """Scores of each head on each pair of snapshots, against BERT's at the second, and costs."""
+    keys = _SCORES if rows and "exact" in rows[0] else _CLASS_SCORES
     return format_table(
-        ["head", "trained on", "evaluated on", *_SCORES, "argmax EM", "argmax F1"], rows
+        ["head", "data", "trained on", "evaluated on", "seeds", *keys, "− BERT"]
+        + ["% of encoder", "train s", "retention", "speed-up"],
+        [
+            [
+                r["name"],
+                f"{r['fraction']:.4g}",
+                r["trained_on"],
+                r["checkpoint"],
+                str(r["seeds"]),
+                *[_with_deviation(r, key) for key in keys.values()],
+                "-" if r["difference"] is None else f"{r['difference']:+.1f}",
+                _maybe(r.get("percent"), "{:.3f}"),
+                _maybe(r.get("training_seconds"), "{:.1f}"),
+                _maybe(r.get("retention"), "{:.1f}%"),
+                _maybe(r.get("speed_up"), "{:.2f}"),
+            ]
+            for r in rows
+        ],
     )
 
 
-_SCORES = ["EM", "F1", "HasAns EM", "HasAns F1", "NoAns"]
+def _with_deviation(row: Row, key: str) -> str:
+    """Mean over seeds, with the standard deviation where there is one."""
+    deviation = row.get(f"{key}_sd")
+    return _maybe(row.get(key), "{:.1f}") + ("" if deviation is None else f" ± {deviation:.1f}")
+
+
+def _maybe(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+_SCORES = {
+    "EM": "exact",
+    "F1": "f1",
+    "HasAns EM": "HasAns_exact",
+    "HasAns F1": "HasAns_f1",
+    "NoAns": "NoAns_exact",
+}
+_CLASS_SCORES = {"accuracy": "accuracy", "F1": "f1", "majority": "majority"}
 
 
 def _scores(metrics: Mapping[str, float]) -> list[str]:
-    keys = ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact")
-    return [f"{metrics[key]:.1f}" if key in metrics else "-" for key in keys]
+    keys = _SCORES if "exact" in metrics else _CLASS_SCORES
+    return [f"{metrics[key]:.1f}" if key in metrics else "-" for key in keys.values()]
 
 
 def status_table(status: Row) -> str:
@@ -143,18 +195,21 @@ def status_table(status: Row) -> str:
     stored = {tag: list(splits) for tag, splits in status["stored"].items()}
     for tag, splits in status["unfinished"].items():
         stored.setdefault(tag, []).extend(f"{split} (unfinished)" for split in splits)
+    scored = (list(s["bert"]) for s in status["snapshots"] if s["bert"])
+    scores = next(scored, ["exact", "f1"])
+    names = {"exact": "BERT EM", "accuracy": "BERT accuracy", "f1": "BERT F1"}
     lines = [
         f"workspace  {status['workspace']}",
         f"model      {status['model']}",
         f"task       {status['task']} ({questions} questions)",
         "",
         format_table(
-            ["snapshot", "made", "BERT EM", "BERT F1", "activations"],
+            ["snapshot", "made", *(names[key] for key in scores), "activations"],
             [
                 [
                     s["tag"],
                     "yes" if s["made"] else "no",
-                    *([f"{s['bert'][k]:.1f}" for k in ("exact", "f1")] if s["bert"] else "--"),
+                    *([f"{s['bert'][key]:.1f}" for key in scores] if s["bert"] else "--"),
                     ", ".join(stored.get(s["tag"], [])) or "-",
                 ]
                 for s in status["snapshots"]

@@ -99,7 +99,7 @@ def test_heads_are_trained_once(space: Path) -> None:
     same = [*args, "--precision", "32", "--epochs", 2, "--batch-size", 8]
     result = run(*same)
     assert result.stderr == "learned-pooling was trained on 1e before: nothing to do\n"
-    assert cells(result.stdout)[1][:3] == ["learned-pooling", "1e", "70"]
+    assert cells(result.stdout)[1][:5] == ["learned-pooling", "1e", "1", "0", "70"]
     assert json.loads(done(*same, "--json"))[0]["total"] == 70
     other = run(*args, "--precision", "32", "--epochs", 3, "--batch-size", 8)
     assert other.exit_code == 2
@@ -126,12 +126,12 @@ def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json
 
 def test_heads_gives_sizes_of_any_encoder() -> None:
     rows = cells(done("heads"))
-    assert rows[0] == ["head", "trainable", "total", "% BERT-large", "description"]
+    assert rows[0] == ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"]
     assert ["learned-pooling", "2,076", "2,076"] in [row[:3] for row in rows]
+    assert any(row[-1].endswith("(costly)") for row in rows)
     small = json.loads(done("heads", "--hidden", 32, "--layers", 3, "--json"))
     assert len(small) == len(rows) - 1
-    assert small[0]["name"] == "learned-pooling"
-    assert small[0]["total"] == 70
+    assert {head["name"]: head["total"] for head in small}["learned-pooling"] == 70
 
 
 def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:

@@ -1,0 +1,76 @@
+"""``bertvision finetune``: BERT's snapshots, and their scores."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bertvision.commands.options import (
+    Json,
+    Workspace,
+    parse_tags,
+    show,
+)
+
+
+def finetune(
+    model: Annotated[
+        str | None, typer.Option(help="BERT checkpoint: hub name or local folder.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Data set on the hub, such as squad_v2; or the task answerable."),
+    ] = None,
+    train: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
+    dev: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How long to train.")] = None,
+    save_at: Annotated[
+        str | None, typer.Option(help="Fractions of an epoch to snapshot at: 0,0.1,0.3,1.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Windows per batch.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Decoupled; above 0 is AdamW.")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Fraction of steps.")] = None,
+    decay: Annotated[str | None, typer.Option(help="none or linear.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches per optimiser step.")] = None,
+    gradient_clip: Annotated[float | None, typer.Option(help="Largest norm; 0 is off.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, 32 or bf16.")] = None,
+    train_questions: Annotated[
+        int | None, typer.Option(help="Train on a seeded subset of at most so many questions.")
+    ] = None,
+    tune_fraction: Annotated[
+        float | None, typer.Option(help="Part of train held out for no-answer thresholds.")
+    ] = None,
+    answerable_only: Annotated[
+        bool | None, typer.Option("--answerable-only", help="Leave unanswerable questions out.")
+    ] = None,
+    skip_bad: Annotated[
+        bool | None, typer.Option("--skip-bad", help="Skip malformed questions and count them.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a window.")] = None,
+    max_question_length: Annotated[int | None, typer.Option(help="Tokens of a question.")] = None,
+    overlap: Annotated[int | None, typer.Option(help="Tokens that windows share.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the workspace's run; needs no options.")
+    ] = False,
+    workspace: Workspace = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune BERT with snapshots at fractions of an epoch, and score each on dev.
+
+    Makes a workspace, or continues the one that was made with the same options: an interrupted run
+    goes on where it was, to the same snapshots bit for bit.
+    """
+    given = dict(locals())
+    from bertvision.pipelines.finetune import finetune as run
+    from bertvision.pipelines.options import FinetuneOptions
+    from bertvision.pipelines.tables import status_table
+
+    for name in ("workspace", "as_json", "resume"):
+        del given[name]
+    given["save_at"] = None if save_at is None else parse_tags(save_at)
+    result = run(workspace, FinetuneOptions(**given), resume=resume)
+    show(result, as_json, status_table)

@@ -1,0 +1,125 @@
+"""Heads: listed, trained, evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from bertvision.commands.options import (
+    BestEpoch,
+    Json,
+    Precision,
+    Store,
+    Workspace,
+    find_workspace,
+    parse_choice,
+    parse_layers,
+    parse_tag,
+    show,
+)
+
+
+def train(
+    heads: Annotated[list[str], typer.Argument(help="Names from `bertvision heads`.")],
+    checkpoint: Annotated[str | None, typer.Option(help="Snapshot to train on.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the store.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Windows per step.")] = 16,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    layers: Annotated[str, typer.Option(help="Hidden states to train on, or all.")] = "all",
+    precision: Precision = "auto",
+    seed: Annotated[int, typer.Option(help="Of initial weights and order.")] = 0,
+    fraction: Annotated[
+        float, typer.Option(help="Part of the training examples, 0 to 1; parts are nested.")
+    ] = 1.0,
+    best_epoch: BestEpoch = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace heads that were trained otherwise.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
+    ] = False,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Train heads on stored activations, several in one pass, without running BERT.
+
+    HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
+    """
+    from bertvision.pipelines.config import validated
+    from bertvision.pipelines.runs import runs_of
+    from bertvision.pipelines.tables import trained_table
+    from bertvision.pipelines.train import TrainOptions
+    from bertvision.pipelines.train import train as run
+
+    given = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "layers": parse_layers(layers),
+        "precision": precision,
+        "best_epoch": best_epoch,
+    }
+    runs = runs_of(heads, [fraction], [seed])
+    options = validated(TrainOptions, given)
+    space = find_workspace(workspace, store)
+    held = {"train", "train-cls"}
+    stored = (tag for tag, splits in space.stored().items() if held & set(splits))
+    tag = parse_tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
+    metrics = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
+    show(metrics, as_json, trained_table)
+
+
+def evaluate(
+    heads: Annotated[list[str], typer.Argument(help="Trained heads.")],
+    trained_on: Annotated[
+        str | None, typer.Option(help="Snapshot the heads were trained on.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Snapshot whose activations to evaluate on.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
+    precision: Precision = "auto",
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Score trained heads with the official metric, on any snapshot's activations."""
+    from bertvision.pipelines.evaluate import evaluate as run
+    from bertvision.pipelines.tables import evaluated_table
+
+    space = find_workspace(workspace, store)
+    source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
+    target = parse_tag(checkpoint) if checkpoint else source
+    results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)
+    show(results, as_json, evaluated_table)
+
+
+def heads(
+    hidden: Annotated[
+        int | None, typer.Option(help="Width of the hidden states; by default BERT-large's 1024.")
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(help="Hidden states, embedding output included; by default BERT-large's 25."),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="span or classification alone.")] = None,
+    workspace: Annotated[
+        Path | None, typer.Option("--workspace", "-w", help="Take the dimensions of its encoder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the heads with their parameters, by default at BERT-large's dimensions."""
+    from bertvision.models.heads import Kind
+    from bertvision.models.registry import describe_heads
+    from bertvision.pipelines.tables import heads_table
+
+    if workspace is not None:
+        model = find_workspace(workspace).config.model
+        hidden = hidden or model.hidden_size
+        layers = layers or model.num_hidden_layers + 1
+    wanted = parse_choice(kind, get_args(Kind), "--kind") if kind else None
+    infos = describe_heads(layers or 25, hidden or 1024, wanted)
+    show([info._asdict() for info in infos], as_json, heads_table)

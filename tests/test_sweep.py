@@ -1,0 +1,134 @@
+"""A sweep is its trainings and evaluations, each once, also when it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.evaluate import evaluate
+from bertvision.pipelines.sweep import default_heads, sweep, sweep_rows
+from bertvision.pipelines.tables import sweep_table
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.workspace import Workspace
+
+HEADS = ["learned-pooling", "adapter-64-shared"]
+OPTIONS = TrainOptions(batch_size=8, precision="32")
+
+
+@pytest.fixture(scope="module")
+def swept(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Two heads, two seeds, two parts of the data, two snapshots each way."""
+    root = tmp_path_factory.mktemp("swept") / "workspace"
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("heads"))
+    space = Workspace.find(root)
+    sweep(space, HEADS, fractions=[0.5, 1], seeds=[0, 1], options=OPTIONS)
+    return space
+
+
+def files(space: Workspace) -> dict[str, int]:
+    found = (space.root / "heads").rglob("*")
+    return {str(p.relative_to(space.root)): p.stat().st_mtime_ns for p in found if p.is_file()}
+
+
+def test_every_combination_is_there_and_the_same_sweep_does_nothing(swept: Workspace) -> None:
+    before = files(swept)
+    results = sweep(swept, HEADS, fractions=[0.5, 1], seeds=[0, 1], options=OPTIONS)
+    assert files(swept) == before
+    combinations = {(r.head, r.fraction, r.seed, r.trained_on, r.checkpoint) for r in results}
+    assert len(combinations) == len(results) == 2 * 2 * 2 * 2 * 2
+
+
+def test_a_result_of_the_sweep_is_that_of_its_commands(swept: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(swept.root, root, ignore=shutil.ignore_patterns("heads"))
+    alone = Workspace.find(root)
+    name = "adapter-64-shared@f0.5@s1"
+    train(alone, [name], "0.5e", OPTIONS)
+    (result,) = evaluate(alone, [name], trained_on="0.5e", tag="1e", precision="32")
+    path = swept.head_dir("0.5e", name) / "eval/1e/metrics.json"
+    assert json.loads(path.read_text())["rules"] == result["rules"]
+
+
+def test_an_interrupted_sweep_does_only_what_is_missing(swept: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(swept.root, root)
+    space = Workspace.find(root)
+    lost = [space.head_dir("1e", "learned-pooling@s1"), space.head_dir("1e", HEADS[0]) / "eval/1e"]
+    for folder in lost:
+        shutil.rmtree(folder)
+    kept = files(space)
+    sweep(space, HEADS, fractions=[0.5, 1], seeds=[0, 1], options=OPTIONS)
+    now = files(space)
+    assert {name: now[name] for name in kept} == kept
+    assert set(now) == set(files(swept))
+
+
+def test_a_head_trained_again_is_evaluated_again(swept: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(swept.root, root)
+    space = Workspace.find(root)
+    path = space.head_dir("1e", HEADS[0]) / "eval/0.5e/metrics.json"
+    before = json.loads(path.read_text())["rules"]
+    other = OPTIONS.model_copy(update={"lr": 1e-2})
+    with pytest.raises(WorkspaceError, match=r"lr = 0\.001.*--overwrite"):
+        sweep(space, HEADS[:1], options=other)
+    evaluations = {p: p.read_bytes() for p in path.parents[1].rglob("metrics.json")}
+    train(space, HEADS[:1], "1e", other, overwrite=True)
+    for p, content in evaluations.items():  # as if they had stayed
+        p.parent.mkdir(parents=True)
+        p.write_bytes(content)
+    sweep(space, HEADS[:1], trained_on=["1e"], options=other)
+    assert json.loads(path.read_text())["rules"] != before
+
+
+def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:
+    results = sweep(swept, HEADS, fractions=[0.5, 1], seeds=[0, 1], options=OPTIONS)
+    rows = sweep_rows(swept, results)
+    assert len(rows) == len(results) / 2
+    for row in rows:
+        own = [
+            r.rules["n-best"]["metrics"]["f1"]
+            for r in results
+            if (r.head, r.fraction) == (row["name"], row["fraction"])
+            and (r.trained_on, r.checkpoint) == (row["trained_on"], row["checkpoint"])
+        ]
+        assert row["seeds"] == 2
+        assert row["f1"] == pytest.approx(sum(own) / 2)
+        bert = json.loads((swept.bert_dir(row["checkpoint"]) / "metrics.json").read_text())
+        expected = row["f1"] - bert["rules"]["n-best"]["metrics"]["f1"]
+        assert row["difference"] == pytest.approx(expected)
+    table = sweep_table(rows).splitlines()
+    assert len(table) == 1 + len(rows)
+    assert "±" in table[1]
+
+
+def test_the_default_heads_are_of_the_task_and_not_costly() -> None:
+    small = set(default_heads("span", layers=7, hidden=384))
+    large = set(default_heads("span", layers=25, hidden=1024))
+    assert {"learned-pooling", "adapter-386-shared"} <= small < large
+    assert "cnn-1xn" in large - small  # beside MiniLM a convolution costs as much as the encoder
+    assert not {name for name in large if "xception" in name or name.startswith("cls-")}
+    assert default_heads("classification", layers=7, hidden=384)[0].startswith("cls-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"heads": ["adaptr-64-shared"]}, UnknownNameError, "adapter-64-shared"),
+        ({"trained_on": ["2e"]}, UnknownNameError, r"--trained-on 2e.*stored are 0\.5e, 1e"),
+        ({"checkpoints": ["0e"]}, UnknownNameError, r"--checkpoint 0e.*bertvision extract"),
+        ({"heads": HEADS[:1], "fractions": [1.5]}, InputError, "from 0 to 1"),
+        ({"heads": HEADS[:1], "fractions": [1, 1]}, InputError, "each once"),
+    ],
+)
+def test_bad_requests_are_named_before_anything_is_trained(
+    swept: Workspace, arguments: dict, error: type, message: str
+) -> None:
+    before = files(swept)
+    with pytest.raises(error, match=message):
+        sweep(swept, **arguments, options=OPTIONS)
+    assert files(swept) == before
