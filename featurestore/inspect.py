@@ -45,6 +45,8 @@ def info(split: ActivationSplit) -> dict[str, Any]:
     done = sum(record.examples for record in records)
     given = r.provenance.get("max_length")
     length = given if isinstance(given, int) and given > 0 else int(plan.n_tokens.max())
+    if r.provenance.get("tokens") == "cls":
+        length = 1  # the original too kept no more of these than a vector
     dense = 4 * length * len(r.layers) * r.hidden_size
     return {
         "tag": str(split.tag),

@@ -5,7 +5,10 @@ bertvision.yaml        model, task, data with digests, fine-tuning, seeds, versi
 snapshots/0.3e/        BERT at a point of fine-tuning, in save_pretrained form
 bert/0.3e/             its span logits, predictions and metrics
 activations/           the store of hidden states, where it is not kept elsewhere
-heads/0.3e/<name>/     heads, by the snapshot whose activations they were trained on
+extraction/0.3e/       what extractions cost
+heads/0.3e/<run>/      heads, by the snapshot whose activations they were trained on
+ensembles/0.3e/<name>/ ensembles, by the snapshot they were scored on
+report/                the report
 finetune/              log of fine-tuning; the resume file while it runs
 ```
 """
@@ -60,7 +63,7 @@ class Workspace:
         root = root.expanduser().resolve()
         if (root / FILE).exists():
             raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
-        for name in ("snapshots", "bert", "activations", "heads"):
+        for name in ("snapshots", "bert", "activations", "heads", "ensembles"):
             if (root / name).exists():
                 raise WorkspaceError(
                     f"{root / name} is left of a workspace without its {FILE}: remove it, or use "
