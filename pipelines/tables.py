@@ -140,28 +140,39 @@ def evaluated_table(results: Sequence[Row]) -> str:
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
-    """Scores of each head on each pair of snapshots, against BERT's at the second, and costs."""
+    """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
     keys = _SCORES if rows and "exact" in rows[0] else _CLASS_SCORES
-    return format_table(
-        ["head", "data", "trained on", "evaluated on", "seeds", *keys, "− BERT"]
-        + ["% of encoder", "train s", "retention", "speed-up"],
+    system = ["head", "data", "trained on", "evaluated on"]
+    systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
+    scores = [
         [
-            [
-                r["name"],
-                f"{r['fraction']:.4g}",
-                r["trained_on"],
-                r["checkpoint"],
-                str(r["seeds"]),
-                *[_with_deviation(r, key) for key in keys.values()],
-                "-" if r["difference"] is None else f"{r['difference']:+.1f}",
-                _maybe(r.get("percent"), "{:.3f}"),
-                _maybe(r.get("training_seconds"), "{:.1f}"),
-                _maybe(r.get("retention"), "{:.1f}%"),
-                _maybe(r.get("speed_up"), "{:.2f}"),
-            ]
-            for r in rows
-        ],
+            str(r["seeds"]),
+            *[_with_deviation(r, key) for key in keys.values()],
+            _maybe(r["difference"], "{:+.1f}"),
+        ]
+        for r in rows
+    ]
+    costs = [
+        [
+            _maybe(r.get("percent"), "{:.3f}"),
+            *[_maybe(r.get(f"{part}_seconds"), "{:.1f}") for part in _PARTS],
+            "-" if r.get("bytes") is None else size(r["bytes"]),
+            _maybe(r.get("retention"), "{:.1f}%"),
+            _maybe(r.get("speed_up"), "{:.2f}"),
+        ]
+        for r in rows
+    ]
+    names = ["% of encoder", *(f"{part.replace('_', '-')} s" for part in _PARTS)]
+    return "\n\n".join(
+        format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
+        for header, cells in (
+            (["seeds", *keys, "− BERT"], scores),
+            ([*names, "stored", "retention", "speed-up"], costs),
+        )
     )
+
+
+_PARTS = ("fine_tuning", "extraction", "training")
 
 
 def _with_deviation(row: Row, key: str) -> str:

@@ -101,9 +101,10 @@ def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:
         bert = json.loads((swept.bert_dir(row["checkpoint"]) / "metrics.json").read_text())
         expected = row["f1"] - bert["rules"]["n-best"]["metrics"]["f1"]
         assert row["difference"] == pytest.approx(expected)
-    table = sweep_table(rows).splitlines()
-    assert len(table) == 1 + len(rows)
-    assert "±" in table[1]
+    scores, costs = (table.splitlines() for table in sweep_table(rows).split("\n\n"))
+    assert len(scores) == len(costs) == 1 + len(rows)
+    assert "±" in scores[1]
+    assert "retention" in costs[0]
 
 
 def test_the_default_heads_are_of_the_task_and_not_costly() -> None:

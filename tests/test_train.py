@@ -151,9 +151,13 @@ except StoppedError as stopped:
 )
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("how", "epochs", "steps"),
+    [(signal.SIGKILL, 2, -3), (signal.SIGTERM, 1, 0), (signal.SIGINT, 1, 1)],
+    ids=["killed in an epoch", "stopped between two", "stopped in the first step of one"],
+)
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
-    space: Workspace, how: signal.Signals
+    space: Workspace, how: signal.Signals, epochs: int, steps: int
 ) -> None:
     names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
     train(space, names, "1e", OPTIONS.model_copy(update={"best_epoch": True}))
@@ -161,7 +165,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     same = ("steps", "examples", "loss", "epoch", "held_out_losses")
     told = {n: {k: read_metrics(space.head_dir("1e", n))[k] for k in same} for n in names}
     shutil.rmtree(space.root / "heads")
-    step = 2 * -(-len(space.split("1e", "train")) // 4) - 3  # in the second epoch
+    step = epochs * -(-len(space.split("1e", "train")) // 4) + steps
 
     def run(step: int) -> int:
         arguments = [str(step), str(int(how)), str(space.root), *names]
