@@ -20,7 +20,7 @@ def report(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Every result as one HTML file without network, and its tables as CSV and JSON.
+    """Every result as one HTML file without network; its tables and figures as files.
 
     An older report at the same place is replaced; a folder with anything else is left alone.
     """
@@ -36,6 +36,7 @@ def _summary(written: Mapping[str, Any]) -> str:
     lines = [
         f"page    {written['page']} ({size(written['bytes'])}, {written['results']} results)",
         f"tables  {', '.join(written['tables'])}",
+        f"figures {', '.join(written['figures'])}",
     ]
     if written["missing"]:
         lines.append(f"no data for: {', '.join(written['missing'])}; the page says what makes them")

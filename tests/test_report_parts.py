@@ -143,7 +143,8 @@ def test_groups_keep_their_order() -> None:
 
 
 def _themes() -> dict[str, dict[str, str]]:
-    css = (Path(str(package.__file__)).parent / "style.css").read_text()
+    folder = Path(str(package.__file__)).parent
+    css = "".join((folder / name).read_text() for name in ("theme.css", "style.css"))
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     names = ("light", "dark", "print")
     return {

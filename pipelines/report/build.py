@@ -1,4 +1,4 @@
-"""Write the report of a workspace: `index.html` and `tables/`, or nothing at all."""
+"""Write the report of a workspace: `index.html`, `tables/` and `figures/`, or nothing at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.results import BERT_COMMAND
 from bertvision.pipelines.workspace import Workspace
 
-PAGE, TABLES = "index.html", "tables"
+PAGE, TABLES, FIGURES = "index.html", "tables", "figures"
+_KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
 
 
 class Report(NamedTuple):
@@ -37,6 +38,8 @@ class Report(NamedTuple):
     """The HTML file."""
     tables: list[str]
     """Names of the tables; each is there as CSV and JSON."""
+    figures: list[str]
+    """Names of the figures; each is also there as SVG."""
     bytes: int
     """Size of the page."""
     results: int
@@ -74,16 +77,22 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
         sections=found,
         newest=_newest(workspace, results),
     ).encode("utf-8")
+    figures = [figure for section in found for figure in section.figures]
     tables = [table for section in found for table in section.tables]
     with new_folder(target) as folder:
         (folder / TABLES).mkdir()
         for table in tables:
             (folder / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
             (folder / TABLES / f"{table.name}.json").write_text(table.json(), encoding="utf-8")
+        (folder / FIGURES).mkdir()
+        for figure in figures:
+            path = folder / FIGURES / f"{figure.ident}.svg"
+            path.write_text(figure.file, encoding="utf-8")
         (folder / PAGE).write_bytes(page)
     return Report(
         page=target / PAGE,
         tables=[table.name for table in tables],
+        figures=[figure.ident for figure in figures],
         bytes=len(page),
         results=len(results.runs),
         missing=[section.title for section in found if section.missing],
@@ -103,10 +112,11 @@ def check_place(target: Path) -> None:
     names = sorted(path.name for path in target.iterdir())
     if not names:
         return
-    foreign = [name for name in names if name not in (PAGE, TABLES)]
-    if (target / TABLES).is_dir():
-        inside = sorted(path.name for path in (target / TABLES).iterdir())
-        foreign += [f"{TABLES}/{n}" for n in inside if not n.endswith((".csv", ".json"))]
+    foreign = [name for name in names if name not in (PAGE, *_KINDS)]
+    for name, kinds in _KINDS.items():
+        if (target / name).is_dir():
+            inside = sorted(path.name for path in (target / name).iterdir())
+            foreign += [f"{name}/{n}" for n in inside if not n.endswith(kinds)]
     mark = f'<meta name="generator" content="{GENERATOR}">'
     if not foreign and not _holds(target / PAGE, mark):
         foreign = [PAGE]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -16,6 +17,8 @@ from bertvision.pipelines.report.svg import LINE, Canvas, Plot, shortened, text_
 from bertvision.pipelines.report.table import signed
 
 Row = Mapping[str, Any]
+THEME = Path(__file__).parent / "theme.css"
+"""Colours and strokes of the figures."""
 WIDE, NARROW = 800.0, 330.0
 MOST_PANELS = 6
 """In one figure, so that it fits a printed page."""
@@ -37,6 +40,23 @@ def both(ident: str, title: str, desc: str, draw: Callable[[float], Canvas]) -> 
         for name, width in (("wide", WIDE), ("narrow", NARROW))
     ]
     return Markup("").join(drawn)
+
+
+def standalone(ident: str, title: str, desc: str, draw: Callable[[float], Canvas]) -> str:
+    """A figure as an SVG file of its own, on paper that follows the reader's theme.
+
+    Args:
+        ident: of the figure.
+        title: what it is.
+        desc: what one should see.
+        draw: width in px → the drawing.
+    """
+    style = THEME.read_text(encoding="utf-8")
+    drawn = str(draw(WIDE).svg(ident, title, desc))
+    opening, content = drawn.split("</desc>", 1)
+    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    return f"{opening}</desc>\n<style>\n{style}</style>\n{paper}{content}\n"
 
 
 def panels(

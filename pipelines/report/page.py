@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from bertvision.pipelines.report.figures import THEME
 from bertvision.pipelines.report.section import Section
 
 GENERATOR = "bertvision report"
@@ -43,7 +44,7 @@ def render(
     )
     environment.filters["code"] = in_code
     environment.filters["groupby_order"] = in_groups
-    style = (folder / "style.css").read_text(encoding="utf-8")
+    style = THEME.read_text(encoding="utf-8") + (folder / "style.css").read_text(encoding="utf-8")
     return environment.get_template("template.html").render(
         generator=GENERATOR,
         style=Markup(style),  # a file of the package

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report.figures import Row, both
+from bertvision.pipelines.report.figures import Row, both, standalone
 from bertvision.pipelines.report.svg import Canvas
 from bertvision.pipelines.report.table import Table
 
@@ -27,8 +27,12 @@ EVALUATE = "bertvision evaluate HEAD… --trained-on TAG --checkpoint TAG"
 class Figure:
     """A drawing with what belongs to it."""
 
+    ident: str
+    """Unique in the page, and the name of its file."""
     svg: Markup
     """For wide and narrow pages."""
+    file: str
+    """The drawing as an SVG file of its own."""
     caption: str
     """What one should see."""
     source: str
@@ -86,7 +90,14 @@ def make_figure(
         command: what makes them.
         draw: width in px → the drawing.
     """
-    return Figure(both(ident, name, caption, draw), caption, source, command)
+    return Figure(
+        ident,
+        both(ident, name, caption, draw),
+        standalone(ident, name, caption, draw),
+        caption,
+        source,
+        command,
+    )
 
 
 def pair(r: Row) -> tuple[SnapshotTag, SnapshotTag]:
