@@ -118,8 +118,9 @@ def heads(
 
     if workspace is not None:
         model = find_workspace(workspace).config.model
-        hidden = hidden or model.hidden_size
-        layers = layers or model.num_hidden_layers + 1
+        hidden = model.hidden_size if hidden is None else hidden
+        layers = model.num_hidden_layers + 1 if layers is None else layers
     wanted = parse_choice(kind, get_args(Kind), "--kind") if kind else None
-    infos = describe_heads(layers or 25, hidden or 1024, wanted)
+    layers, hidden = 25 if layers is None else layers, 1024 if hidden is None else hidden
+    infos = describe_heads(layers, hidden, wanted)
     show([info._asdict() for info in infos], as_json, heads_table)

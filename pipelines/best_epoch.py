@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -47,15 +48,15 @@ class BestEpoch(pl.Callback):
         if not trainer.is_last_batch:
             return
         assert isinstance(pl_module, HeadsModule)
-        names = [run.name for run in pl_module.runs]
-        for name, head, loss in zip(
-            names, pl_module.heads, self._score(list(pl_module.heads)), strict=True
-        ):
-            losses = self._losses.setdefault(name, [])
+        scores = self._score(list(pl_module.heads))
+        for run, head, loss in zip(pl_module.runs, pl_module.heads, scores, strict=True):
+            losses = self._losses.setdefault(run.name, [])
             losses.append(loss)
-            if loss <= min(losses):
+            if not math.isfinite(loss):
+                pl_module.diverged.add(run)
+            elif loss <= min(losses):
                 weights = {k: x.detach().cpu().clone() for k, x in head.state_dict().items()}
-                self._best[name] = _Best(len(losses), loss, weights)
+                self._best[run.name] = _Best(len(losses), loss, weights)
 
     @torch.no_grad()
     def _score(self, heads: list[nn.Module]) -> list[float]:

@@ -65,6 +65,7 @@ class _Parts(NamedTuple):
 
     bert: bool
     runs: tuple[Path, ...]
+    whole: bool = True
 
 
 def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
@@ -103,12 +104,14 @@ def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
     parts = _parts(workspace, result)
     encoder = records.encoder()
     sizes = [int(read_run_metrics(run)["total"]) for run in parts.runs]
-    parameters = _sum([*sizes, *([encoder] if parts.bert else [])])
+    unknown = [] if parts.whole else [None]  # a member was removed since
+    parameters = _sum([*sizes, *([encoder] if parts.bert else []), *unknown])
     stored = sorted({records.stored_split(run) for run in parts.runs})
     latest = max(SnapshotTag(result.trained_on), SnapshotTag(result.checkpoint))
     fine_tuning = records.fine_tuning(str(latest))
     extraction = _sum([records.extraction(*split).get("seconds") for split in stored])
-    training = _sum([float(read_run_metrics(run)["own_seconds"]) for run in parts.runs])
+    own = [float(read_run_metrics(run)["own_seconds"]) for run in parts.runs]
+    training = _sum([*own, *unknown])
     size = _sum([records.extraction(*split).get("bytes") for split in stored])
     return Costs(
         parameters=None if parameters is None else int(parameters),
@@ -129,8 +132,9 @@ def _parts(workspace: Workspace, result: Result) -> _Parts:
     if result.system == "head":
         return _Parts(False, (result.folder.parents[1],))
     members = read_metrics(result.folder / "metrics.json", result.command)["members"]
-    runs = (workspace.trained_head(result.trained_on, run) for run in members if run != "bert")
-    return _Parts("bert" in members, tuple(runs))
+    runs = [workspace.head_dir(result.trained_on, run) for run in members if run != "bert"]
+    there = tuple(run for run in runs if (run / "metrics.json").is_file())
+    return _Parts("bert" in members, there, len(there) == len(runs))
 
 
 class _Records:

@@ -97,6 +97,7 @@ def ensemble(
         "seed": _common([c["training"]["seed"] for c in configs], 0),
         "rules": scores.rules,
         "threshold_tuned_on": None if tune is None else "tune",
+        "weights": dict(zip(names, (part.get("weights_sha256") for part in parts), strict=True)),
         "seconds": time.perf_counter() - started,
         "command": ensemble_command(names, combine, trained_on, tag, split),
     }
@@ -106,7 +107,8 @@ def ensemble(
         index = {"n_tokens": frame.n_tokens, "question_index": frame.question_index}
         save_file({**together.arrays(), **index}, folder / f"{split}.safetensors")
         write_json(folder / "metrics.json", metrics)
-    return {**metrics, "parts": parts}
+    # BERT was perhaps scored on another split only
+    return {**metrics, "parts": [part for part in parts if part["split"] == split]}
 
 
 def ensemble_dir(

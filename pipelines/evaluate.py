@@ -4,68 +4,39 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
-from safetensors.torch import load_file
 from torch import nn
 
-from bertvision.errors import InputError, ProvenanceError, WorkspaceError
+from bertvision.errors import ProvenanceError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.outputs import SpanOutput
-from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import decoded
 from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.questions import questions_of
+from bertvision.pipelines.results import read_run_config
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
+from bertvision.pipelines.trained_head import STORED, head_lock, kind_of_run, load_head
 from bertvision.pipelines.workspace import Workspace
 
-STORED = {"span": "{}", "classification": "{}-cls"}
-"""Stored split of a split of the workspace, by the kind of head that takes it."""
 Logits: TypeAlias = SplitLogits | ClassLogits
 _SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
-class LoadedHead(NamedTuple):
-    """A trained head: the module in evaluation mode, and its ``config.json``."""
-
-    module: nn.Module
-    config: dict[str, Any]
-
-
-def load_head(folder: Path) -> LoadedHead:
-    """Load a trained head from its folder.
-
-    Raises:
-        WorkspaceError: it is damaged.
-        UnknownNameError: its class is not installed here.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        module = build_head(
-            config["head"], layers=len(config["layers"]), hidden=config["hidden_size"]
-        )
-        module.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise WorkspaceError(f"the head {folder} is damaged: {error}; train it again") from error
-    return LoadedHead(module.eval(), config)
-
-
 def evaluate(
     workspace: Workspace,
-    names: Sequence[str],
+    names: Sequence[str | Run],
     *,
     trained_on: str,
     tag: str,
@@ -100,7 +71,7 @@ def evaluate(
 
 def evaluate_across(
     workspace: Workspace,
-    trained: Sequence[tuple[str, str]],
+    trained: Sequence[tuple[str, str | Run]],
     *,
     tag: str,
     split: str = "dev",
@@ -116,7 +87,10 @@ def evaluate_across(
         precision: arithmetic of the heads: auto, 32 or bf16.
     """
     tag = SnapshotTag(tag)
-    heads = [_Trained.load(workspace, on, name) for on, name in trained]
+    heads = [
+        _Trained.load(workspace, on, name if isinstance(name, Run) else Run.parse(name))
+        for on, name in trained
+    ]
     groups: dict[tuple[str, tuple[int, ...]], list[_Trained]] = {}
     for head in heads:
         groups.setdefault((head.kind, tuple(head.config["layers"])), []).append(head)
@@ -131,20 +105,47 @@ def evaluate_across(
 
 
 def is_evaluated(
-    workspace: Workspace, trained_on: str, name: str, *, tag: str, split: str = "dev"
+    workspace: Workspace,
+    trained_on: str,
+    name: str,
+    *,
+    tag: str,
+    split: str = "dev",
+    precision: str = "auto",
 ) -> bool:
-    """Whether these weights were scored on these activations before."""
+    """Whether these weights were scored on these activations, in this way, before."""
     folder = workspace.trained_head(trained_on, name)
     try:
-        metrics = json.loads((_target(folder, tag, split) / "metrics.json").read_text())
-        config = json.loads((folder / "config.json").read_text())
-        stored = workspace.split(tag, STORED[config.get("kind", "span")].format(split))
+        metrics = json.loads((_target(folder, tag, split) / "metrics.json").read_text("utf-8"))
+        kind = read_run_config(folder)["kind"]
         return bool(
             metrics["weights_sha256"] == sha256_of_files([folder / "model.safetensors"])
-            and metrics["provenance"] == stored.record.provenance
+            and metrics["precision"] == head_precision(precision, kind)
+            and metrics["activations"] == _activations(_splits(workspace, kind, tag, split))
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _splits(workspace: Workspace, kind: str, tag: str, split: str) -> dict[str, ActivationSplit]:
+    """What is scored, and the held-out part where a threshold is tuned."""
+    found = {split: workspace.split(tag, STORED[kind].format(split)).require_complete()}
+    abstains = kind == "span" and workspace.config.task.name == "squad_v2"
+    if abstains and split != "tune" and "tune" in workspace.stored()[SnapshotTag(tag)]:
+        found["tune"] = workspace.split(tag, "tune").require_complete()
+    return found
+
+
+def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Any]:
+    """What tells activations from others: how they are stored, and what they come from."""
+    return {
+        name: {
+            "encoding": split.record.encoding,
+            "plan_sha256": split.record.plan_sha256,
+            **split.record.provenance,
+        }
+        for name, split in splits.items()
+    }
 
 
 class _Trained(NamedTuple):
@@ -158,10 +159,11 @@ class _Trained(NamedTuple):
     kind: str
 
     @classmethod
-    def load(cls, workspace: Workspace, trained_on: str, name: str) -> _Trained:
-        folder = workspace.trained_head(trained_on, name)
-        module, config = load_head(folder)
-        return cls(str(trained_on), folder.name, folder, module, config, config.get("kind", "span"))
+    def load(cls, workspace: Workspace, trained_on: str, run: Run) -> _Trained:
+        folder = workspace.trained_head(trained_on, run.name)
+        module, config = load_head(folder, run)
+        kind = kind_of_run(Run(config["head"]), workspace.config.task.name)
+        return cls(str(trained_on), folder.name, folder, module, config, kind)
 
 
 def _target(folder: Path, tag: str, split: str) -> Path:
@@ -179,15 +181,20 @@ def _evaluate(
 ) -> dict[Path, dict[str, Any]]:
     """One pass over a split for heads of one kind and the same layers; metrics by folder."""
     started = time.perf_counter()
-    scored = workspace.split(tag, STORED[kind].format(split))
+    splits = _splits(workspace, kind, tag, split)
+    scored = splits[split]
     abstains = kind == "span" and workspace.config.task.name == "squad_v2"
     found = _logits(heads, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)
-    if abstains and split != "tune" and "tune" in workspace.stored()[tag]:
-        held_out = workspace.split(tag, "tune").require_complete()
+    if (held_out := splits.get("tune")) is not None and held_out is not scored:
         tune = _logits(heads, held_out, precision, f"threshold on {held_out.name}")
     results = {}
     for head, logits, tune_logits in zip(heads, found, tune, strict=True):
+        if not all(np.isfinite(x).all() for x in _arrays(logits).values()):
+            raise WorkspaceError(
+                f"the logits of {head.name} hold NaN or infinity: it has diverged; train it again "
+                "with a lower --lr and --overwrite"
+            )
         scores = _score(logits, tune_logits, abstains)
         metrics = {
             "head": head.name,
@@ -200,8 +207,12 @@ def _evaluate(
             "seconds": time.perf_counter() - started,
             "weights_sha256": sha256_of_files([head.folder / "model.safetensors"]),
             "provenance": dict(scored.record.provenance),
+            "activations": _activations(splits),
         }
-        with new_folder(_target(head.folder, tag, split)) as target:
+        with (
+            head_lock(head.folder, f"writing to {head.name}", wait=True),
+            new_folder(_target(head.folder, tag, split)) as target,
+        ):
             write_json(target / "predictions.json", scores.predictions)
             write_json(target / "na_scores.json", scores.na_scores)
             save_file(_arrays(logits), target / f"{split}.safetensors")

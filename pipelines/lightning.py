@@ -95,12 +95,14 @@ class Clock(pl.Callback):
     def __init__(self, waited: Callable[[], float] = lambda: 0.0) -> None:
         self._waited = waited
         self._before = (0.0, 0.0)
-        self._started = 0.0
+        self._started: float | None = None
         self._ended: float | None = None
 
     @property
     def seconds(self) -> float:
         """Wall time of training so far."""
+        if self._started is None:
+            return self._before[0]
         end = time.perf_counter() if self._ended is None else self._ended
         return self._before[0] + end - self._started
 

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import NonFiniteError, WorkspaceError
 from bertvision.models.outputs import SpanOutput, class_loss, span_loss
 from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import HiddenStates
@@ -95,6 +95,8 @@ class HeadsModule(pl.LightningModule):
         """Optimiser steps of each run so far."""
         self.own_seconds = dict.fromkeys(self.runs, 0.0)
         """Seconds of each run's forward and backward passes so far (on a GPU: of starting them)."""
+        self.diverged: set[Run] = set()
+        """Runs whose loss became NaN or infinite: they are trained no further."""
         self._ranks = ranks
         self._feeds = {
             run: Feed(run.examples(len(ranks)), len(ranks), batch_size) for run in self.runs
@@ -144,17 +146,25 @@ class HeadsModule(pl.LightningModule):
         losses = {}
         for run, head in zip(self.runs, self.heads, strict=True):
             batch = batches.get(run)
-            if batch is None:
+            if batch is None or run in self.diverged:
                 continue
             started = time.perf_counter()
             torch.manual_seed(seed_of(run.seed, run.head, self.steps[run]))
             loss = head_loss(head, batch)
+            if not torch.isfinite(loss):
+                self.diverged.add(run)
+                continue
             if loss.requires_grad:
                 with autocast("32", self.device):
                     self.manual_backward(loss)
             self.steps[run] += 1
             losses[run.name] = loss.detach()
             self.own_seconds[run] += time.perf_counter() - started
+        if len(self.diverged) == len(self.runs):
+            raise NonFiniteError(
+                f"the loss of {', '.join(run.name for run in self.runs)} became NaN or infinite: "
+                "the training diverged; give a lower --lr"
+            )
         return losses
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -165,6 +175,7 @@ class HeadsModule(pl.LightningModule):
                 "waiting": feed.pending,
                 "steps": self.steps[run],
                 "seconds": self.own_seconds[run],
+                "diverged": run in self.diverged,
             }
             for run, feed in self._feeds.items()
         }
@@ -177,3 +188,5 @@ class HeadsModule(pl.LightningModule):
             held = checkpoint["heads"][run.name]
             self.steps[run], self.own_seconds[run] = held["steps"], held["seconds"]
             self._waiting[run.name] = held["waiting"]
+            if held["diverged"]:
+                self.diverged.add(run)

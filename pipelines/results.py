@@ -9,6 +9,7 @@ that makes them again. Only files of a few kilobytes are read.
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.workspace import Workspace
+
+log = logging.getLogger(__name__)
 
 System = Literal["bert", "head", "ensemble"]
 
@@ -225,11 +229,13 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
         trained_on = folder.parent.name
         if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
             continue
-        again = evaluation_command(folder.name, trained_on, checkpoint, split)
-        values = read_metrics(path, again)
         if folder not in configs:
             configs[folder] = read_run_config(folder)
         config = configs[folder]
+        training = config["training"]
+        typed = Run(config["head"], training["fraction"], training["seed"]).text
+        again = evaluation_command(typed, trained_on, checkpoint, split)
+        values = read_metrics(path, again)
         yield Result(
             system="head",
             name=config["head"],
@@ -258,6 +264,10 @@ def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
             continue
         members, combine = values["members"], values["combine"]
         trained_on, checkpoint = values["trained_on"], values["checkpoint"]
+        again = ensemble_command(members, combine, trained_on, checkpoint, split)
+        if _is_stale(workspace, values):
+            log.warning("%s is of other weights than its members have: `%s`", path.parent, again)
+            continue
         yield Result(
             system="ensemble",
             name=ensemble_name(members, combine),
@@ -270,8 +280,22 @@ def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
             split=split,
             rules=values["rules"],
             folder=path.parent,
-            command=ensemble_command(members, combine, trained_on, checkpoint, split),
+            command=again,
         )
+
+
+def _is_stale(workspace: Workspace, ensemble: Mapping[str, Any]) -> bool:
+    """Whether a member was trained and scored anew since an ensemble was made of it."""
+    suffix = "" if ensemble["split"] == "dev" else f"-{ensemble['split']}"
+    for run, weights in ensemble.get("weights", {}).items():
+        folder = workspace.bert_dir(ensemble["checkpoint"])
+        if run != "bert":
+            head = workspace.head_dir(ensemble["trained_on"], run)
+            folder = head / "eval" / f"{ensemble['checkpoint']}{suffix}"
+        path = folder / "metrics.json"
+        if path.is_file() and read_metrics(path, "").get("weights_sha256") != weights:
+            return True
+    return False
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:

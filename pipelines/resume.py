@@ -100,6 +100,19 @@ class ResumeFile(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Write the file where it is due or a signal came."""
+        if not trainer.is_last_batch:
+            self._write_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same after the last step of an epoch.
+
+        Lightning counts an epoch only here: a file from before would make it train one too many.
+        It also comes here when it stops in the middle, where the file is written already.
+        """
+        if trainer.is_last_batch:
+            self._write_if_due(trainer)
+
+    def _write_if_due(self, trainer: pl.Trainer) -> None:
         stop = self._signum is not None
         if stop or time.monotonic() - self._written >= self.every_seconds:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,6 +73,11 @@ class Run(NamedTuple):
         fraction = "" if self.fraction == 1 else f"@f{self.fraction:.4f}".rstrip("0").rstrip(".")
         return _head_folder(self.head) + fraction + (f"@s{self.seed}" if self.seed else "")
 
+    @property
+    def text(self) -> str:
+        """As it is typed: of a class of one's own with its dotted path."""
+        return self.head + self.name[len(_head_folder(self.head)) :]
+
     def examples(self, total: int) -> int:
         """How many of a split's examples it is trained on."""
         return round(self.fraction * total)

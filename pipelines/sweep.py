@@ -15,12 +15,13 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.models.heads import Kind
 from bertvision.models.registry import describe_heads
-from bertvision.pipelines.evaluate import STORED, evaluate_across, is_evaluated
-from bertvision.pipelines.report.rows import read_rows
+from bertvision.pipelines.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.results import Result, read_results
-from bertvision.pipelines.runs import runs_of
+from bertvision.pipelines.rows import read_rows
+from bertvision.pipelines.runs import Run, runs_of
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.trained_head import STORED, kind_of_run
 from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -61,38 +62,56 @@ def sweep(
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
     options = options or TrainOptions()
-    kind: Kind = "span" if TASKS[workspace.config.task.name].tokens == "all" else "classification"
-    model = workspace.config.model
+    model, task = workspace.config.model, workspace.config.task.name
     if not heads:
+        kind: Kind = "span" if TASKS[task].tokens == "all" else "classification"
         states = model.num_hidden_layers + 1
         heads = default_heads(kind, layers=states, hidden=model.hidden_size)
     runs = runs_of(heads, fractions, seeds)
-    sources = _tags(workspace, trained_on, STORED[kind].format("train"), "--trained-on")
-    targets = _tags(workspace, checkpoints, STORED[kind].format(split), "--checkpoint")
-    names = [run.name for run in runs]
-    for tag in sources:
-        log.info("train %d runs on %s", len(runs), tag)
-        train(workspace, runs, tag, options)
-    for tag in targets:
-        missing = [
-            (source, name)
-            for source in sources
-            for name in names
-            if not is_evaluated(workspace, source, name, tag=tag, split=split)
-        ]
-        log.info("evaluate %d runs on %s", len(missing), tag)
-        for first in range(0, len(missing), _TOGETHER):
-            evaluate_across(
-                workspace,
-                missing[first : first + _TOGETHER],
-                tag=tag,
-                split=split,
-                precision=options.precision,
-            )
+    kinds: dict[Kind, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(kind_of_run(run, task), []).append(run)
+    sources = {k: _tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds}
+    targets = {k: _tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
+    for kind, group in kinds.items():
+        for tag in sources[kind]:
+            log.info("train %d heads on %s", len(group), tag)
+            train(workspace, group, tag, options)
+    for kind, group in kinds.items():
+        for tag in targets[kind]:
+            missing = [
+                (source, run)
+                for source in sources[kind]
+                for run in group
+                if not is_evaluated(
+                    workspace,
+                    source,
+                    run.name,
+                    tag=tag,
+                    split=split,
+                    precision=options.precision,
+                )
+            ]
+            log.info("evaluate %d heads on %s", len(missing), tag)
+            for first in range(0, len(missing), _TOGETHER):
+                evaluate_across(
+                    workspace,
+                    missing[first : first + _TOGETHER],
+                    tag=tag,
+                    split=split,
+                    precision=options.precision,
+                )
+    wanted = {
+        (run.name, source, target)
+        for kind, group in kinds.items()
+        for run in group
+        for source in sources[kind]
+        for target in targets[kind]
+    }
     return [
         result
         for result in read_results(workspace, split)
-        if result.run in names and result.trained_on in sources and result.checkpoint in targets
+        if (result.run, result.trained_on, result.checkpoint) in wanted
     ]
 
 
@@ -108,22 +127,24 @@ def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:
 
 
 def _tags(
-    workspace: Workspace, wanted: Sequence[str], split: str, option: str
+    workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
 ) -> list[SnapshotTag]:
     """The snapshots that are wanted, or all, of which a split is stored whole."""
-    stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if split in names)
-    whole = [tag for tag in stored if workspace.split(tag, split).is_complete]
+    name = STORED[kind].format(split)
+    stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if name in names)
+    whole = [tag for tag in stored if workspace.split(tag, name).is_complete]
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
+    cls = " --tokens cls" if kind == "classification" else ""
     if absent := [tag for tag in tags if tag not in whole]:
         held = ", ".join(whole) or "none"
         raise UnknownNameError(
-            f"{option} {','.join(absent)}: no whole split {split} is stored; stored are {held}: "
-            f"`bertvision extract --checkpoint {absent[0]}` writes it"
+            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are {held}: "
+            f"`bertvision extract --checkpoint {absent[0]}{cls}` writes it"
         )
     if not tags:
         raise InputError(
-            f"no split {split} is stored: `bertvision extract` writes it; `bertvision status` says "
-            "what there is"
+            f"no split {name} is stored: `bertvision extract{cls}` writes it; `bertvision status` "
+            "says what there is"
         )
     return tags
 
@@ -141,4 +162,6 @@ def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str
     """
     wanted = {(r.name, r.fraction, r.trained_on, r.checkpoint) for r in results}
     keys = ("name", "fraction", "trained_on", "checkpoint")
-    return [row for row in read_rows(workspace).heads if tuple(row[key] for key in keys) in wanted]
+    found = read_rows(workspace, results[0].split if results else "dev")
+    rows = [*found.heads, *found.others]
+    return [row for row in rows if tuple(row[key] for key in keys) in wanted]

@@ -128,20 +128,23 @@ def trained_table(heads: Sequence[Row]) -> str:
 
 def evaluated_table(results: Sequence[Row]) -> str:
     """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
-    spans = any("n-best" in r["rules"] for r in results)
-    rows = []
-    for r in results:
-        cells = [r["head"], r["trained_on"], r["checkpoint"], *_scores(headline(r["rules"]))]
-        if spans:
-            cells += _scores(r["rules"]["argmax"]["metrics"])[:2]
-        rows.append(cells)
-    scores = [*_SCORES, "argmax EM", "argmax F1"] if spans else list(_CLASS_SCORES)
-    return format_table(["head", "trained on", "evaluated on", *scores], rows)
+    spans = [r for r in results if "n-best" in r["rules"]]
+    classes = [r for r in results if r not in spans]
+    tables = []
+    for group, scores in ((spans, [*_SCORES, "argmax EM", "argmax F1"]), (classes, _CLASS_SCORES)):
+        rows = []
+        for r in group:
+            cells = [r["head"], r["trained_on"], r["checkpoint"], *_scores(headline(r["rules"]))]
+            argmax = _scores(r["rules"]["argmax"]["metrics"])[:2] if group is spans else []
+            rows.append(cells + argmax)
+        if rows:
+            tables.append(format_table(["head", "trained on", "evaluated on", *scores], rows))
+    return "\n\n".join(tables)
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
-    keys = _SCORES if rows and "exact" in rows[0] else _CLASS_SCORES
+    keys = _CLASS_SCORES if _headline(rows) == "accuracy" else _SCORES
     system = ["head", "data", "trained on", "evaluated on"]
     systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
     scores = [
@@ -166,10 +169,14 @@ def sweep_table(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
         for header, cells in (
-            (["seeds", *keys, "− BERT"], scores),
+            (["seeds", *keys, f"{_headline(rows)} − BERT"], scores),
             ([*names, "stored", "retention", "speed-up"], costs),
         )
     )
+
+
+def _headline(rows: Sequence[Row]) -> str:
+    return "accuracy" if rows and "accuracy" in rows[0] else "F1"
 
 
 _PARTS = ("fine_tuning", "extraction", "training")

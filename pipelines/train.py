@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Sequence
-from importlib.metadata import version
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,11 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save_file
 from torch import nn
 
-from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.lock import exclusive
+from bertvision.errors import InputError, NonFiniteError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.models.registry import HEADS, build_head, count_parameters, kind_of
+from bertvision.models.registry import count_parameters
 from bertvision.pipelines.best_epoch import BestEpoch
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.datamodule import ActivationDataModule, HiddenStates, decoded
@@ -27,15 +26,13 @@ from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.module import HeadsModule, build_heads
 from bertvision.pipelines.precision import device, head_precision, resolve_precision
+from bertvision.pipelines.results import read_run_config, read_run_metrics
 from bertvision.pipelines.resume import ResumeFile
 from bertvision.pipelines.runs import Run, ranks
+from bertvision.pipelines.trained_head import STORED, head_lock, is_whole, kind_of_run
 from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
-
-_TRAIN = {"span": "train", "classification": "train-cls"}
-"""Stored split that heads of a kind are trained on."""
-_HELD_OUT = {"span": "tune", "classification": "tune-cls"}
 
 
 class TrainOptions(BaseModel):
@@ -95,17 +92,26 @@ def train(
         given = ", ".join(run.name for run in runs) or "(none)"
         raise InputError(f"heads {given}: name at least one, each once")
     tag = SnapshotTag(tag)
+    task = workspace.config.task.name
     groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        groups.setdefault((_kind(run.head), run.seed), []).append(run)
-    passes = [
-        _Pass.plan(workspace, kind, group, tag, options, overwrite)
+        groups.setdefault((kind_of_run(run, task), run.seed), []).append(run)
+    plans = [
+        partial(_Pass.plan, workspace, kind, group, tag, options, overwrite)
         for (kind, _), group in groups.items()
     ]
-    for planned in passes:  # all of which were checked before the first begins
-        if planned.todo:
-            _run(planned, tensorboard, readers, resume_every_seconds)
-    return [read_metrics(workspace.head_dir(tag, run.name)) for run in runs]
+    for plan in plans:  # all are checked before the first begins
+        planned = plan()
+        for run in [run for run in planned.configs if run not in planned.todo]:
+            log.info("%s was trained on %s before: nothing to do", run.name, tag)
+    for plan in plans:
+        with ExitStack() as locks:
+            for run in plan().todo:
+                folder = workspace.head_dir(tag, run.name)
+                locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
+            if (planned := plan()).todo:  # another process may have trained some just now
+                _run(planned, tensorboard, readers, resume_every_seconds)
+    return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
 
 
 class _Pass(NamedTuple):
@@ -132,23 +138,22 @@ class _Pass(NamedTuple):
         """What is to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
         options = options.model_copy(update={"precision": precision})
-        split = workspace.split(tag, _TRAIN[kind]).require_complete()
+        split = workspace.split(tag, STORED[kind].format("train")).require_complete()
         held_out = None
         if options.best_epoch:
-            held_out = workspace.split(tag, _HELD_OUT[kind]).require_complete()
+            held_out = workspace.split(tag, STORED[kind].format("tune")).require_complete()
         configs = {run: _head_config(run, kind, split, options) for run in runs}
-        planned = cls(workspace, tag, split, held_out, configs, list(runs), options)
-        if not planned.folder.exists():  # else killed perhaps while head after head was saved
-            for run in runs:
-                if not overwrite and _is_trained(workspace, tag, run, configs[run]):
-                    planned.todo.remove(run)
+        todo = [
+            run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])
+        ]
+        planned = cls(workspace, tag, split, held_out, configs, todo, options)
         planned.build("meta")
         return planned
 
     @property
     def folder(self) -> Path:
         """Where the training keeps what it needs to go on."""
-        digest = digest_of(list(self.configs.values()))[:16]
+        digest = digest_of([self.configs[run] for run in self.todo])[:16]
         return self.workspace.root / "heads" / self.tag / f".run-{digest}"
 
     @property
@@ -173,21 +178,6 @@ class _Pass(NamedTuple):
         ]
 
 
-def read_metrics(folder: Path) -> dict[str, Any]:
-    """What training recorded of a head."""
-    return _read_json(folder / "metrics.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WorkspaceError(
-            f"{path} is damaged ({error}): train the head again with --overwrite"
-        ) from error
-    return values
-
-
 def _run(planned: _Pass, tensorboard: bool, readers: int, resume_every_seconds: float) -> None:
     workspace, tag, options = planned.workspace, planned.tag, planned.options
     heads = planned.build("cpu")
@@ -196,45 +186,50 @@ def _run(planned: _Pass, tensorboard: bool, readers: int, resume_every_seconds: 
     epochs = options.epochs if any(run.examples(total) for run in heads) else 0
     folder = planned.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / ".lock", f"training {', '.join(names)} on {tag}"):
-        data = ActivationDataModule(
-            workspace.activations,
-            tag,
-            train=planned.split.split,
-            batch_size=options.batch_size,
-            layers=options.layers,
-            seed=planned.todo[0].seed,
-            readers=readers,
-            dtype=planned.dtype,
-        )
-        module = HeadsModule(
-            heads,
-            ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
-            batch_size=options.batch_size,
-            lr=options.lr,
-            digest=folder.name,
-            read=planned.read,
-        )
-        resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
-        steps = epochs * len(data.train_dataloader())
-        training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
-        clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
-        best = None
-        if planned.held_out is not None:
-            precision = resolve_precision(options.precision)
-            best = BestEpoch(planned.held_out, planned.layers, precision)
-        if epochs:
-            with quiet_lightning(), resume.guard():
-                trainer(
-                    folder,
-                    [training_log, clock, *([best] if best else []), resume],
-                    max_epochs=epochs,
-                    logger=_tensorboard(workspace, tag) if tensorboard else False,
-                    precision="bf16-mixed" if options.precision == "bf16" else "32-true",
-                ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
-        _save(planned, heads, module, training_log.rows(), clock, best)
-        resume.finish()
+    data = ActivationDataModule(
+        workspace.activations,
+        tag,
+        train=planned.split.split,
+        batch_size=options.batch_size,
+        layers=options.layers,
+        seed=planned.todo[0].seed,
+        readers=readers,
+        dtype=planned.dtype,
+    )
+    module = HeadsModule(
+        heads,
+        ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
+        batch_size=options.batch_size,
+        lr=options.lr,
+        digest=folder.name,
+        read=planned.read,
+    )
+    resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+    steps = epochs * len(data.train_dataloader())
+    training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
+    clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
+    best = None
+    if planned.held_out is not None:
+        precision = resolve_precision(options.precision)
+        best = BestEpoch(planned.held_out, planned.layers, precision)
+    if epochs:
+        with quiet_lightning(), resume.guard():
+            trainer(
+                folder,
+                [training_log, clock, *([best] if best else []), resume],
+                max_epochs=epochs,
+                logger=_tensorboard(workspace, tag) if tensorboard else False,
+                precision="bf16-mixed" if options.precision == "bf16" else "32-true",
+            ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
+    _save(planned, heads, module, training_log.rows(), clock, best)
+    resume.finish()
     shutil.rmtree(folder)
+    if module.diverged:
+        lost = ", ".join(run.name for run in module.runs if run in module.diverged)
+        raise NonFiniteError(
+            f"{lost} diverged on {tag}: its loss became NaN or infinite; give a lower --lr. "
+            "The other heads are saved"
+        )
 
 
 def _save(
@@ -245,9 +240,13 @@ def _save(
     clock: Clock,
     best: BestEpoch | None,
 ) -> None:
-    """The folder of each head, whole or not at all."""
+    """The folder of each head that did not diverge, whole or not at all."""
     shared = max(0.0, clock.seconds - sum(module.own_seconds.values()))
     for column, (run, head) in enumerate(heads.items(), start=1):
+        if not all(bool(torch.isfinite(x).all()) for x in head.state_dict().values()):
+            module.diverged.add(run)  # by its last step
+        if run in module.diverged:
+            continue
         losses = [row[column] for row in rows if row[column]]
         tail = [float(loss) for loss in losses[-max(1, len(losses) // 10) :]]
         examples = run.examples(len(planned.split))
@@ -277,20 +276,11 @@ def _save(
             save_file(
                 {name: x.detach().cpu().contiguous() for name, x in head.state_dict().items()},
                 temporary / "model.safetensors",
-                metadata={"head": run.head, "bertvision": version("bertvision")},
             )
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
             write_json(temporary / "config.json", planned.configs[run])
             write_json(temporary / "metrics.json", metrics)
-
-
-def _kind(head: str) -> str:
-    """``span`` or ``classification``."""
-    if head in HEADS:
-        return HEADS[head].kind
-    with torch.device("meta"):
-        return kind_of(build_head(head, layers=13, hidden=768))  # whatever the dimensions
 
 
 def _head_config(
@@ -318,10 +308,9 @@ def _head_config(
 
 def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: dict[str, Any]) -> bool:
     folder = workspace.head_dir(tag, run.name)
-    if not (folder / "metrics.json").is_file():
+    if not is_whole(folder):
         return False
-    held = {"kind": "span", **_read_json(folder / "config.json")}
-    held["training"] = {"fraction": 1.0, "best_epoch": False, **held.get("training", {})}
+    held = read_run_config(folder)
     for field in config:
         if held.get(field) != config[field]:
             there, here = _first_difference(held.get(field), config[field])
@@ -329,7 +318,6 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: dict[s
                 f"{run.name} was trained on {tag} before with {field}: {there}, now it "
                 f"is {here}: give --overwrite to replace it"
             )
-    log.info("%s was trained on %s before: nothing to do", run.name, tag)
     return True
 
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
 import typer
@@ -19,7 +20,7 @@ from bertvision.commands.report import report as command
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.report.build import Report, write_report
 from bertvision.pipelines.report.headline import sentences
-from bertvision.pipelines.report.rows import read_rows
+from bertvision.pipelines.rows import read_rows
 from bertvision.pipelines.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def test_files_that_rows_name_are_there(lab: OpenWorkspace, written: Report) -> 
 
 
 def test_pooling_weights_are_those_of_the_head(lab: OpenWorkspace, written: Report) -> None:
-    from bertvision.pipelines.evaluate import load_head
+    from bertvision.pipelines.trained_head import load_head
 
     folders = [
         lab.root / "heads" / "1e" / name for name in ("learned-pooling", "learned-pooling@s1")
@@ -293,3 +294,17 @@ def test_commands_that_the_page_names_are_those_of_the_program(bare: Report) -> 
         command = program.commands[name]
         if words:
             command.make_context(name, words)
+
+
+def test_figures_are_files_that_need_nothing_beside_them(written: Report) -> None:
+    names = [path.stem for path in (written.page.parent / "figures").iterdir()]
+    assert sorted(names) == sorted(written.figures)
+    for name in names:
+        text = (written.page.parent / "figures" / f"{name}.svg").read_text()
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert text.count("http") == 1
+        style = "".join(node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}style"))
+        used = {cls for node in root.iter() for cls in node.get("class", "").split()}
+        drawn = {cls for cls in used if f".{cls}" not in style}
+        assert not drawn, f"{name}: {drawn} have no style"

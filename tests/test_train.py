@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,20 @@ from workspaces import STOP_AT
 from bertvision.errors import (
     CorruptStoreError,
     InputError,
+    NonFiniteError,
     ProvenanceError,
     UnknownNameError,
     WorkspaceError,
 )
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.datamodule import ActivationDataModule
-from bertvision.pipelines.evaluate import evaluate, load_head
+from bertvision.pipelines.evaluate import evaluate
 from bertvision.pipelines.module import build_heads
+from bertvision.pipelines.results import read_run_metrics
 from bertvision.pipelines.runs import Run
 from bertvision.pipelines.tasks.squad_metrics import squad_metrics
-from bertvision.pipelines.train import TrainOptions, read_metrics, train
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.trained_head import load_head
 from bertvision.pipelines.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-64-shared-skip"]
@@ -85,6 +89,7 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
 def test_a_part_of_none_is_the_head_as_it_is_made(space: Workspace) -> None:
     (metrics,) = train(space, ["adapter-64-shared@f0"], "1e", OPTIONS)
     assert (metrics["steps"], metrics["examples"], metrics["loss"]) == (0, 0, None)
+    assert metrics["own_seconds"] == 0
     run = Run("adapter-64-shared")
     made = build_heads([run], layers=3, hidden=32)[run].state_dict()
     assert all(torch.equal(made[k], x) for k, x in weights(space, "adapter-64-shared@f0").items())
@@ -130,7 +135,7 @@ def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
     assert metrics["total"] == sum(v.numel() for v in weights(space, "adapter-64-shared").values())
     assert 0 <= metrics["wait_seconds"] <= metrics["seconds"]
     assert json.loads((folder / "config.json").read_text())["layers"] == [0, 1, 2]
-    assert not list((space.root / "heads/1e").glob(".*"))
+    assert not list((space.root / "heads/1e").glob(".run-*"))
 
 
 RUN = (
@@ -152,33 +157,99 @@ except StoppedError as stopped:
 
 
 @pytest.mark.parametrize(
-    ("how", "epochs", "steps"),
-    [(signal.SIGKILL, 2, -3), (signal.SIGTERM, 1, 0), (signal.SIGINT, 1, 1)],
-    ids=["killed in an epoch", "stopped between two", "stopped in the first step of one"],
+    "stops",
+    [
+        [(signal.SIGKILL, 2, -3)],
+        [(signal.SIGTERM, 1, 0), (signal.SIGTERM, 2, 0)],
+        [(signal.SIGINT, 1, 0), (signal.SIGINT, 1, 1)],
+    ],
+    ids=["killed in an epoch", "stopped at two ends of epochs", "stopped at an end and after"],
 )
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
-    space: Workspace, how: signal.Signals, epochs: int, steps: int
+    space: Workspace, stops: list[tuple[signal.Signals, int, int]]
 ) -> None:
     names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
     train(space, names, "1e", OPTIONS.model_copy(update={"best_epoch": True}))
     whole = {name: weights(space, name) for name in names}
     same = ("steps", "examples", "loss", "epoch", "held_out_losses")
-    told = {n: {k: read_metrics(space.head_dir("1e", n))[k] for k in same} for n in names}
+    told = {n: {k: read_run_metrics(space.head_dir("1e", n))[k] for k in same} for n in names}
     shutil.rmtree(space.root / "heads")
-    step = epochs * -(-len(space.split("1e", "train")) // 4) + steps
 
-    def run(step: int) -> int:
-        arguments = [str(step), str(int(how)), str(space.root), *names]
+    def run(how: int, step: int) -> int:
+        arguments = [str(step), str(how), str(space.root), *names]
         return subprocess.run([sys.executable, "-c", RUN, *arguments], check=False).returncode
 
-    assert run(step) == (-how if how == signal.SIGKILL else 128 + how)
-    assert not space.heads()
-    assert run(0) == 0
+    for how, epochs, steps in stops:
+        step = epochs * -(-len(space.split("1e", "train")) // 4) + steps
+        assert run(int(how), step) == (-how if how == signal.SIGKILL else 128 + how)
+        assert not space.heads()
+    assert run(0, 0) == 0
     for name in names:
         assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
-        assert read_metrics(space.head_dir("1e", name)).items() >= told[name].items()
+        assert read_run_metrics(space.head_dir("1e", name)).items() >= told[name].items()
         lines = (space.head_dir("1e", name) / "log.csv").read_text().split()
         assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, len(lines)))
+
+
+def test_an_interrupted_training_goes_on_beside_a_head_that_was_there(space: Workspace) -> None:
+    names = ["learned-pooling", "adapter-64-shared"]
+    options = OPTIONS.model_copy(update={"best_epoch": True})
+    train(space, names[:1], "1e", options)
+    there = space.head_dir("1e", names[0]) / "model.safetensors"
+    written = there.stat().st_mtime_ns
+    for step, expected in ((7, 128 + signal.SIGINT), (0, 0)):
+        arguments = [str(step), str(int(signal.SIGINT)), str(space.root), *names]
+        done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=False)
+        assert done.returncode == expected
+    assert there.stat().st_mtime_ns == written
+    assert [name for _, name in space.heads()] == sorted(names)
+    assert not list((space.root / "heads/1e").glob(".run-*"))
+
+
+def test_a_head_that_diverges_is_not_saved_and_does_not_stop_the_others(space: Workspace) -> None:
+    class Diverging(LastLayer):
+        def features(self, hidden_states: torch.Tensor, lengths: torch.Tensor) -> list:
+            return [hidden_states[:, -1] * float("nan")]
+
+    module = types.ModuleType("diverging")
+    module.Head = Diverging  # type: ignore[attr-defined]
+    sys.modules["diverging"] = module
+    try:
+        with pytest.raises(
+            NonFiniteError, match=r"diverging-head diverged on 1e.*The other heads are saved"
+        ):
+            train(space, ["diverging:Head", "learned-pooling"], "1e", OPTIONS)
+        assert [name for _, name in space.heads()] == ["learned-pooling"]
+        with pytest.raises(NonFiniteError, match=r"diverging-head.*--lr"):
+            train(space, ["diverging:Head"], "1e", OPTIONS)
+    finally:
+        del sys.modules["diverging"]
+
+
+def test_code_of_somebody_else_is_imported_only_where_it_was_named(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(space, HEADS[:1], "1e", OPTIONS)
+    path = space.head_dir("1e", HEADS[0]) / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "head": "somebody:Head"}))
+    with pytest.raises(InputError, match="somebody:Head.*code of somebody's own: name it"):
+        evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
+    assert "somebody" not in sys.modules
+
+
+@pytest.mark.parametrize("damage", ["{}", "[]", '{"head": 5, "layers": 3}', "no json"])
+def test_a_damaged_head_is_named_and_trained_again(space: Workspace, damage: str) -> None:
+    train(space, HEADS[:1], "1e", OPTIONS)
+    folder = space.head_dir("1e", HEADS[0])
+    kept = weights(space, HEADS[0])
+    (folder / "config.json").write_text(damage)
+    with pytest.raises(WorkspaceError, match=r"damaged.*--overwrite"):
+        evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
+    train(space, HEADS[:1], "1e", OPTIONS, overwrite=True)
+    (folder / "model.safetensors").write_bytes(b"short")
+    train(space, HEADS[:1], "1e", OPTIONS)  # not taken for trained
+    assert all(torch.equal(kept[k], x) for k, x in weights(space, HEADS[0]).items())
 
 
 def test_the_same_again_does_nothing_and_other_options_are_refused(space: Workspace) -> None:

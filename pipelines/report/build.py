@@ -21,10 +21,10 @@ from bertvision.pipelines.report.listing import (
 )
 from bertvision.pipelines.report.page import GENERATOR, render
 from bertvision.pipelines.report.pooling import pooling_section
-from bertvision.pipelines.report.rows import Results, read_rows
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.rows import Results, read_rows
 from bertvision.pipelines.workspace import Workspace
 
 PAGE, TABLES, FIGURES = "index.html", "tables", "figures"

@@ -10,9 +10,9 @@ from bertvision.errors import WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.error_analysis import CELLS
 from bertvision.pipelines.report import marks
-from bertvision.pipelines.report.rows import Results, Row
 from bertvision.pipelines.report.section import Example, Section, make_figure
 from bertvision.pipelines.report.table import Column, Table
+from bertvision.pipelines.rows import Results, Row
 from bertvision.pipelines.workspace import Workspace
 
 _SOURCE = "errors.json beside the metrics.json of a system"

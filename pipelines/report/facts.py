@@ -8,8 +8,8 @@ from typing import Any
 
 from bertvision.errors import StoreError
 from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report.rows import Results
 from bertvision.pipelines.results import read_run_config
+from bertvision.pipelines.rows import Results
 from bertvision.pipelines.tables import size
 from bertvision.pipelines.workspace import FILE, Workspace
 

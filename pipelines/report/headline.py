@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report.rows import Results
 from bertvision.pipelines.report.table import signed
+from bertvision.pipelines.rows import Results
 
 _LISTED = 3
 """Snapshots that are named one by one."""

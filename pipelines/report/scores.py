@@ -8,7 +8,6 @@ from typing import Any
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.report import curves, marks
 from bertvision.pipelines.report.figures import best_names
-from bertvision.pipelines.report.rows import Results, Row
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
@@ -20,6 +19,7 @@ from bertvision.pipelines.report.section import (
 )
 from bertvision.pipelines.report.table import Column, Table
 from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.rows import Results, Row
 
 _MAPS = 6
 

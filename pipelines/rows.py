@@ -92,13 +92,13 @@ def is_control(row: Mapping[str, Any]) -> bool:
     return bool(SnapshotTag(row["trained_on"]).fraction == 0)
 
 
-def read_rows(workspace: Workspace) -> Results:
-    """Rows of all results on dev.
+def read_rows(workspace: Workspace, split: str = "dev") -> Results:
+    """Rows of all results on a split.
 
     Raises:
         WorkspaceError: a file is damaged; the message names it.
     """
-    results = read_results(workspace)
+    results = read_results(workspace, split)
     key = HEADLINE[workspace.config.task.name]
     classes = workspace.config.task.name == "answerable"
     runs = [_run(workspace, result, key) for result in results]
