@@ -144,7 +144,8 @@ def evaluated_table(results: Sequence[Row]) -> str:
 
 def sweep_table(rows: Sequence[Row]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
-    keys = _CLASS_SCORES if _headline(rows) == "accuracy" else _SCORES
+    scored = _CLASS_SCORES if _headline(rows) == "accuracy" else _SCORES
+    keys = {name: key for name, key in scored.items() if any(key in r for r in rows)}
     system = ["head", "data", "trained on", "evaluated on"]
     systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
     scores = [

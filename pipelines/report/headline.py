@@ -1,4 +1,4 @@
-"""Three to five sentences that say what came out, made of the numbers and of nothing else."""
+"""A few sentences that say what came out, made of the numbers and of nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.report.table import signed
 from bertvision.pipelines.rows import Results
 
+_BASELINES = ("last-layer", "cls-last-state")
 _LISTED = 3
 """Snapshots that are named one by one."""
 
@@ -21,6 +22,8 @@ def sentences(results: Results) -> list[str]:
     """
     found = [
         _same_snapshot(results),
+        _last_layer(results),
+        _argmax(results),
         _across(results),
         _ensemble(results),
         _baseline(results),
@@ -58,6 +61,40 @@ def _same_snapshot(results: Results) -> str:
         above = sum(r["difference"] > 0 for r in best)
         text += f"; it is above BERT at {above} of {len(best)} snapshots"
     return text + "."
+
+
+def _own(results: Results) -> list[dict[str, Any]]:
+    """Heads on the last of the snapshots that they were trained on, where BERT was scored too."""
+    own = [r for r in results.full if r["trained_on"] == r["checkpoint"] and r["bert"] is not None]
+    last = max((SnapshotTag(r["checkpoint"]) for r in own), default=None)
+    return [r for r in own if r["checkpoint"] == last]
+
+
+def _last_layer(results: Results) -> str:
+    """What of the gain needs no other layer: BERT's own output layer, trained once more."""
+    own = _own(results)
+    base = [r for r in own if r["name"] in _BASELINES]
+    if not base or len(own) < 2:
+        return ""
+    return (
+        f"The last state alone ({base[0]['name']}), all that BERT's own output layer sees, "
+        f"scores {_score(base[0], results)} at {base[0]['checkpoint']} "
+        f"({signed(base[0]['difference'])} against BERT): what a head has beyond that comes from "
+        "the other layers."
+    )
+
+
+def _argmax(results: Results) -> str:
+    """The same comparison by the rule that tunes no threshold."""
+    own = [r for r in _own(results) if "argmax_f1" in r]
+    bert = [r for r in results.bert if own and r["checkpoint"] == own[0]["checkpoint"]]
+    if not own or not bert or "argmax_f1" not in bert[0]:
+        return ""
+    best = min(own, key=lambda r: (-r["argmax_f1"], r["name"]))
+    return (
+        f"Without a tuned threshold (argmax), the best head at {best['checkpoint']} is "
+        f"{best['name']} with {best['argmax_f1']:.1f} F1, and BERT has {bert[0]['argmax_f1']:.1f}."
+    )
 
 
 def _across(results: Results) -> str:
