@@ -7,6 +7,7 @@ fits, so that text keeps its size on a phone.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ Row = Mapping[str, Any]
 THEME = Path(__file__).parent / "theme.css"
 """Colours and strokes of the figures."""
 WIDE, NARROW = 800.0, 330.0
+_MARGIN = 12
 MOST_PANELS = 6
 """In one figure, so that it fits a printed page."""
 
@@ -55,7 +57,13 @@ def standalone(ident: str, title: str, desc: str, draw: Callable[[float], Canvas
     drawn = str(draw(WIDE).svg(ident, title, desc))
     opening, content = drawn.split("</desc>", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    # the page has room around a drawing: marks may stand on its edge
+    box = re.search(r'viewBox="0 0 (\S+) (\S+)" width="\S+" height="\S+"', opening)
+    assert box is not None
+    width, height = (float(side) + 2 * _MARGIN for side in box.groups())
+    size = f'viewBox="{-_MARGIN} {-_MARGIN} {width:g} {height:g}" width="{width:g}" '
+    opening = opening.replace(box[0], f'{size}height="{height:g}"')
+    paper = f'<rect x="{-_MARGIN}" y="{-_MARGIN}" width="100%" height="100%" class="paper"/>'
     return f"{opening}</desc>\n<style>\n{style}</style>\n{paper}{content}\n"
 
 
