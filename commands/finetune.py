@@ -25,23 +25,26 @@ def finetune(
     ] = None,
     train: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
     dev: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
-    epochs: Annotated[float | None, typer.Option(help="How long to train.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How long to train (default 1).")] = None,
     save_at: Annotated[
-        str | None, typer.Option(help="Fractions of an epoch to snapshot at: 0,0.1,0.3,1.")
+        str | None,
+        typer.Option(help="Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1)."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Windows per batch.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Windows per batch (default 8).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam (default 1e-5).")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Decoupled; above 0 is AdamW.")] = None,
     warmup: Annotated[float | None, typer.Option(help="Fraction of steps.")] = None,
     decay: Annotated[str | None, typer.Option(help="none or linear.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches per optimiser step.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Batches per optimiser step (default 1).")
+    ] = None,
     gradient_clip: Annotated[float | None, typer.Option(help="Largest norm; 0 is off.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, 32 or bf16.")] = None,
     train_questions: Annotated[
         int | None, typer.Option(help="Train on a seeded subset of at most so many questions.")
     ] = None,
     tune_fraction: Annotated[
-        float | None, typer.Option(help="Part of train held out for no-answer thresholds.")
+        float | None, typer.Option(help="Part of train held out for thresholds (default 0.05).")
     ] = None,
     answerable_only: Annotated[
         bool | None, typer.Option("--answerable-only", help="Leave unanswerable questions out.")
@@ -49,10 +52,16 @@ def finetune(
     skip_bad: Annotated[
         bool | None, typer.Option("--skip-bad", help="Skip malformed questions and count them.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a window.")] = None,
-    max_question_length: Annotated[int | None, typer.Option(help="Tokens of a question.")] = None,
-    overlap: Annotated[int | None, typer.Option(help="Tokens that windows share.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of a window (default 386).")
+    ] = None,
+    max_question_length: Annotated[
+        int | None, typer.Option(help="Tokens of a question (default 64).")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="Tokens that windows share (default 128).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random (default 0).")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the workspace's run; needs no options.")
     ] = False,

@@ -26,6 +26,7 @@ from bertvision.pipelines.results import (
     read_metrics,
     read_run_config,
 )
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
 from bertvision.pipelines.systems import Frame, SystemLogits, read_frame, read_system_logits
 from bertvision.pipelines.workspace import Workspace
@@ -139,7 +140,7 @@ def _members(
     split: str,
 ) -> list[Member]:
     """The members in an order that does not depend on how they were named."""
-    if len(set(runs)) != len(runs):
+    if len({Run.parse(run).name for run in runs}) != len(runs):
         raise InputError(f"heads {', '.join(runs)}: name each once")
     if len(runs) + with_bert < 2:
         raise InputError("an ensemble has two members or more: name another head, or --with-bert")

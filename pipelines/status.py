@@ -44,8 +44,13 @@ def status(workspace: Workspace) -> dict[str, Any]:
         "next": [
             *_next_for_bert(workspace, wanted, made, splits),
             *_next_for_heads(workspace, splits),
-        ],
+        ]
+        or _LABORATORY,
     }
+
+
+_LABORATORY = ["bertvision sweep", "bertvision report"]
+"""Where nothing is left undone: all other heads, and what came out."""
 
 
 def _by_tag(splits: Iterable[ActivationSplit]) -> dict[str, list[str]]:

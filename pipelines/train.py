@@ -142,6 +142,12 @@ class _Pass(NamedTuple):
         held_out = None
         if options.best_epoch:
             held_out = workspace.split(tag, STORED[kind].format("tune")).require_complete()
+        for run in runs:
+            if run.fraction > 0 and run.examples(len(split)) == 0:
+                raise InputError(
+                    f"{run.name}: a fraction of {run.fraction:g} is none of {split.name}'s "
+                    f"{len(split)} examples: give a larger one, or 0 for the head untrained"
+                )
         configs = {run: _head_config(run, kind, split, options) for run in runs}
         todo = [
             run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])

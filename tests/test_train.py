@@ -309,6 +309,7 @@ def test_layers_may_be_a_subset(space: Workspace) -> None:
     [
         (lambda s: train(s, ["adaptr-64-shared"], "1e", OPTIONS), UnknownNameError, "adapter-64"),
         (lambda s: train(s, [], "1e", OPTIONS), InputError, "at least one"),
+        (lambda s: train(s, ["learned-pooling@f0.001"], "1e", OPTIONS), InputError, "none of 1e/"),
         (lambda s: train(s, HEADS, "2e", OPTIONS), UnknownNameError, "no activations of 2e"),
         (
             lambda s: evaluate(s, HEADS[:1], trained_on="1e", tag="1e"),
