@@ -47,7 +47,7 @@ def crowded(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("crowded") / "crowded"
     shutil.copytree(lab, root, ignore=shutil.ignore_patterns("activations", "report"))
     for tag in ("0.5e", "1e"):
-        for folder in sorted((root / "heads" / tag).iterdir()):
+        for folder in sorted((root / "heads" / tag).glob("[!.]*")):
             head = folder.name.partition("@")[0]
             config = (folder / "config.json").read_text()
             for i in range(14):
