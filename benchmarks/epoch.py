@@ -33,6 +33,7 @@ from bertvision.pipelines.datamodule import decoded
 from bertvision.pipelines.encoder import Encoder
 from bertvision.pipelines.module import build_heads
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace
@@ -155,7 +156,8 @@ class Heads:
 
     def __init__(self, names: list[str], split: ActivationSplit, precision: Precision) -> None:
         record = split.record
-        heads = build_heads(names, layers=len(record.layers), hidden=record.hidden_size, seed=0)
+        runs = [Run(name) for name in names]
+        heads = build_heads(runs, layers=len(record.layers), hidden=record.hidden_size)
         self._heads = [head.to(device()) for head in heads.values()]
         parameters = [p for head in self._heads for p in head.parameters()]
         self._optimizer = torch.optim.Adam(parameters, lr=1e-3)

@@ -39,6 +39,7 @@ from bertvision.pipelines.encoder import Encoder, channel_stats
 from bertvision.pipelines.evaluate import evaluate
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.files import write_json
+from bertvision.pipelines.runs import Run
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.tables import format_table
 from bertvision.pipelines.train import TrainOptions, train
@@ -170,9 +171,11 @@ def head_scores(
             extract(workspace, tag, splits=["train", "dev"], encoding=encoding)
             for seed, file in enumerate(files):
                 if not file.exists():
-                    train(workspace, HEADS, tag, TrainOptions(seed=seed), overwrite=True)
-                    found = evaluate(workspace, HEADS, trained_on=tag, tag=tag)
-                    write_json(file, {m["head"]: m["rules"]["n-best"]["metrics"] for m in found})
+                    runs = [Run(head, seed=seed) for head in HEADS]
+                    train(workspace, runs, tag, TrainOptions(), overwrite=True)
+                    found = evaluate(workspace, runs, trained_on=tag, tag=tag)
+                    scored = zip(HEADS, found, strict=True)
+                    write_json(file, {h: m["rules"]["n-best"]["metrics"] for h, m in scored})
             shutil.rmtree(workspace.activations)
         by_seed = [json.loads(file.read_text()) for file in files]
         scores[encoding] = {
