@@ -97,8 +97,8 @@ def quickstart(root: Path) -> dict[str, Any]:
         "workspace": str(root),
         "rows": rows,
         "seconds": seconds,
-        "remark": f"The workspace is {root}: `cd` there, and `bertvision status` says what else "
-        "can be run; `bertvision cka 0.3e 1e` compares the snapshots layer by layer.",
+        "remark": f"The workspace is {root}: `cd` there; `bertvision sweep` trains the other heads, "
+        "`bertvision report` makes one page of everything, `bertvision status` says what there is.",
     }
 
 
