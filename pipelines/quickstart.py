@@ -97,7 +97,7 @@ def quickstart(root: Path) -> dict[str, Any]:
         "workspace": str(root),
         "rows": rows,
         "seconds": seconds,
-        "remark": f"The workspace is {root}: `cd` there; `bertvision sweep` trains the other heads, "
+        "remark": f"The workspace is {root}: `cd` there; `bertvision sweep` trains all heads, "
         "`bertvision report` makes one page of everything, `bertvision status` says what there is.",
     }
 
