@@ -15,9 +15,9 @@ from bertvision.commands.options import (
     Workspace,
     find_workspace,
     parse_choice,
-    parse_layers,
     parse_tag,
     show,
+    train_options,
 )
 
 
@@ -48,22 +48,12 @@ def train(
 
     HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
     """
-    from bertvision.pipelines.config import validated
     from bertvision.pipelines.runs import runs_of
     from bertvision.pipelines.tables import trained_table
-    from bertvision.pipelines.train import TrainOptions
     from bertvision.pipelines.train import train as run
 
-    given = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "layers": parse_layers(layers),
-        "precision": precision,
-        "best_epoch": best_epoch,
-    }
+    options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     runs = runs_of(heads, [fraction], [seed])
-    options = validated(TrainOptions, given)
     space = find_workspace(workspace, store)
     held = {"train", "train-cls"}
     stored = (tag for tag, splits in space.stored().items() if held & set(splits))

@@ -12,6 +12,7 @@ import typer
 from bertvision.errors import InputError
 
 if TYPE_CHECKING:
+    from bertvision.pipelines.training_plan import TrainOptions
     from bertvision.pipelines.workspace import Workspace as OpenWorkspace
 
 Workspace = Annotated[
@@ -107,6 +108,24 @@ def parse_fractions(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--fractions {text!r}: give numbers from 0 to 1, such as 0.1,1") from None
+
+
+def train_options(
+    epochs: int, batch_size: int, lr: float, layers: str, precision: str, best_epoch: bool
+) -> TrainOptions:
+    """How heads are trained, from the options that `train` and `sweep` share."""
+    from bertvision.pipelines.config import validated
+    from bertvision.pipelines.training_plan import TrainOptions
+
+    given = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "layers": parse_layers(layers),
+        "precision": precision,
+        "best_epoch": best_epoch,
+    }
+    return validated(TrainOptions, given)
 
 
 def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:

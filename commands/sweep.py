@@ -14,9 +14,9 @@ from bertvision.commands.options import (
     Workspace,
     find_workspace,
     parse_fractions,
-    parse_layers,
     parse_tags,
     show,
+    train_options,
 )
 
 
@@ -50,20 +50,11 @@ def sweep(
 
     What is there already is not done again: a stopped sweep is continued by the same command.
     """
-    from bertvision.pipelines.config import validated
     from bertvision.pipelines.sweep import sweep as run
     from bertvision.pipelines.sweep import sweep_rows
     from bertvision.pipelines.tables import sweep_table
-    from bertvision.pipelines.train import TrainOptions
 
-    given = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "layers": parse_layers(layers),
-        "precision": precision,
-        "best_epoch": best_epoch,
-    }
+    options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     space = find_workspace(workspace, store)
     results = run(
         space,
@@ -72,7 +63,7 @@ def sweep(
         checkpoints=parse_tags(checkpoint) if checkpoint else (),
         fractions=parse_fractions(fractions),
         seeds=range(seeds),
-        options=validated(TrainOptions, given),
+        options=options,
         split=split,
     )
     show(sweep_rows(space, results), as_json, sweep_table)

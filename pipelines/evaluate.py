@@ -130,10 +130,17 @@ def is_evaluated(
 def _splits(workspace: Workspace, kind: str, tag: str, split: str) -> dict[str, ActivationSplit]:
     """What is scored, and the held-out part where a threshold is tuned."""
     found = {split: workspace.split(tag, STORED[kind].format(split)).require_complete()}
-    abstains = kind == "span" and workspace.config.task.name == "squad_v2"
-    if abstains and split != "tune" and "tune" in workspace.stored()[SnapshotTag(tag)]:
+    if (
+        _abstains(workspace, kind)
+        and split != "tune"
+        and "tune" in workspace.stored()[SnapshotTag(tag)]
+    ):
         found["tune"] = workspace.split(tag, "tune").require_complete()
     return found
+
+
+def _abstains(workspace: Workspace, kind: str) -> bool:
+    return kind == "span" and workspace.config.task.name == "squad_v2"
 
 
 def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def _evaluate(
     started = time.perf_counter()
     splits = _splits(workspace, kind, tag, split)
     scored = splits[split]
-    abstains = kind == "span" and workspace.config.task.name == "squad_v2"
+    abstains = _abstains(workspace, kind)
     found = _logits(heads, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)
     if (held_out := splits.get("tune")) is not None and held_out is not scored:
