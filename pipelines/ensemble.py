@@ -19,13 +19,8 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.analysis.softmax import Combine, combine_logits
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.results import (
-    BERT_COMMAND,
-    ensemble_command,
-    evaluation_command,
-    read_metrics,
-    read_run_config,
-)
+from bertvision.pipelines.reproduce import BERT_COMMAND, ensemble_command, evaluation_command
+from bertvision.pipelines.results import read_metrics, read_run_config
 from bertvision.pipelines.runs import Run
 from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
 from bertvision.pipelines.systems import Frame, SystemLogits, read_frame, read_system_logits

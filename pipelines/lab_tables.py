@@ -7,7 +7,7 @@ from typing import Any
 
 from bertvision.pipelines.compare import format_p
 from bertvision.pipelines.error_analysis import CELLS
-from bertvision.pipelines.results import ensemble_name
+from bertvision.pipelines.reproduce import ensemble_name
 from bertvision.pipelines.scoring import headline
 from bertvision.pipelines.tables import format_table
 

@@ -10,32 +10,26 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.reproduce import (
+    BERT_COMMAND,
+    TRAINING_DEFAULTS,
+    ensemble_command,
+    ensemble_name,
+    evaluation_command,
+    train_again,
+)
 from bertvision.pipelines.runs import Run
 from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
 System = Literal["bert", "head", "ensemble"]
-
-BERT_COMMAND = "bertvision finetune --resume"
-"""The command that makes BERT's own results."""
-
-TRAINING_DEFAULTS: Mapping[str, Any] = {
-    "epochs": 1,
-    "batch_size": 16,
-    "lr": 1e-3,
-    "seed": 0,
-    "fraction": 1.0,
-    "best_epoch": False,
-}
-"""What `bertvision train` does where an option is left out (precision depends on the machine)."""
 
 
 class Result(NamedTuple):
@@ -109,7 +103,7 @@ def read_run_config(folder: Path) -> dict[str, Any]:
         training["fraction"], training["seed"] = float(training["fraction"]), int(training["seed"])
         return {"kind": "span", **values, "training": training}
 
-    return _read(folder / "config.json", _train_again(folder), complete)
+    return _read(folder / "config.json", train_again(folder), complete)
 
 
 def read_run_metrics(folder: Path) -> dict[str, Any]:
@@ -126,7 +120,7 @@ def read_run_metrics(folder: Path) -> dict[str, Any]:
         own = values["seconds"] / max(1, len(values.get("trained_together", ())))
         return {"own_seconds": own, "examples": None, "epoch": None, **values}
 
-    return _read(folder / "metrics.json", _train_again(folder), complete)
+    return _read(folder / "metrics.json", train_again(folder), complete)
 
 
 def read_metrics(path: Path, command: str) -> dict[str, Any]:
@@ -140,64 +134,6 @@ def read_metrics(path: Path, command: str) -> dict[str, Any]:
         WorkspaceError: it is missing or damaged.
     """
     return _read(path, command, _checked)
-
-
-def training_command(config: Mapping[str, Any], hidden_states: int | None = None) -> str:
-    """The command that trains a run again: its options, but for those that are the default.
-
-    The precision is always among them, because its default depends on the machine.
-
-    Args:
-        config: the ``config.json`` of the run.
-        hidden_states: how many the encoder has; where the run was trained on all of them (of the
-            [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
-    """
-    training = {**TRAINING_DEFAULTS, **config["training"]}
-    words = ["bertvision", "train", config["head"], "--checkpoint", config["trained_on"]]
-    for option in ("epochs", "batch_size", "lr"):
-        words += _option(option, training[option])
-    layers = list(config["layers"])
-    pooler = config.get("activations", {}).get("tokens") == "cls"
-    if hidden_states is None or layers != list(range(hidden_states + pooler)):
-        words += ["--layers", ",".join(map(str, layers))]
-    if "precision" in training:
-        words += ["--precision", training["precision"]]
-    for option in ("seed", "fraction"):
-        words += _option(option, training[option])
-    return shlex.join(words + (["--best-epoch"] if training["best_epoch"] else []))
-
-
-def evaluation_command(run: str, trained_on: str, checkpoint: str, split: str = "dev") -> str:
-    """The command that scores a run."""
-    words = ["bertvision", "evaluate", run, "--trained-on", trained_on, "--checkpoint", checkpoint]
-    return shlex.join(words + ([] if split == "dev" else ["--split", split]))
-
-
-def ensemble_command(
-    members: Sequence[str], combine: str, trained_on: str, checkpoint: str, split: str = "dev"
-) -> str:
-    """The command that makes an ensemble of runs, and of BERT where ``bert`` is a member."""
-    words = ["bertvision", "ensemble", *(run for run in members if run != "bert")]
-    words += ["--with-bert"] if "bert" in members else []
-    words += ["--combine", combine, "--trained-on", trained_on, "--checkpoint", checkpoint]
-    return shlex.join(words + ([] if split == "dev" else ["--split", split]))
-
-
-def ensemble_name(members: Sequence[str], combine: str) -> str:
-    """An ensemble as people read it: ``max(BERT, adapter-386-shared)``."""
-    return f"{combine}({', '.join('BERT' if run == 'bert' else run for run in members)})"
-
-
-def _train_again(folder: Path) -> str:
-    """The training of a run whose records cannot be read, as far as its folder tells it."""
-    return f"bertvision train {folder.name} --checkpoint {folder.parent.name} --overwrite"
-
-
-def _option(name: str, value: Any) -> list[str]:
-    if value == TRAINING_DEFAULTS[name]:
-        return []
-    text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return [f"--{name.replace('_', '-')}", text]
 
 
 def _bert(workspace: Workspace, split: str) -> Iterator[Result]:

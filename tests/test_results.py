@@ -17,13 +17,8 @@ from typer.testing import CliRunner
 from bertvision import cli
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.results import (
-    TRAINING_DEFAULTS,
-    read_results,
-    read_run_config,
-    read_run_metrics,
-    training_command,
-)
+from bertvision.pipelines.reproduce import TRAINING_DEFAULTS, training_command
+from bertvision.pipelines.results import read_results, read_run_config, read_run_metrics
 from bertvision.pipelines.workspace import Workspace
 
 CONFIG: dict[str, Any] = {

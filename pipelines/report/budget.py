@@ -6,7 +6,7 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.report import marks
 from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
 from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.reproduce import BERT_COMMAND
 from bertvision.pipelines.rows import Results, Row
 
 _BARS = 12

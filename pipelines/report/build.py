@@ -23,7 +23,7 @@ from bertvision.pipelines.report.page import GENERATOR, render
 from bertvision.pipelines.report.pooling import pooling_section
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
-from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.reproduce import BERT_COMMAND
 from bertvision.pipelines.rows import Results, read_rows
 from bertvision.pipelines.workspace import Workspace
 

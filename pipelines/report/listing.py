@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, heading, order, pair
 from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.reproduce import BERT_COMMAND
 from bertvision.pipelines.rows import CLASS_METRICS, COSTS, Results, is_control
 
 ARGMAX = ("argmax_exact", "argmax_f1")

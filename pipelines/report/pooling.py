@@ -13,7 +13,8 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.report import curves
 from bertvision.pipelines.report.section import Section, make_figure
 from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.results import read_run_config, training_command
+from bertvision.pipelines.reproduce import training_command
+from bertvision.pipelines.results import read_run_config
 from bertvision.pipelines.workspace import Workspace
 
 Row = dict[str, Any]

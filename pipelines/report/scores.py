@@ -18,7 +18,7 @@ from bertvision.pipelines.report.section import (
     pair,
 )
 from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.results import BERT_COMMAND
+from bertvision.pipelines.reproduce import BERT_COMMAND
 from bertvision.pipelines.rows import Results, Row
 
 _MAPS = 6
