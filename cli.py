@@ -22,6 +22,8 @@ from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.lab import compare, ensemble, errors
+from bertvision.commands.probe import probe
+from bertvision.commands.rank import rank
 from bertvision.commands.report import report
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
@@ -97,8 +99,9 @@ def _main(
 
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
-_LABORATORY = (sweep, ensemble, compare, errors, report, cka, isotropy)
-for command in (*_MAIN, *_LABORATORY):
+_LABORATORY = (sweep, ensemble, compare, errors, report)
+_ANALYSES = (probe, rank, cka, isotropy)
+for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(command)
 app.add_typer(store_app, name="store")
 

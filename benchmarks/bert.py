@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.batching import collate
-from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.loading import load_model
 from bertvision.pipelines.precision import Precision, autocast
 from bertvision.pipelines.tasks.windows import Windows
 
 _SIMILAR = 0.85
 
 
-def encoder_of(size: str) -> BertModel:
+def encoder_of(size: str) -> PreTrainedModel:
     """An encoder in float32.
 
     Args:
@@ -33,7 +33,7 @@ def encoder_of(size: str) -> BertModel:
             (6 × 384, the trained weights that bertvision brings).
     """
     if size == "minilm":
-        return load_bert(Path(quickstart._encoder())).bert
+        return load_model(Path(quickstart._encoder()))
     depth, width = {"large": (24, 1024), "base": (12, 768)}[size]
     config = BertConfig(
         hidden_size=width,
@@ -55,15 +55,14 @@ def windows_of(lengths: npt.NDArray[np.int64], seed: int = 0) -> Windows:
         token_type_ids=np.zeros(tokens, np.uint8),
         offset_mapping=np.zeros((tokens, 2), np.int32),
         n_tokens=lengths.astype(np.int32),
-        question_index=np.arange(count, dtype=np.int32),
-        start_positions=labels,
-        end_positions=labels,
+        item_index=np.arange(count, dtype=np.int32),
+        labels={"start_positions": labels, "end_positions": labels},
     )
 
 
 def split_of(
     windows: Windows,
-    model: BertModel,
+    model: PreTrainedModel,
     encoding: str = "int8",
     shard_tokens: int = SHARD_TOKENS,
     split: str = "train",
@@ -83,10 +82,7 @@ def split_of(
     contents = SplitContents(
         ShardPlan.make(windows.n_tokens, shard_tokens=shard_tokens, seed=0),
         per_token={"input_ids": windows.input_ids},
-        per_example={
-            "start_positions": windows.start_positions,
-            "end_positions": windows.end_positions,
-        },
+        per_example=dict(windows.labels),
         examples=pa.table({"id": [str(i) for i in range(len(windows))]}),
     )
     return spec, contents
@@ -104,7 +100,7 @@ def similar_lengths(lengths: npt.NDArray[np.integer]) -> list[npt.NDArray[np.int
 
 
 def padded_forward(
-    model: BertModel,
+    model: PreTrainedModel,
     windows: Windows,
     rows: npt.NDArray[np.int64],
     precision: Precision,

@@ -220,7 +220,7 @@ class Trainer:
                 batches = encoder.batches(windows.n_tokens[rows])
                 # copied: the encoder reuses its memory
                 states = [
-                    encoder(windows, rows[batch]).to(self._dtype, copy=True) for batch in batches
+                    encoder(windows, rows[batch])[0].to(self._dtype, copy=True) for batch in batches
                 ]
             own = torch.cat(states)  # outside inference mode: it may take part in a backward pass
             _finish()
@@ -240,7 +240,7 @@ def _synthetic(options: argparse.Namespace) -> Source:
     layers, hidden = model.config.num_hidden_layers + 1, model.config.hidden_size
     folder = options.folder / f"epoch-{options.examples}-{hidden}"
     split = write_split(folder, n_tokens, layers=layers, hidden=hidden)
-    encoder = Encoder(model, range(layers), resolve_precision("auto"))
+    encoder = Encoder(model, {"all": range(layers)}, resolve_precision("auto"))
     return Source(split, windows_of(n_tokens), encoder, folder)
 
 
@@ -249,7 +249,7 @@ def _of_workspace(options: argparse.Namespace, precision: Precision) -> Source:
     split = space.split(options.checkpoint, "train")
     snapshot = load_snapshot(space.require_snapshot(options.checkpoint))
     windows = space.windows("train", snapshot.tokenizer)
-    encoder = Encoder(snapshot.model.bert, split.record.layers, precision)
+    encoder = Encoder(snapshot.model.base_model, {"all": split.record.layers}, precision)
     return Source(split, windows, encoder, space.activations)
 
 

@@ -26,7 +26,7 @@ import torch
 from bert import encoder_of, padded_forward, similar_lengths, split_of, windows_of
 from data import MAX_LENGTH, lengths
 from harness import arguments, interleave, ratios, report
-from transformers import BertModel
+from transformers import PreTrainedModel
 
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.encoder import Encoder, channel_stats
@@ -50,18 +50,19 @@ def main() -> None:
     windows = windows_of(lengths(options.examples))
     plain = encoder_of(options.size).to(device())
     states = range(plain.config.num_hidden_layers + 1)
-    encoder = Encoder(copy.deepcopy(plain), states, precision)
+    encoder = Encoder(copy.deepcopy(plain), {"all": states}, precision)
     spec, contents = split_of(windows, plain)
-    stats = channel_stats(encoder, windows)
+    (stats,) = channel_stats(encoder, windows)
     folder = options.folder / "extract"
     computing: list[float] = []
 
     def extraction() -> float:
         shutil.rmtree(folder, ignore_errors=True)
         with open_writer(folder, spec, contents, lambda: stats) as writer:
-            work = ShardWork(writer, windows, encoder, "error")
+            work = ShardWork({"all": writer}, windows, encoder, "error")
+            pending = {shard: ("all",) for shard in writer.pending()}
             started = time.perf_counter()
-            examples = sum(record.examples for record in work.write(writer.pending()))
+            examples = sum(written.record.examples for written in work.write(pending))
             seconds = time.perf_counter() - started
         computing.append(work.seconds / seconds)
         shutil.rmtree(folder)
@@ -140,7 +141,7 @@ def _with_cpu_time(run: Callable[[], float], into: list[float]) -> Callable[[], 
     return measured
 
 
-def _to_hdf5(model: BertModel, windows: Windows, precision: Precision, folder: Path) -> float:
+def _to_hdf5(model: PreTrainedModel, windows: Windows, precision: Precision, folder: Path) -> float:
     """Extract one padded batch the original's way; its rate does not depend on their number."""
     import h5py
 

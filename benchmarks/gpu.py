@@ -158,8 +158,8 @@ class Bench:
             self._windows, model, ENCODING, shard_tokens=options.shard_tokens
         )
         states = range(model.config.num_hidden_layers + 1)
-        self._encoder = Encoder(model, states, self.precision)
-        self._stats = channel_stats(self._encoder, self._windows)
+        self._encoder = Encoder(model, {"all": states}, self.precision)
+        (self._stats,) = channel_stats(self._encoder, self._windows)
         self._extract(self._folder)
         self.split = ActivationSplit(self._folder, self._spec.tag, self._spec.split)
         self._loader = ActivationLoader(self.split, batch_size=BATCH)
@@ -183,7 +183,7 @@ class Bench:
     def encode(self) -> float:
         """Encoding alone, of one batch over and over."""
         rows = next(self._batches())
-        states = self._encoder(self._windows, rows)
+        (states,) = self._encoder(self._windows, rows)
         stats = type(self._stats)(*(x.to(self.device) for x in self._stats))
         encoding, times = get_encoding(ENCODING), 4
 
@@ -217,8 +217,9 @@ class Bench:
 
     def _extract(self, folder: Path) -> float:
         with open_writer(folder, self._spec, self._contents, lambda: self._stats) as writer:
-            work = ShardWork(writer, self._windows, self._encoder, "error")
-            return self._timed(lambda: deque(work.write(writer.pending()), maxlen=0))
+            work = ShardWork({"all": writer}, self._windows, self._encoder, "error")
+            pending = {shard: ("all",) for shard in writer.pending()}
+            return self._timed(lambda: deque(work.write(pending), maxlen=0))
 
     def _batches(self) -> Iterator[np.ndarray]:
         plan = self._contents.plan
@@ -279,7 +280,7 @@ class Bench:
             examples = order.batch(i)
             rows = plan.example_id[examples]
             parts = [
-                self._encoder(self._windows, rows[part]).to(torch.bfloat16, copy=True)
+                self._encoder(self._windows, rows[part])[0].to(torch.bfloat16, copy=True)
                 for part in self._encoder.batches(self._windows.n_tokens[rows])
             ]
             labels = {k: torch.from_numpy(v[examples]) for k, v in self.split.labels.items()}

@@ -95,13 +95,13 @@ def real(workspace: Workspace, tag: str, shards: int) -> Sample:
     snapshot = load_snapshot(workspace.require_snapshot(tag))
     windows = workspace.windows("train", snapshot.tokenizer)
     states = range(snapshot.model.config.num_hidden_layers + 1)
-    encoder = Encoder(snapshot.model.bert, states, "32")
+    encoder = Encoder(snapshot.model.base_model, {"all": states}, "32")
     rows = np.random.default_rng(0).permutation(len(windows))
     n_tokens = fitting(lambda n: windows.n_tokens[rows[:n]].astype(np.int64), shards)
     # copied: the encoder uses its memory again
-    h = torch.cat([encoder(windows, rows[batch]).clone() for batch in encoder.batches(n_tokens)])
+    h = torch.cat([encoder(windows, rows[b])[0].clone() for b in encoder.batches(n_tokens)])
     name = f"real, {h.shape[1]} × {h.shape[2]}"
-    return Sample(name, h, n_tokens, channel_stats(encoder, windows))
+    return Sample(name, h, n_tokens, *channel_stats(encoder, windows))
 
 
 def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) -> float:

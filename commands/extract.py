@@ -7,14 +7,19 @@ from typing import Annotated, get_args
 import typer
 
 from bertvision.commands.options import (
+    Data,
     Json,
+    LabelColumn,
+    PairColumn,
     Precision,
     Store,
+    TextColumn,
     Workspace,
-    find_workspace,
+    open_data,
     parse_choice,
     parse_layers,
     parse_names,
+    parse_poolings,
     parse_tags,
     show,
 )
@@ -27,9 +32,24 @@ def extract(
     split: Annotated[
         str | None, typer.Option(help="Such as train,dev; by default all of the workspace.")
     ] = None,
-    tokens: Annotated[
+    pool: Annotated[
         str | None,
-        typer.Option(help="all, or cls: [CLS] alone; by default what the task's heads take."),
+        typer.Option(
+            help="none: all tokens; or one vector per window for each of cls,sep,mean,max; by "
+            "default what the task's heads take."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Another data set than the workspace's own: its task, such as cola."),
+    ] = None,
+    data: Data = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
     ] = None,
     encoding: Annotated[
         str, typer.Option(help="int8, int4, bfloat16, float16 or float32.")
@@ -44,37 +64,46 @@ def extract(
     nonfinite: Annotated[
         str, typer.Option(help="NaN and infinity: error, or record to replace and count them.")
     ] = "error",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers compute the shards."),
+    ] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Write a snapshot's hidden states into the activation store.
 
-    A killed extraction is finished by the same command. A store named with --store is the
-    workspace's from then on.
+    Of the workspace's own data, or of another data set: --task says what it is, --data, the first
+    time, where it is. A killed extraction is finished by the same command. A store named with
+    --store is the workspace's from then on.
     """
     from bertvision.featurestore.shardfile import CompressionName
     from bertvision.pipelines.extract import extract as run
+    from bertvision.pipelines.pretrained import ensure_snapshot
     from bertvision.pipelines.shardwork import NonFinite
     from bertvision.pipelines.tables import extracted_table
-    from bertvision.pipelines.tasks.registry import Tokens
 
-    space = find_workspace(workspace)
-    done = []
-    tags = parse_tags(checkpoint) if checkpoint else [space.only(space.snapshots(), "snapshots")]
+    space, dataset = open_data(workspace, model, task, data, text=text, pair=pair, label=label)
+    tokens = None if pool is None else ("all",) if pool == "none" else parse_poolings(pool)
+    made = space.snapshots()
+    tags = parse_tags(checkpoint) if checkpoint else [space.only(made or ["0e"], "snapshots")]
     for tag in tags:
-        space.require_snapshot(tag)  # of all, before hours are spent on the first
+        ensure_snapshot(space, tag)  # of all, before hours are spent on the first
+    done = []
     for tag in tags:
         done += run(
             space,
             tag,
             splits=parse_names(split),
-            tokens=parse_choice(tokens, get_args(Tokens), "--tokens") if tokens else None,
+            tokens=tokens,
+            dataset=dataset,
             encoding=encoding,
             compression=parse_choice(compression, get_args(CompressionName), "--compression"),
             layers=parse_layers(layers),
             precision=precision,
             nonfinite=parse_choice(nonfinite, get_args(NonFinite), "--nonfinite"),
             store=store,
+            scheduler=scheduler,
         )
     show([item._asdict() for item in done], as_json, extracted_table)

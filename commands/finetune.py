@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    Data,
     Json,
+    LabelColumn,
+    PairColumn,
+    TextColumn,
     Workspace,
     parse_tags,
     show,
@@ -16,15 +20,22 @@ from bertvision.commands.options import (
 
 def finetune(
     model: Annotated[
-        str | None, typer.Option(help="BERT checkpoint: hub name or local folder.")
+        str | None, typer.Option(help="Encoder, such as BERT: hub name or local folder.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Data set on the hub, such as squad_v2; or the task answerable."),
+        typer.Option(
+            help="A task, such as answerable, cola, sst2, csv (docs/tasks.md lists them); or a "
+            "data set on the hub in SQuAD's form, such as squad_v2."
+        ),
     ] = None,
-    train: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
-    dev: Annotated[str | None, typer.Option(help="SQuAD file (.json, .json.gz).")] = None,
+    data: Data = None,
+    train: Annotated[str | None, typer.Option(help="File of the training data.")] = None,
+    dev: Annotated[str | None, typer.Option(help="File of the data to score on.")] = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
     epochs: Annotated[float | None, typer.Option(help="How long to train (default 1).")] = None,
     save_at: Annotated[
         str | None,
@@ -53,7 +64,7 @@ def finetune(
         bool | None, typer.Option("--skip-bad", help="Skip malformed questions and count them.")
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Tokens of a window (default 386).")
+        int | None, typer.Option(help="Tokens of a window (default 386, of sentences 128).")
     ] = None,
     max_question_length: Annotated[
         int | None, typer.Option(help="Tokens of a question (default 64).")

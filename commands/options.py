@@ -38,6 +38,17 @@ Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:P
 MaxTokens = Annotated[
     int, typer.Option(min=0, help="Seeded sample of at most so many tokens; 0 uses all.")
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Where the data of --task is: a file, a folder or a data set on the hub."),
+]
+TextColumn = Annotated[str | None, typer.Option("--text", help="Of --task csv: column of texts.")]
+PairColumn = Annotated[
+    str | None, typer.Option("--pair", help="Of --task csv: column of second texts.")
+]
+LabelColumn = Annotated[
+    str | None, typer.Option("--label", help="Of --task csv: column of labels.")
+]
 Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
 
 
@@ -51,6 +62,56 @@ def find_workspace(workspace: Path | None, store: str | None = None) -> OpenWork
     from bertvision.pipelines.workspace import Workspace
 
     return Workspace.find(workspace).at(store)
+
+
+def open_data(
+    workspace: Path | None,
+    model: str | None,
+    task: str | None,
+    data: str | None,
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+) -> tuple[OpenWorkspace, str | None]:
+    """The workspace and the data set that a command is to look at.
+
+    Args:
+        workspace: what ``--workspace`` names.
+        model: what ``--model`` names: a workspace for hidden states alone is made where there is
+            none.
+        task: what ``--task`` names; None is the workspace's own data.
+        data: what ``--data`` names; a data set that was added before needs none.
+        text: column of a labelled file.
+        pair: likewise.
+        label: likewise.
+
+    Returns:
+        The workspace, and the name of the data set (None: its own).
+    """
+    from bertvision.pipelines.dataset import add_dataset
+    from bertvision.pipelines.options import feature_workspace
+
+    space = feature_workspace(workspace, model)
+    if data is None:
+        return space, space.dataset(task).name
+    if task is None:
+        raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
+    return space, add_dataset(space.root, task, data, text=text, pair=pair, label=label).name
+
+
+def parse_poolings(text: str) -> tuple[Any, ...]:
+    """``cls,mean`` → poolings.
+
+    Raises:
+        InputError: one is not known.
+    """
+    from bertvision.pipelines.tasks.registry import POOLINGS
+
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        parse_choice(name, tuple(map(str, POOLINGS)), "--pool")
+    return names
 
 
 def parse_choice(text: str, allowed: tuple[str, ...], option: str) -> Any:
@@ -71,7 +132,7 @@ def parse_tags(text: str) -> tuple[str, ...]:
     tags = []
     for part in text.split(","):
         part = part.strip()
-        if not part.endswith("e"):
+        if not part.endswith("e") and part != "untrained":
             try:
                 part = SnapshotTag.of(float(part))
             except ValueError:

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.encoding import decode_numpy
 from bertvision.featurestore.split import ActivationSplit
 
 if TYPE_CHECKING:
     import dask.array as da
     import xarray as xr
+
+
+class SplitSource(NamedTuple):
+    """How a task finds a split again, in any process of any machine that sees the store.
+
+    Attributes:
+        store: absolute path or URL.
+        tag: the snapshot.
+        split: its name.
+        record_sha256: of the split's record: a split that was written anew is another one.
+    """
+
+    store: str
+    tag: str
+    split: str
+    record_sha256: str
+
+    @classmethod
+    def of(cls, split: ActivationSplit) -> SplitSource:
+        """The source of an open split."""
+        store = str(split.place)
+        # workers stand in folders of their own
+        where = store if "://" in store else os.path.abspath(store)
+        return cls(where, str(split.tag), split.split, _digest(split))
+
+    def open(self) -> ActivationSplit:
+        """The split; opened once per process.
+
+        Raises:
+            StoreNotFoundError: it is not there, as seen from this machine.
+            ProvenanceError: it was written anew since.
+        """
+        return _open(self)
 
 
 def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.Array:
@@ -31,24 +67,85 @@ def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.A
     Raises:
         IncompleteSplitError: shards are not committed yet.
     """
+    positions = tuple(split.layer_positions(layers))
+    sizes = tuple(map(split.plan.tokens_of, range(split.plan.n_shards)))
+    return map_shards(split, read_shard, positions, chunks=(sizes,), tail=(len(positions),))
+
+
+def map_shards(
+    split: ActivationSplit,
+    function: Callable[..., npt.NDArray[np.float32]],
+    *args: object,
+    chunks: tuple[tuple[int, ...]],
+    tail: tuple[int, ...],
+) -> da.Array:
+    """A lazy float32 array (rows, …, hidden) of what a function makes of each shard.
+
+    Args:
+        split: a complete split.
+        function: picklable; called as ``function(shard, source, *args)`` with the number of the
+            shard in an array of one element and the `SplitSource`.
+        args: what else it is called with.
+        chunks: rows that come of each shard.
+        tail: sizes of the axes between rows and hidden size.
+
+    Raises:
+        IncompleteSplitError: shards are not committed yet.
+    """
     import dask.array as da
 
-    positions = tuple(split.require_complete().layer_positions(layers))
-    plan, hidden = split.plan, split.record.hidden_size
-    sizes = tuple(plan.tokens_of(shard) for shard in range(plan.n_shards))
-    shards = da.arange(plan.n_shards, chunks=1)
+    shards = da.arange(split.require_complete().plan.n_shards, chunks=1)
+    shape = (*tail, split.record.hidden_size)
     view: da.Array = shards.map_blocks(
-        _read_shard,
-        str(split.place),
-        str(split.tag),
-        split.split,
-        positions,
+        function,
+        SplitSource.of(split),
+        *args,
         dtype=np.float32,
-        chunks=(sizes, (len(positions),), (hidden,)),
-        new_axis=[1, 2],
-        meta=np.empty((0, 0, 0), np.float32),
+        chunks=(*chunks, *((size,) for size in shape)),
+        new_axis=list(range(1, 1 + len(shape))),
+        meta=np.empty((0,) * (1 + len(shape)), np.float32),
     )
     return view
+
+
+def read_shard(
+    shard: npt.NDArray[np.int64], source: SplitSource, positions: Sequence[int]
+) -> npt.NDArray[np.float32]:
+    """The real tokens of a shard, decoded: (tokens, layers, hidden), C-contiguous.
+
+    Args:
+        shard: its number, in an array of one element.
+        source: of the split.
+        positions: on the stored layer axis.
+    """
+    split = source.open()
+    shape = (split.plan.tokens_of(int(shard[0])), len(positions), split.record.hidden_size)
+    states = np.empty(shape, np.float32)
+    for i, layer in enumerate(decoded_layers(split, int(shard[0]), positions)):
+        states[:, i] = layer
+    return states
+
+
+def decoded_layers(
+    split: ActivationSplit, shard: int, positions: Sequence[int]
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The real tokens of a shard, decoded layer by layer: (tokens, hidden) each.
+
+    Beside the codes only one layer is in memory.
+
+    Args:
+        split: with the shard.
+        shard: its number.
+        positions: on the stored layer axis.
+    """
+    reader = split.open_shard(shard)
+    codes, scale = split.buffers(reader.tokens, len(positions))
+    reader.read(0, len(split.plan.examples_of(shard)), positions, codes, scale)
+    reader.close()
+    for i, position in enumerate(positions):
+        of_layer = None if scale is None else scale[:, i : i + 1]
+        stats = split.stats_of([position])
+        yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding)[:, 0]
 
 
 def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> xr.Dataset:
@@ -65,7 +162,6 @@ def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> x
     n = plan.n_tokens.astype(np.int64)
     within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
     real = np.repeat(plan.first_token, n) + within
-    stored = [split.record.layers[p] for p in split.layer_positions(layers)]
     dims = {name: array.dims for name, array in split.record.arrays.items()}
     per_token = [name for name in dims if dims[name][0] == "token"]
     return xr.Dataset(
@@ -77,26 +173,98 @@ def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> x
             "example_id": ("example", plan.example_id),
         },
         coords={
-            "layer": stored,
+            "layer": [split.record.layers[p] for p in split.layer_positions(layers)],
             "example_of_token": ("token", np.repeat(np.arange(len(plan)), n)),
             "position": ("token", within),
         },
-        attrs={k: v for k, v in split.record.provenance.items() if v is not None},
+        attrs=_provenance(split),
     )
 
 
+def pooled_dataset(
+    splits: Mapping[str, ActivationSplit], layers: Sequence[int] | None = None
+) -> xr.Dataset:
+    """Pooled splits of the same examples as one lazy dataset.
+
+    Args:
+        splits: by pooling; each complete, with one vector per example and the same plan.
+        layers: indices of hidden states; all that every one of the splits holds by default.
+
+    Returns:
+        ``hidden_states`` (example, pooling, layer, hidden) float32 on Dask, a chunk per shard and
+        pooling; coordinates ``pooling``, ``layer`` and ``example_id`` (example), the row in the
+        data; the splits' labels by (example).
+
+    Raises:
+        InputError: no split, one with several tokens to an example, or one without a layer.
+        ProvenanceError: they are not of the same examples in the same order.
+        IncompleteSplitError: shards are not committed yet.
+    """
+    import dask.array as da
+    import xarray as xr
+
+    if not splits:
+        raise InputError("name at least one pooling, such as mean")
+    first, *others = splits.values()
+    for split in splits.values():
+        if split.record.tokens != split.record.examples:
+            raise InputError(
+                f"{split.name} holds {split.record.tokens} tokens of {split.record.examples} "
+                "examples: it is not pooled; name splits that were extracted with --pool"
+            )
+    for other in others:
+        check_same_rows(first, other)
+    if layers is None:
+        held = [set(split.record.layers) for split in splits.values()]
+        layers = sorted(set.intersection(*held))
+    view = da.stack([to_dask(split, layers) for split in splits.values()], axis=1)  # type: ignore[no-untyped-call]
+    shared = {k: v for k, v in _provenance(first).items() if k != "tokens"}
+    return xr.Dataset(
+        {
+            "hidden_states": (("example", "pooling", "layer", "hidden"), view),
+            **{
+                name: (first.record.arrays[name].dims, values)
+                for name, values in first.labels.items()
+            },
+        },
+        coords={
+            "pooling": list(splits),
+            "layer": [first.record.layers[p] for p in first.layer_positions(layers)],
+            "example_id": ("example", first.plan.example_id),
+        },
+        attrs=shared,
+    )
+
+
+def check_same_rows(x: ActivationSplit, y: ActivationSplit) -> None:
+    """Check that row i of two splits is the same token of the same example.
+
+    Equal plans of equal examples put it there.
+
+    Raises:
+        ProvenanceError: it is not; the message names the field that differs.
+    """
+    for field in ("examples_sha256", "plan_sha256"):
+        if getattr(x.record, field) != getattr(y.record, field):
+            raise ProvenanceError(
+                f"{x.name} and {y.name} do not hold the same tokens ({field} differs): take "
+                "splits extracted from the same data with the same tokenizer and lengths"
+            )
+
+
+def _provenance(split: ActivationSplit) -> dict[str, Any]:
+    return {k: v for k, v in split.record.provenance.items() if v is not None}
+
+
+def _digest(split: ActivationSplit) -> str:
+    return sha256(split.record.model_dump_json().encode()).hexdigest()
+
+
 @lru_cache(maxsize=8)
-def _open(store: str, tag: str, split: str) -> ActivationSplit:
-    return ActivationSplit(store, tag, split)
-
-
-def _read_shard(
-    shard: npt.NDArray[np.int64], store: str, tag: str, name: str, positions: tuple[int, ...]
-) -> npt.NDArray[np.float32]:
-    split = _open(store, tag, name)
-    reader = split.open_shard(int(shard[0]))
-    codes, scale = split.buffers(reader.tokens, len(positions))
-    reader.read(0, len(split.plan.examples_of(int(shard[0]))), positions, codes, scale)
-    reader.close()
-    stats = split.stats_of(positions)
-    return decode_numpy(codes.transpose(1, 0, 2), scale, stats, split.encoding)
+def _open(source: SplitSource) -> ActivationSplit:
+    split = ActivationSplit(source.store, source.tag, source.split)
+    if _digest(split) != source.record_sha256:
+        raise ProvenanceError(
+            f"{split.name} in {source.store} was written anew since it was opened: open it again"
+        )
+    return split

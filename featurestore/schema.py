@@ -14,6 +14,7 @@ from bertvision.featurestore.plan import PLAN_DTYPES
 from bertvision.featurestore.shardfile import CompressionName
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
+_UNTRAINED = "untrained"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.ASCII)  # no folders, on Windows
 
@@ -22,7 +23,8 @@ class SnapshotTag(str):
     """The encoder at a point of fine-tuning: ``0e`` is pretrained, then ``0.3e``, ``1e``.
 
     Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
-    favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot.
+    favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot. ``untrained``
+    is the encoder's twin with random weights; it comes before ``0e``.
 
     Raises:
         InputError: the text is not a tag in canonical form.
@@ -31,10 +33,12 @@ class SnapshotTag(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
+        if text == _UNTRAINED:
+            return str.__new__(cls, text)
         if not _TAG.fullmatch(text):
             raise InputError(
                 f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
-                "such as 0e, 0.3e, 1e or 2e"
+                "such as 0e, 0.3e, 1e or 2e, or untrained"
             )
         canonical = cls.of(float(text[:-1]), _checked=True)
         if canonical != text:
@@ -57,9 +61,14 @@ class SnapshotTag(str):
         return str.__new__(cls, text) if _checked else cls(text)
 
     @property
+    def is_untrained(self) -> bool:
+        """Whether it is the twin with random weights."""
+        return str.__eq__(self, _UNTRAINED)
+
+    @property
     def fraction(self) -> float:
-        """The fraction of an epoch, as a number."""
-        return float(self[:-1])
+        """The fraction of an epoch, as a number; −1 of ``untrained``, which comes before 0."""
+        return -1.0 if self.is_untrained else float(self[:-1])
 
     def step(self, steps_per_epoch: int) -> int:
         """The optimiser step at which the snapshot is taken: round(fraction × steps per epoch)."""

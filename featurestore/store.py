@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,32 @@ class ActivationStore(Mapping[str, "Snapshot"]):
 
         complete = (split for split in self.splits() if split.is_complete)
         return xr.DataTree.from_dict({split.name: split.to_xarray() for split in complete})
+
+    def pooled(
+        self,
+        tag: str,
+        split: str,
+        poolings: Sequence[str],
+        layers: Sequence[int] | None = None,
+    ) -> xr.Dataset:
+        """Several poolings of a split as one lazy dataset (see `lazy.pooled_dataset`).
+
+        Args:
+            tag: of the snapshot.
+            split: its name without the pooling: ``train`` stands for ``train-cls``, ``train-mean``.
+            poolings: which were extracted; the order of the axis.
+            layers: indices of hidden states; all that every pooling has by default.
+
+        Returns:
+            ``hidden_states`` (example, pooling, layer, hidden) float32, labels by (example).
+
+        Raises:
+            UnknownNameError: the snapshot or a pooling of the split was not extracted.
+        """
+        from bertvision.featurestore.lazy import pooled_dataset
+
+        snapshot = self[tag]
+        return pooled_dataset({name: snapshot[f"{split}-{name}"] for name in poolings}, layers)
 
 
 class Snapshot(Mapping[str, "ActivationSplit"]):

@@ -23,6 +23,7 @@ from bertvision.featurestore.creation import (
     mend_split,
     write_shared,
 )
+from bertvision.featurestore.delegation import Grant, withdraw
 from bertvision.featurestore.durable import full_disk_named
 from bertvision.featurestore.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.ledger import Ledger
@@ -48,15 +49,16 @@ def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
 
 
 class SplitWriter:
-    """Writes one split while it holds its lock; made by `open_writer`.
+    """Writes one split; made by `open_writer`, which holds its lock, or by `granted_writer`.
 
     Several threads may write different shards at once.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, grant: Grant | None = None) -> None:
         self.split = ActivationSplit(ledger.place, ledger.tag, ledger.split)
         self.plan = self.split.plan
-        self._ledger = ledger
+        self.ledger = ledger
+        self._grant = grant
 
     @property
     def stats(self) -> ChannelStats | None:
@@ -82,6 +84,7 @@ class SplitWriter:
         Raises:
             InputError: the shapes are not those of the plan.
             DiskSpaceError: the disk is full; what was committed before stays whole.
+            LockedError: the right to write was lent, and taken away.
         """
         record, encoding = self.split.record, self.split.encoding
         examples = self.plan.examples_of(shard)
@@ -100,7 +103,8 @@ class SplitWriter:
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
-        with full_disk_named(self._ledger.place):
+        self._check_right()
+        with full_disk_named(self.ledger.place):
             files = {"hidden_states": self._write("hidden_states", shard, chunks)}
             if scale is not None:
                 whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
@@ -114,8 +118,13 @@ class SplitWriter:
                 files=files,
                 checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
             )
-            self._ledger.commit_shard(committed)
+            self._check_right()
+            self.ledger.commit_shard(committed)
         return committed
+
+    def _check_right(self) -> None:
+        if self._grant is not None:
+            self._grant.check(self.ledger.place)
 
     def _layers(
         self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
@@ -140,8 +149,21 @@ class SplitWriter:
                 size += len(piece)
                 yield piece
 
-        self._ledger.place.write(shard_key(self.split.record, name, shard), measured())
+        self.ledger.place.write(shard_key(self.split.record, name, shard), measured())
         return ShardFile(bytes=size, xxh3_128=digest.hexdigest())
+
+
+def granted_writer(grant: Grant) -> SplitWriter:
+    """A writer of a split whose lock another process holds (see `delegation`).
+
+    Raises:
+        StoreNotFoundError: the split is not there, as seen from this machine.
+        LockedError: the right to write it was taken away.
+    """
+    ledger = grant.ledger()
+    writer = SplitWriter(ledger, grant)
+    grant.check(ledger.place)
+    return writer
 
 
 def free_bytes(store: str | Path | Place) -> int | None:
@@ -181,6 +203,7 @@ def open_writer(
     place = place_of(store)
     ledger = Ledger(place, spec.tag, spec.split)
     with full_disk_named(place), ledger.lock():
+        withdraw(ledger)
         ledger.sweep()
         if not ledger.exists:
             create_split(ledger, spec, contents, calibrate)

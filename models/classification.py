@@ -1,4 +1,4 @@
-"""Classification heads: two logits per example from the states of its [CLS] token."""
+"""Classification heads: a logit per class from one vector per example and state."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ from bertvision.models.reduction import Reduction
 class ClassificationHead(Head):
     """Base of the classification heads: one token per example, whose features are scored.
 
-    ``layers`` counts all states of [CLS] that are stored: those of the layers, and last the pooler
-    output where the encoder has one (26 for BERT-large).
+    The token is the example's [CLS], or a pooling of its tokens. ``layers`` counts all states that
+    are stored: those of the layers, and of [CLS] last the pooler output where the encoder has one
+    (26 for BERT-large).
+
+    Args:
+        layers: number of states.
+        hidden: width of the states.
+        width: features per example.
+        classes: logits; 1 for the score of a regression.
     """
 
     kind = "classification"
+
+    def __init__(self, *, layers: int, hidden: int, width: int, classes: int = 2) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=width, outputs=classes)
 
     def forward(self, hidden_states: Tensor, lengths: Tensor) -> ClassOutput:
         """Logits of every example.
 
         Args:
-            hidden_states: (batch, states, hidden), the [CLS] states of all examples.
+            hidden_states: (batch, states, hidden) of all examples.
             lengths: (batch,) int64, all 1.
 
         Returns:
-            Logits (batch, 2): not answerable, answerable.
+            Logits (batch, classes).
 
         Raises:
             InputError: there is more than one token per example, or the shapes do not fit this
@@ -39,8 +49,8 @@ class ClassificationHead(Head):
         if len(lengths) != len(hidden_states):
             raise InputError(
                 f"{len(hidden_states)} tokens of {len(lengths)} examples given to a classification "
-                "head, which reads the [CLS] token alone: extract it with `bertvision extract "
-                "--tokens cls`"
+                "head, which reads one token of each: extract it with `bertvision extract "
+                "--pool cls`"
             )
         self.check(hidden_states)
         return ClassOutput(self.logits(self.features(hidden_states, lengths)))
@@ -50,13 +60,14 @@ class PoolingClassHead(ClassificationHead):
     """Pool the states, then the output layer.
 
     Args:
-        layers: number of states of [CLS].
+        layers: number of states.
         hidden: width of the states.
         pooling: how the states become one.
+        classes: logits.
     """
 
-    def __init__(self, *, layers: int, hidden: int, pooling: Pooling) -> None:
-        super().__init__(layers=layers, hidden=hidden, width=hidden)
+    def __init__(self, *, layers: int, hidden: int, pooling: Pooling, classes: int = 2) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=hidden, classes=classes)
         self.pooling = make_pooling(pooling, layers, hidden)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
@@ -68,14 +79,17 @@ class PooledAdapterClassHead(ClassificationHead):
     """Pool the states, compress the result, concatenate the last state, then the output layer.
 
     Args:
-        layers: number of states of [CLS].
+        layers: number of states.
         hidden: width of the states.
         pooling: how the states become one.
         size: width of the compressed state.
+        classes: logits.
     """
 
-    def __init__(self, *, layers: int, hidden: int, pooling: Pooling, size: int) -> None:
-        super().__init__(layers=layers, hidden=hidden, width=size + hidden)
+    def __init__(
+        self, *, layers: int, hidden: int, pooling: Pooling, size: int, classes: int = 2
+    ) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=size + hidden, classes=classes)
         self.pooled = Reduction(layers, hidden, pooling, size)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:

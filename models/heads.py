@@ -20,7 +20,7 @@ Kind = Literal["span", "classification"]
 
 
 class Head(nn.Module, ABC):
-    """Base of the heads: features of each token → Linear 2.
+    """Base of the heads: features of each token → a linear output layer.
 
     A sub-class says in `features` what it computes per token. The output layer begins as
     N(0, 0.02) with zero bias, the initialisation of BERT's own layers (Devlin et al. 2019 code,
@@ -30,20 +30,23 @@ class Head(nn.Module, ABC):
         layers: number of hidden states (25 for BERT-large: the embedding output and 24 layers).
         hidden: width of the hidden states (1024 for BERT-large).
         width: features per token.
+        outputs: logits per token.
 
     Raises:
-        InputError: ``layers`` or ``hidden`` is below 1.
+        InputError: ``layers``, ``hidden`` or ``outputs`` is below 1.
     """
 
     kind: ClassVar[Kind]
     """What the logits are of: the tokens of a span, or the classes of an example."""
 
-    def __init__(self, *, layers: int, hidden: int, width: int) -> None:
+    def __init__(self, *, layers: int, hidden: int, width: int, outputs: int = 2) -> None:
         super().__init__()
         check_dimensions(layers, hidden)
+        if outputs < 1:
+            raise InputError(f"{outputs} outputs: a head needs a logit for each class, or one")
         self.layers = layers
         self.hidden = hidden
-        self.output = nn.Linear(width, 2)
+        self.output = nn.Linear(width, outputs)
         nn.init.normal_(self.output.weight, std=0.02)
         nn.init.zeros_(self.output.bias)
 
@@ -60,7 +63,7 @@ class Head(nn.Module, ABC):
         """
 
     def logits(self, parts: Sequence[Tensor]) -> Tensor:
-        """The output layer on the concatenated parts: (tokens, 2)."""
+        """The output layer on the concatenated parts: (tokens, outputs)."""
         # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
         weights = torch.split(self.output.weight, [part.shape[1] for part in parts], dim=1)
         logits = F.linear(parts[0], weights[0], self.output.bias)

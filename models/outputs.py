@@ -21,10 +21,10 @@ class SpanOutput(NamedTuple):
 
 
 class ClassOutput(NamedTuple):
-    """Scores of every example of a batch for its two classes."""
+    """Scores of every example of a batch for its classes, or the one score that it is given."""
 
     logits: Tensor
-    """(batch, 2): not answerable, answerable."""
+    """(batch, classes), such as not answerable, answerable; (batch, 1) in regression."""
 
 
 def span_loss(
@@ -54,19 +54,24 @@ def span_loss(
 
 
 def class_loss(
-    output: ClassOutput, labels: Tensor, *, reduction: Literal["mean", "none"] = "mean"
+    output: ClassOutput, labels: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean"
 ) -> Tensor:
-    """Cross entropy of the classes, in float32.
+    """Cross entropy of the classes, or the squared error of a score, in float32.
+
+    A single logit is a score, as in GLUE's regression (Wang et al. 2019, arXiv:1804.07461).
 
     Args:
-        output: logits (batch, 2).
-        labels: (batch,) int64: 0 for not answerable, 1 for answerable.
-        reduction: ``mean`` over the batch, or ``none`` for the loss of each example.
+        output: logits (batch, classes), or (batch, 1) of scores.
+        labels: (batch,) index of the class, or the score.
+        reduction: ``mean`` or ``sum`` over the batch, or ``none`` for the loss of each example.
 
     Returns:
         () float32, or (batch,) float32 without reduction.
     """
-    return F.cross_entropy(output.logits.float(), labels, reduction=reduction)
+    logits = output.logits.float()
+    if logits.shape[1] == 1:
+        return F.mse_loss(logits[:, 0], labels.float(), reduction=reduction)
+    return F.cross_entropy(logits, labels.long(), reduction=reduction)
 
 
 def example_lengths(lengths: Tensor, tokens: int) -> list[int]:

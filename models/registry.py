@@ -5,7 +5,8 @@ A name is one of `HEADS`, one that an installed package offers as an entry point
 and own classes are torch modules made with the keyword arguments ``layers`` and ``hidden``. They
 map hidden states (tokens, layers, hidden) and lengths (batch,) to a `SpanOutput`, or, if the class
 attribute ``kind`` is ``"classification"``, hidden states of one token per example to a
-`ClassOutput`.
+`ClassOutput`. A classification head that also takes ``classes`` is good for any task; one that does
+not, for two classes.
 """
 
 from __future__ import annotations
@@ -56,17 +57,20 @@ class HeadInfo(NamedTuple):
     """Where it was described; of a plugin, the class."""
 
 
-def build_head(name: str, *, layers: int, hidden: int) -> nn.Module:
+def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.Module:
     """Make a head with fresh weights, from torch's global random generator.
 
     Args:
         name: a name of the registry or of a plugin, or a dotted path ``package.module:Class``.
         layers: number of hidden states of the encoder, the embedding output included.
         hidden: width of the hidden states.
+        classes: logits of a classification head, 1 for a score; span heads have nothing to do with
+            it.
 
     Raises:
         UnknownNameError: no head has this name.
-        InputError: the class cannot be imported, or does not make a torch module.
+        InputError: the class cannot be imported, does not make a torch module, or makes one for two
+            classes alone where there are others.
     """
     make: Callable[..., object]
     kwargs: Mapping[str, Any] = {}
@@ -76,6 +80,11 @@ def build_head(name: str, *, layers: int, hidden: int) -> nn.Module:
         make = _resolve(name)
     else:
         make = _load_plugin(name)
+    # a class says what it is; of a function, only what it makes
+    classifies = not inspect.isclass(make) or getattr(make, "kind", "span") == "classification"
+    takes = classifies and "classes" in inspect.signature(make).parameters
+    if takes:
+        kwargs = {**kwargs, "classes": classes}
     try:
         inspect.signature(make).bind(layers=layers, hidden=hidden, **kwargs)
     except TypeError as error:
@@ -86,6 +95,11 @@ def build_head(name: str, *, layers: int, hidden: int) -> nn.Module:
     head = make(layers=layers, hidden=hidden, **kwargs)
     if not isinstance(head, nn.Module):
         raise InputError(f"head {name!r} is a {type(head).__name__}: it must be a torch.nn.Module")
+    if classes != 2 and not takes and kind_of(head) == "classification":
+        raise InputError(
+            f"head {name!r} is for two classes, and there are {classes} (1: a score): its class "
+            "must take the keyword argument 'classes'"
+        )
     return head
 
 

@@ -114,6 +114,7 @@ class _XceptionClassHead(ClassificationHead):
         blocks: what follows them.
         features: channels at the end.
         skip: concatenate the last state.
+        classes: logits.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class _XceptionClassHead(ClassificationHead):
         blocks: Sequence[nn.Module],
         features: int,
         skip: bool = False,
+        classes: int = 2,
     ) -> None:
-        super().__init__(layers=layers, hidden=hidden, width=features + hidden * skip)
+        width = features + hidden * skip
+        super().__init__(layers=layers, hidden=hidden, width=width, classes=classes)
         if hidden < _SMALLEST:
             raise InputError(
                 f"hidden={hidden}: the convolutions of an Xception head need hidden states of "
@@ -152,12 +155,19 @@ class XceptionAbbreviatedClassHead(_XceptionClassHead):
         layers: number of states of [CLS].
         hidden: width of the states, at least 9.
         skip: concatenate the last state before the output layer.
+        classes: logits.
     """
 
-    def __init__(self, *, layers: int, hidden: int, skip: bool = False) -> None:
+    def __init__(self, *, layers: int, hidden: int, skip: bool = False, classes: int = 2) -> None:
         block = Residual((128, 256, 512), (1, 3), activated=True)
         super().__init__(
-            layers=layers, hidden=hidden, stem=(64, 128), blocks=[block], features=512, skip=skip
+            layers=layers,
+            hidden=hidden,
+            stem=(64, 128),
+            blocks=[block],
+            features=512,
+            skip=skip,
+            classes=classes,
         )
 
 
@@ -167,9 +177,10 @@ class XceptionFullClassHead(_XceptionClassHead):
     Args:
         layers: number of states of [CLS].
         hidden: width of the states, at least 9.
+        classes: logits.
     """
 
-    def __init__(self, *, layers: int, hidden: int) -> None:
+    def __init__(self, *, layers: int, hidden: int, classes: int = 2) -> None:
         row = (1, 3)
         blocks = [
             Residual((64, 128, 128), row, activated=True),
@@ -182,4 +193,11 @@ class XceptionFullClassHead(_XceptionClassHead):
             SeparableNorm(1536, 2048, row),
             nn.ReLU(),
         ]
-        super().__init__(layers=layers, hidden=hidden, stem=(32, 64), blocks=blocks, features=2048)
+        super().__init__(
+            layers=layers,
+            hidden=hidden,
+            stem=(32, 64),
+            blocks=blocks,
+            features=2048,
+            classes=classes,
+        )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bertvision.errors import ProvenanceError
-from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.lazy import check_same_rows
 from bertvision.pipelines.analysis.cka import CkaResult, cka
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 from bertvision.pipelines.workspace import Workspace
@@ -43,7 +42,7 @@ def run_cka(
         ProvenanceError: the two do not hold the same tokens.
     """
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
-    _check_same_tokens(x, y)
+    check_same_rows(x, y)
     result = cka(
         x.dask(),
         y.dask(),
@@ -101,13 +100,3 @@ def _plot(
     path.parent.mkdir(parents=True, exist_ok=True)
     result.plot(path)
     log.info("plot: %s", path)
-
-
-def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
-    """Equal plans of equal examples put the same token of the same example in the same row."""
-    for field in ("examples_sha256", "plan_sha256"):
-        if getattr(x.record, field) != getattr(y.record, field):
-            raise ProvenanceError(
-                f"{x.name} and {y.name} do not hold the same tokens ({field} differs): compare "
-                "splits extracted from the same data with the same tokenizer and lengths"
-            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +25,19 @@ class Batch(NamedTuple):
 
     input_ids: Tensor
     """int64 (batch, seq)"""
-    token_type_ids: Tensor
-    """int64 (batch, seq)"""
+    token_type_ids: Tensor | None
+    """int64 (batch, seq); None for a model that takes none."""
     attention_mask: Tensor
     """int64 (batch, seq): 1 for real tokens."""
     labels: dict[str, Tensor]
-    """int64 (batch,) by name: what the task learns."""
+    """(batch,) by name, int64 of classes and positions, float32 of scores: what the task learns."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What BERT reads, as its keyword arguments."""
-        return {
-            "input_ids": self.input_ids,
-            "token_type_ids": self.token_type_ids,
-            "attention_mask": self.attention_mask,
-        }
+        """What the model reads, as its keyword arguments."""
+        given = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        types = self.token_type_ids
+        return given if types is None else {**given, "token_type_ids": types}
 
 
 class Step(NamedTuple):
@@ -84,7 +82,9 @@ def collate(
     first_token: Int64Array,
     rows: Int64Array,
     pad_id: int,
-    labels: Mapping[str, npt.NDArray[np.integer]] | None = None,
+    labels: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    token_types: bool = True,
 ) -> Batch:
     """Pad the windows ``rows`` to the longest of them.
 
@@ -94,6 +94,7 @@ def collate(
         rows: (batch,) the windows to take.
         pad_id: vocabulary index of the padding token.
         labels: (windows,) by name, of all windows; none where nothing is learned.
+        token_types: whether the model takes token types.
     """
     lengths = windows.n_tokens[rows]
     shape = (len(rows), int(lengths.max()))
@@ -106,10 +107,15 @@ def collate(
     mask = np.arange(shape[1]) < lengths[:, None]
     return Batch(
         torch.from_numpy(input_ids),
-        torch.from_numpy(token_type_ids),
+        torch.from_numpy(token_type_ids) if token_types else None,
         torch.from_numpy(mask.astype(np.int64)),
-        {name: torch.from_numpy(of[rows].astype(np.int64)) for name, of in (labels or {}).items()},
+        {name: _label(of[rows]) for name, of in (labels or {}).items()},
     )
+
+
+def _label(values: npt.NDArray[Any]) -> Tensor:
+    is_score = np.issubdtype(values.dtype, np.floating)
+    return torch.from_numpy(values.astype(np.float32 if is_score else np.int64))
 
 
 class StepLoader:
@@ -123,13 +129,14 @@ class StepLoader:
     def __init__(
         self,
         windows: Windows,
-        labels: Mapping[str, npt.NDArray[np.integer]],
+        labels: Mapping[str, npt.NDArray[Any]],
         *,
         batch_size: int,
         accumulate: int,
         steps: int,
         seed: int,
         pad_id: int,
+        token_types: bool = True,
     ) -> None:
         """Prepare ``steps`` optimiser steps over ``windows`` with ``labels``, (windows,) each."""
         self.windows = windows
@@ -139,6 +146,7 @@ class StepLoader:
         self.steps = steps
         self.seed = seed
         self.pad_id = pad_id
+        self.token_types = token_types
         self.steps_per_epoch = steps_per_epoch(len(windows), batch_size, accumulate)
         self._first_token = windows.first_token
         self._next = 0
@@ -153,7 +161,10 @@ class StepLoader:
             while step < self.steps_per_epoch and self._next < self.steps:
                 rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
                 batches = [
-                    collate(self.windows, self._first_token, r, self.pad_id, self.labels)
+                    collate(
+                        *(self.windows, self._first_token, r, self.pad_id, self.labels),
+                        token_types=self.token_types,
+                    )
                     for r in rows
                 ]
                 number = self._next

@@ -13,16 +13,16 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from transformers import PreTrainedModel
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.durable import write_durably
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.loading import Bert
+from bertvision.pipelines.loading import pad_id, takes_token_types
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.selection import windows_of
 from bertvision.pipelines.snapshots import Snapshot, load_snapshot, read_snapshot_info
 from bertvision.pipelines.tasks.registry import Predicted, Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
@@ -39,8 +39,8 @@ class BertLogits(NamedTuple):
     like `Windows`; or ``logits`` (windows, 2) of classes."""
     n_tokens: npt.NDArray[np.int32]
     """(windows,)"""
-    question_index: npt.NDArray[np.int32]
-    """(windows,) row in the split's questions."""
+    item_index: npt.NDArray[np.int32]
+    """(windows,) row in the split's items."""
     seconds: float
     """Wall time of the forward passes."""
 
@@ -86,7 +86,7 @@ def evaluate_bert(
                 snapshot.model,
                 task,
                 windows,
-                pad_id=snapshot.tokenizer.pad_token_id or 0,
+                padding=pad_id(snapshot.tokenizer, snapshot.model.config),
                 precision=resolve_precision(workspace.config.finetune.precision),
                 desc=f"BERT {tag} {split}",
             )
@@ -97,11 +97,11 @@ def evaluate_bert(
 
 
 def predict_logits(
-    model: Bert,
+    model: PreTrainedModel,
     task: Task,
     windows: Windows,
     *,
-    pad_id: int,
+    padding: int,
     precision: Precision,
     desc: str,
     tokens_per_batch: int | None = None,
@@ -109,10 +109,10 @@ def predict_logits(
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
 
     Args:
-        model: BERT with the output layer of ``task``; it is moved to this machine's accelerator.
+        model: with the output layer of ``task``; it is moved to this machine's accelerator.
         task: what it was fine-tuned for.
         windows: what to run it over.
-        pad_id: vocabulary index of the padding token.
+        padding: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
         desc: name of the progress bar.
         tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
@@ -120,7 +120,7 @@ def predict_logits(
     where = device()
     budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
     model.to(where).eval()  # type: ignore[arg-type]
-    first_token = windows.first_token
+    first_token, token_types = windows.first_token, takes_token_types(model)
     count = len(windows.input_ids) if task.per_token else len(windows)
     logits: dict[str, Float32Array] = {}
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
@@ -130,7 +130,7 @@ def predict_logits(
         while done < len(order):
             size = max(1, budget // int(windows.n_tokens[order[done]]))
             rows = order[done : done + size]
-            batch = collate(windows, first_token, rows, pad_id)
+            batch = collate(windows, first_token, rows, padding, token_types=token_types)
             with autocast(precision, where):
                 output = model(**{name: ids.to(where) for name, ids in batch.inputs.items()})
             target = rows
@@ -146,7 +146,7 @@ def predict_logits(
             done += len(rows)
             bar.update(len(rows))
     seconds = time.monotonic() - began
-    return BertLogits(logits, windows.n_tokens, windows.question_index, seconds)
+    return BertLogits(logits, windows.n_tokens, windows.item_index, seconds)
 
 
 def read_logits(path: Path) -> BertLogits:
@@ -161,7 +161,7 @@ def read_logits(path: Path) -> BertLogits:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return BertLogits(
                 n_tokens=arrays.pop("n_tokens"),
-                question_index=arrays.pop("question_index"),
+                item_index=arrays.pop("question_index"),
                 logits=arrays,
                 seconds=seconds,
             )
@@ -178,7 +178,7 @@ def _save(path: Path, predicted: BertLogits, snapshot: Snapshot) -> None:
         "weights_sha256": snapshot.info.weights_sha256,
         "seconds": f"{predicted.seconds:.3f}",
     }
-    beside = {"n_tokens": predicted.n_tokens, "question_index": predicted.question_index}
+    beside = {"n_tokens": predicted.n_tokens, "question_index": predicted.item_index}
     arrays = {**predicted.logits, **beside}
     write_durably(path, lambda target: save_file(arrays, target, metadata))
 
@@ -199,11 +199,13 @@ def _score(
     seconds: dict[str, float] = {}
 
     def predicted(split: str) -> Predicted:
-        questions = workspace.questions(split)
-        windows = windows_of(questions, snapshot.tokenizer, workspace.config.task)
+        items = workspace.items(split)
+        windows = task.windows(items, snapshot.tokenizer, workspace.config.task)
         held = read_logits(folder / f"{split}.safetensors")
         seconds[split] = held.seconds
-        return Predicted(held.logits, windows, questions)
+        return Predicted(
+            held.logits, windows.n_tokens, windows.offset_mapping, windows.item_index, items
+        )
 
     tune = predicted("tune") if task.tunes and "tune" in workspace.splits() else None
     scores = task.score(predicted("dev"), tune)

@@ -14,6 +14,7 @@ from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.datamodule import decoded
 from bertvision.pipelines.module import HeadsModule, head_loss
 from bertvision.pipelines.precision import Precision, autocast, device
+from bertvision.pipelines.tasks.registry import Task
 
 _BATCH = 64
 
@@ -48,7 +49,7 @@ class BestEpoch(pl.Callback):
         if not trainer.is_last_batch:
             return
         assert isinstance(pl_module, HeadsModule)
-        scores = self._score(list(pl_module.heads))
+        scores = self._score(list(pl_module.heads), pl_module.task)
         for run, head, loss in zip(pl_module.runs, pl_module.heads, scores, strict=True):
             losses = self._losses.setdefault(run.name, [])
             losses.append(loss)
@@ -59,7 +60,7 @@ class BestEpoch(pl.Callback):
                 self._best[run.name] = _Best(len(losses), loss, weights)
 
     @torch.no_grad()
-    def _score(self, heads: list[nn.Module]) -> list[float]:
+    def _score(self, heads: list[nn.Module], task: Task) -> list[float]:
         where = device()
         dtype = torch.bfloat16 if self._precision == "bf16" else torch.float32
         sums, count = [0.0] * len(heads), 0
@@ -69,7 +70,7 @@ class BestEpoch(pl.Callback):
             batch = decoded(packed.to(where), dtype)
             with autocast(self._precision, where):
                 for i, head in enumerate(heads):
-                    sums[i] += float(head_loss(head, batch)) * len(packed)
+                    sums[i] += float(head_loss(head, batch, task)) * len(packed)
             count += len(packed)
         for head in heads:
             head.train()

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.analysis.bootstrap import Difference, paired_bootstrap
+from bertvision.pipelines.analysis.bootstrap import (
+    Difference,
+    paired_bootstrap,
+    paired_bootstrap_of,
+)
 from bertvision.pipelines.results import Result, read_results
-from bertvision.pipelines.scoring import headline
+from bertvision.pipelines.scoring import CORRELATIONS, METRICS, headline, headline_metric
 from bertvision.pipelines.systems import find_system, read_predictions, written
-from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines.tasks import class_metrics
 from bertvision.pipelines.tasks.squad_metrics import answer_score
 from bertvision.pipelines.workspace import Workspace
 
-Metric = Literal["f1", "exact", "accuracy"]
+Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
 By = Literal["context", "question"]
+
+_Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
+_WHOLE: dict[str, _Whole] = {
+    "macro_f1": class_metrics.macro_f1,
+    "matthews": class_metrics.matthews,
+    "pearson": class_metrics.pearson,
+    "spearman": class_metrics.spearman,
+}
+"""Metrics of the whole, which no item has by itself."""
 
 
 def compare(
@@ -35,9 +51,9 @@ def compare(
         workspace: with both systems' predictions.
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         second: likewise.
-        metric: ``f1`` (where None) or ``exact`` of answers, ``accuracy`` of yes or no.
+        metric: one that both systems have; None is the task's own.
         split: what they were scored on.
-        by: what is drawn: whole contexts, whose questions are not independent, or questions.
+        by: what is drawn: all items of one text, which are not independent, or single items.
         resamples: how often.
         seed: of the draws.
 
@@ -51,15 +67,27 @@ def compare(
     """
     results = read_results(workspace, split)
     a, b = find_system(results, first), find_system(results, second)
-    metric = _metric(a, b, metric)
-    questions = workspace.questions(split)
-    scores = [per_question(r, read_predictions(r, questions), questions, metric) for r in (a, b)]
-    difference = paired_bootstrap(
-        *scores,
-        clusters=[q.context for q in questions] if by == "context" else None,
-        resamples=resamples,
-        seed=seed,
-    )
+    data = workspace.dataset()
+    metric = _metric(a, b, metric, data.task.name)
+    items = data.items(split)
+    predictions = [read_predictions(result, items) for result in (a, b)]
+    clusters = [data.task.group(item) for item in items] if by == "context" else None
+    whole = _whole(metric, a, data.task)
+    if whole is None:
+        scores = [
+            per_item(result, said, items, metric)
+            for result, said in zip((a, b), predictions, strict=True)
+        ]
+        difference = paired_bootstrap(*scores, clusters=clusters, resamples=resamples, seed=seed)
+    else:
+        gold = np.array([item.label for item in items])
+        x, y = (np.array([said[item.id] for item in items]) for said in predictions)
+        for result, predicted in ((a, x), (b, y)):
+            _check_recorded(result, metric, whole(predicted, gold))
+        difference = paired_bootstrap_of(
+            whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
+        )
+    words = ("contexts", "questions") if hasattr(items[0], "context") else ("texts", "items")
     return {
         "first": written(a),
         "second": written(b),
@@ -69,52 +97,80 @@ def compare(
         "first_score": difference.first,
         "second_score": difference.second,
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
-        "sentence": sentence(written(a), written(b), metric, difference),
+        "sentence": sentence(written(a), written(b), metric, difference, words),
     }
 
 
-def per_question(
-    result: Result,
-    predictions: Mapping[str, str | bool],
-    questions: Sequence[Question],
-    metric: Metric,
+def per_item(
+    result: Result, predictions: Mapping[str, Any], items: Sequence[Any], metric: Metric
 ) -> list[float]:
-    """A system's score on each question in per cent, whose mean is the score it was given.
+    """A system's score on each item in per cent, whose mean is the score it was given.
 
     Args:
         result: the system.
-        predictions: its answers by question id.
-        questions: of the split.
-        metric: ``accuracy`` of yes or no, ``f1`` or ``exact`` of answers.
+        predictions: its answers by item id.
+        items: of the split.
+        metric: ``accuracy`` of classes or of yes or no, ``f1`` or ``exact`` of answers.
 
     Raises:
         WorkspaceError: the mean is another than was recorded, so the data or a file changed.
     """
     if metric == "accuracy":
-        scores = [100.0 * (predictions[q.id] is not q.is_impossible) for q in questions]
+        scores = [100.0 * (predictions[item.id] == gold_of(item)) for item in items]
     else:
-        scores = [
-            100.0 * getattr(answer_score(str(predictions[q.id]), q), metric) for q in questions
-        ]
-    recorded, mean = headline(result.rules)[metric], sum(scores) / len(scores)
-    if abs(mean - recorded) > 1e-6:
-        raise WorkspaceError(
-            f"{result.folder / 'predictions.json'} scores {mean:.4f} on the workspace's questions, "
-            f"recorded is {recorded:.4f}: one of them changed; make both again with "
-            f"`{result.command}`"
-        )
+        scores = [100.0 * getattr(answer_score(str(predictions[q.id]), q), metric) for q in items]
+    _check_recorded(result, metric, sum(scores) / len(scores))
     return scores
 
 
-def sentence(first: str, second: str, metric: str, d: Difference) -> str:
-    """What a comparison says, in words."""
-    name = {"f1": "F1", "exact": "exact match"}.get(metric, metric)
+def gold_of(item: Any) -> int | float | bool | None:
+    """What is right of an item that has a class: its index, or whether it is answerable."""
+    return not item.is_impossible if hasattr(item, "is_impossible") else item.label
+
+
+def _check_recorded(result: Result, metric: str, found: float) -> None:
+    recorded = headline(result.rules)[metric]
+    if abs(found - recorded) > 1e-6:
+        raise WorkspaceError(
+            f"{result.folder / 'predictions.json'} scores {found:.4f} on the workspace's items, "
+            f"recorded is {recorded:.4f}: one of them changed; make both again with "
+            f"`{result.command}`"
+        )
+
+
+def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:
+    """How a metric of the whole is computed; None of one that is a mean over items."""
+    if metric == "f1" and "macro_f1" in headline(result.rules):
+        return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
+    return _WHOLE.get(metric)
+
+
+def sentence(
+    first: str,
+    second: str,
+    metric: str,
+    d: Difference,
+    words: tuple[str, str] = ("contexts", "questions"),
+) -> str:
+    """What a comparison says, in words.
+
+    Args:
+        first: the first system.
+        second: the second.
+        metric: that was compared.
+        d: what came out.
+        words: what clusters and items are called.
+    """
+    name = "exact match" if metric == "exact" else METRICS[metric]
+    name += " correlation" if metric in CORRELATIONS else ""
     if d.difference == 0 and d.low == 0 == d.high:
-        return f"{first} and {second} have the same {name} on every question."
+        of_each = metric == "accuracy" or words[1] == "questions"
+        where = f"every {words[1].removesuffix('s')}" if of_each else f"these {words[1]}"
+        return f"{first} and {second} have the same {name} on {where}."
     low, high = d.low, d.high
     if d.difference < 0:
         first, second, low, high = second, first, -d.high, -d.low
-    drawn = "contexts" if d.clusters < d.questions else "questions"
+    drawn = words[d.clusters == d.questions]
     evidence = (
         f"95 % interval {low:+.2f} to {high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, paired "
         f"bootstrap over {d.clusters:,} {drawn}"
@@ -122,11 +178,11 @@ def sentence(first: str, second: str, metric: str, d: Difference) -> str:
     points = f"{abs(d.difference):.2f} points of {name}"
     if d.p < 0.05:
         return (
-            f"{first} is better than {second} by {points}, more than the choice of questions "
+            f"{first} is better than {second} by {points}, more than the choice of {words[1]} "
             f"explains ({evidence})."
         )
     return (
-        f"{first} is {points} above {second}, which the choice of questions alone may give "
+        f"{first} is {points} above {second}, which the choice of {words[1]} alone may give "
         f"({evidence})."
     )
 
@@ -136,11 +192,11 @@ def format_p(p: float, resamples: int, equals: str = "") -> str:
     return f"{equals}{p:.2g}" if p > 1 / (resamples + 1) else f"< {1 / resamples:g}"
 
 
-def _metric(a: Result, b: Result, metric: Metric | None) -> Metric:
-    """The metric that both systems have question by question."""
+def _metric(a: Result, b: Result, metric: Metric | None, task: str) -> Metric:
+    """The metric that both systems have and that can be drawn anew."""
     if metric is not None and metric not in get_args(Metric):
         raise InputError(f"--metric {metric!r}: choose one of {', '.join(get_args(Metric))}")
-    allowed = [metrics_of(a), metrics_of(b)]
+    allowed = [metrics_of(result, task) for result in (a, b)]
     if allowed[0] != allowed[1]:
         raise InputError(
             f"{written(a)} is scored by {' and '.join(allowed[0])}, {written(b)} by "
@@ -150,12 +206,19 @@ def _metric(a: Result, b: Result, metric: Metric | None) -> Metric:
         return allowed[0][0]
     if metric not in allowed[0]:
         raise InputError(
-            f"--metric {metric}: {written(a)} and {written(b)} are scored question by question "
-            f"with {' and '.join(allowed[0])}"
+            f"--metric {metric}: {written(a)} and {written(b)} can be compared by "
+            f"{' and '.join(allowed[0])}"
         )
     return metric
 
 
-def metrics_of(result: Result) -> list[Metric]:
-    """F1 of yes and no is of the whole, not of a question; accuracy is of each."""
-    return ["accuracy"] if "accuracy" in headline(result.rules) else ["f1", "exact"]
+def metrics_of(result: Result, task: str) -> list[Metric]:
+    """The metrics that a system can be compared by, the task's own first.
+
+    F1 of yes and no is not among them: it is of the whole, and accuracy says as much.
+    """
+    metrics = headline(result.rules)
+    if "macro_f1" in metrics or "pearson" in metrics:
+        found = [name for name in get_args(Metric) if name in metrics]
+        return sorted(found, key=lambda name: name != headline_metric(task, metrics))
+    return ["accuracy"] if "accuracy" in metrics else ["f1", "exact"]

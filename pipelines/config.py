@@ -63,13 +63,12 @@ class ModelConfig(_Settings):
 
 
 class TaskConfig(_Settings):
-    """The task, and how questions become windows."""
+    """The task, and how its items become windows."""
 
     name: Annotated[str, AfterValidator(check_task)] = "squad_v2"
-    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing; ``answerable`` only tells
-    whether there is an answer."""
+    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing; the others: `TASKS`."""
     max_length: int = Field(386, ge=16)
-    """Longest window in tokens, with [CLS] and both [SEP]."""
+    """Longest window in tokens, special tokens included."""
     max_question_length: int = Field(64, ge=1)
     overlap: int = Field(128, ge=0)
     """Context tokens that neighbouring windows of one question share."""
@@ -78,7 +77,15 @@ class TaskConfig(_Settings):
     skip_bad: bool = False
     """Leave malformed questions out instead of refusing the file."""
     tune_fraction: float = Field(0.05, ge=0, lt=1)
-    """Part of the training questions held out for tuning no-answer thresholds."""
+    """Part of the training items held out, for no-answer thresholds and the best epoch."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of their logits; none of spans and scores."""
+    text: str | None = None
+    """Column of a labelled file that holds the text."""
+    pair: str | None = None
+    """Column of its second text."""
+    label: str | None = None
+    """Column of its label."""
 
 
 class DataConfig(_Settings):
@@ -89,7 +96,7 @@ class DataConfig(_Settings):
     sha256: str
     """Digest of the whole source, before any selection."""
     questions: int
-    """Number of questions of the split, after selection."""
+    """Number of items of the split, questions or sentences, after selection."""
 
 
 class FinetuneConfig(_Settings):
@@ -126,6 +133,11 @@ class FinetuneConfig(_Settings):
 
     @model_validator(mode="after")
     def _within_epochs(self) -> FinetuneConfig:
+        if any(tag.is_untrained for tag in self.tags):
+            raise InputError(
+                "--save-at untrained: fine-tuning starts from the pretrained encoder; its "
+                "untrained twin is made where --checkpoint untrained asks for it"
+            )
         last = self.tags[-1]
         if last.fraction > self.epochs:
             raise InputError(
@@ -156,7 +168,11 @@ class WorkspaceConfig(_Settings):
 
     def digest(self) -> str:
         """Hex sha256 of all settings that decide the snapshots' values."""
-        return digest_of(self.model_dump(mode="json", exclude={"versions", "activations"}))
+        values = self.model_dump(mode="json", exclude={"versions", "activations"})
+        for field in ("classes", "text", "pair", "label"):
+            if not values["task"][field]:  # as before there were such settings
+                del values["task"][field]
+        return digest_of(values)
 
 
 def digest_of(value: object) -> str:

@@ -32,7 +32,7 @@ from bertvision.pipelines.results import (
     read_run_config,
     read_run_metrics,
 )
-from bertvision.pipelines.scoring import HEADLINE, headline
+from bertvision.pipelines.scoring import headline, headline_metric
 from bertvision.pipelines.snapshots import count_encoder_parameters, read_snapshot_info
 from bertvision.pipelines.workspace import Workspace
 
@@ -81,7 +81,6 @@ def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
     records = _Records(workspace)
     tags = workspace.snapshots()
     last = tags[-1] if tags else None
-    key = HEADLINE[workspace.config.task.name]
     reference: dict[str, Mapping[str, float]] = {
         r.split: headline(r.rules) for r in results if r.system == "bert" and r.checkpoint == last
     }
@@ -92,8 +91,9 @@ def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
         score = headline(result.rules)
         full = reference.get(result.split)
         # A classification head beside BERT's spans has other metrics under the same names
-        if full is not None and full.keys() == score.keys() and full[key]:
-            cost["retention"] = 100 * (score[key] / full[key])
+        if full is not None and full.keys() == score.keys():
+            key = headline_metric(workspace.config.task.name, full)
+            cost["retention"] = 100 * (score[key] / full[key]) if full[key] > 0 else None
         if whole and cost["seconds"]:
             cost["speed_up"] = whole / cost["seconds"]
         costs.append(cost)

@@ -22,8 +22,9 @@ from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.reproduce import BERT_COMMAND, ensemble_command, evaluation_command
 from bertvision.pipelines.results import read_metrics, read_run_config
 from bertvision.pipelines.runs import Run
-from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
 from bertvision.pipelines.systems import Frame, SystemLogits, read_frame, read_system_logits
+from bertvision.pipelines.tasks.registry import Predicted, load_task
+from bertvision.pipelines.trained_head import task_of_kind
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -71,15 +72,21 @@ def ensemble(
     if combine not in get_args(Combine):
         raise InputError(f"--combine {combine!r}: choose one of {', '.join(get_args(Combine))}")
     trained_on, tag = str(SnapshotTag(trained_on)), str(SnapshotTag(tag))
+    task_config = workspace.config.task
+    if load_task(task_config.name).outputs(task_config) == 1:
+        raise InputError(
+            f"{task_config.name} predicts a score, and ensembles combine the probabilities of "
+            "answers and classes: compare its systems one by one with `bertvision report`"
+        )
     members = _members(workspace, runs, with_bert, trained_on, tag, split)
     started = time.perf_counter()
     parts = _metrics(members)
     frame = read_frame(workspace, tag, split)
     together = _combined(members, frame, split, combine)
-    tune = None
-    if together.kind == "span" and split != "tune" and workspace.config.task.name == "squad_v2":
+    tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
+    if task.tunes and split != "tune":
         tune = _tune(workspace, members, tag, combine)
-    scores = _score(workspace, together, frame, tune)
+    scores = task.score(together.on(frame), tune)
     names = [member.run for member in members]
     configs = [read_run_config(m.folder.parents[1]) for m in members if m.run != "bert"]
     metrics = {
@@ -100,7 +107,7 @@ def ensemble(
     with new_folder(ensemble_dir(workspace, names, combine, trained_on, tag, split)) as folder:
         write_json(folder / "predictions.json", scores.predictions)
         write_json(folder / "na_scores.json", scores.na_scores)
-        index = {"n_tokens": frame.n_tokens, "question_index": frame.question_index}
+        index = {"n_tokens": frame.n_tokens, "question_index": frame.item_index}
         save_file({**together.arrays(), **index}, folder / f"{split}.safetensors")
         write_json(folder / "metrics.json", metrics)
     # BERT was perhaps scored on another split only
@@ -189,7 +196,7 @@ def _combined(
 
 def _tune(
     workspace: Workspace, members: Sequence[Member], tag: str, combine: Combine
-) -> SplitLogits | None:
+) -> Predicted | None:
     """The same combination on the held-out split; None where a member was not run on it."""
     lacking = [m.run for m in members if not (m.folder / "tune.safetensors").is_file()]
     if "tune" not in workspace.splits() or lacking:
@@ -203,16 +210,6 @@ def _tune(
         return None
     frame = read_frame(workspace, tag, "tune")
     return _combined(members, frame, "tune", combine).on(frame)
-
-
-def _score(
-    workspace: Workspace, logits: SystemLogits, frame: Frame, tune: SplitLogits | None
-) -> Scores:
-    if logits.kind == "classification":
-        classes = logits.parts[0].reshape(-1, 2)
-        return ClassLogits(classes, frame.question_index, frame.questions).score()
-    abstains = workspace.config.task.name == "squad_v2"
-    return score(logits.on(frame), tune, abstains=abstains)
 
 
 def _common(values: Sequence[Any], otherwise: Any) -> Any:

@@ -1,48 +1,44 @@
-"""Where a system errs: by groups of questions, beside BERT, and in examples one can read."""
+"""Where a system errs: by groups of items, beside BERT, and in examples one can read."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertvision.errors import InputError
 from bertvision.pipelines.analysis.bootstrap import mcnemar
-from bertvision.pipelines.analysis.groups import groups_of
-from bertvision.pipelines.compare import Metric, metrics_of, per_question
+from bertvision.pipelines.analysis.groups import groups_of, groups_of_sentences
+from bertvision.pipelines.compare import Metric, gold_of, per_item
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.results import Result, read_results
 from bertvision.pipelines.scoring import headline
-from bertvision.pipelines.systems import (
-    find_system,
-    read_frame,
-    read_predictions,
-    read_system_logits,
-    written,
-)
-from bertvision.pipelines.tasks.decoding import SpanPrediction
+from bertvision.pipelines.second_answers import second_answers, second_summary
+from bertvision.pipelines.systems import find_system, read_predictions, written
 from bertvision.pipelines.tasks.squad import Question
-from bertvision.pipelines.tasks.squad_metrics import answer_score
 from bertvision.pipelines.workspace import Workspace
 
 CELLS = ("both right", "only the system", "only BERT", "none")
 """Of agreement with BERT: which of the two is right."""
 
 _AROUND = 120  # characters of context shown on each side of an answer
+_CONFUSIONS = 10  # the most frequent ones
 
 
 class Answers(NamedTuple):
-    """A system's answers to the questions of a split, and whether each is right."""
+    """A system's answers to the items of a split, and whether each is right."""
 
     result: Result
-    predictions: Mapping[str, str | bool]
+    predictions: Mapping[str, Any]
     scores: dict[Metric, list[float]]
-    """By metric, per question, in per cent; the last metric is right or wrong."""
+    """By metric, per item, in per cent; the last metric is right or wrong."""
 
     @property
     def right(self) -> list[bool]:
-        """Whether the answer is exactly a gold answer, or the yes or no is true."""
-        return [score == 100 for score in self.scores[metrics_of(self.result)[-1]]]
+        """Whether the answer is exactly a gold answer, or the class is the right one."""
+        return [score == 100 for score in list(self.scores.values())[-1]]
 
 
 def errors(
@@ -67,57 +63,88 @@ def errors(
         seed: of their choice.
 
     Returns:
-        ``system``; ``groups``, by grouping the scores and number of the questions of each group,
-        with BERT's at the same snapshot; ``second``, how often the second most likely answer is
-        right where the first is wrong (None for yes or no); ``agreement`` with BERT (None where the
-        system is BERT, or BERT was not scored there); ``examples``.
+        ``system``; ``groups``, by grouping the scores and number of the items of each group, with
+        BERT's at the same snapshot; ``second``, how often the second most likely answer is right
+        where the first is wrong (None where there are no answers but classes); ``confusions``, the
+        most frequent ones (None where the classes have no names); ``agreement`` with BERT (None
+        where the system is BERT, or BERT was not scored there); ``examples``.
 
     Raises:
         UnknownNameError: the system was not scored, or several are meant.
+        InputError: it predicts scores, which are neither right nor wrong.
         WorkspaceError: predictions or logits are missing, damaged or of other data.
     """
     results = read_results(workspace, split)
     result = find_system(results, system, trained_on=trained_on, checkpoint=checkpoint)
-    questions = workspace.questions(split)
-    answers = read_answers(result, questions)
+    if "pearson" in headline(result.rules):
+        raise InputError(
+            f"{written(result)} predicts scores, which are near or far but neither right nor "
+            "wrong: `bertvision compare` sets two systems side by side"
+        )
+    data = workspace.dataset()
+    items = data.items(split)
+    answers = read_answers(result, items)
     bert = next((r for r in results if _is_its_bert(r, result)), None)
-    baseline = None if bert is None else read_answers(bert, questions)
+    baseline = None if bert is None else read_answers(bert, items)
     second = None
     if "accuracy" not in answers.scores:
-        second = second_answers(workspace, answers, questions, split)
+        second = second_answers(workspace, answers, items, split)
+    sentences = bool(data.classes)
+    groups = groups_of_sentences(items, data.classes) if sentences else groups_of(items)
     found = {
         "system": written(result),
         "name": result.name,
         "trained_on": result.trained_on,
         "checkpoint": result.checkpoint,
         "split": split,
-        "questions": len(questions),
+        "questions": len(items),
         "metrics": list(answers.scores),
-        "groups": group_scores(questions, answers, baseline),
-        "second": None if second is None else _second_summary(questions, answers, second),
+        "groups": group_scores(groups, answers, baseline),
+        "second": None if second is None else second_summary(items, answers, second),
+        "confusions": confusions(items, answers, data.classes) if sentences else None,
         "agreement": None if baseline is None else agreement(answers.right, baseline.right),
-        "examples": _examples(questions, answers, baseline, second, examples, seed),
+        "examples": _examples(items, answers, baseline, second, data.classes, examples, seed),
         "seed": seed,
     }
     write_json(result.folder / "errors.json", found)
     return found
 
 
-def read_answers(result: Result, questions: Sequence[Question]) -> Answers:
+def read_answers(result: Result, items: Sequence[Any]) -> Answers:
     """Read a system's predictions and score each.
 
     Raises:
         WorkspaceError: they are missing, damaged or of other data.
     """
-    predictions = read_predictions(result, questions)
-    scores = {m: per_question(result, predictions, questions, m) for m in metrics_of(result)}
-    return Answers(result, predictions, scores)
+    predictions = read_predictions(result, items)
+    metrics: list[Metric] = ["accuracy"]
+    if "exact" in headline(result.rules):
+        metrics = ["f1", "exact"]
+    return Answers(
+        result, predictions, {m: per_item(result, predictions, items, m) for m in metrics}
+    )
+
+
+def confusions(
+    items: Sequence[Any], answers: Answers, classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Which classes are taken for which, most often first: ``gold``, ``answer``, ``n``, ``of``."""
+    gold = Counter(item.label for item in items)
+    wrong = Counter(
+        (item.label, answers.predictions[item.id])
+        for item, right in zip(items, answers.right, strict=True)
+        if not right
+    )
+    return [
+        {"gold": classes[a], "answer": classes[b], "n": n, "of": gold[a]}
+        for (a, b), n in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:_CONFUSIONS]
+    ]
 
 
 def group_scores(
-    questions: Sequence[Question], answers: Answers, baseline: Answers | None
+    groups: Mapping[str, Mapping[str, Sequence[int]]], answers: Answers, baseline: Answers | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Mean scores of each group of `groups_of`, in per cent; BERT's with ``bert_`` in front."""
+    """Mean scores of each group, in per cent; BERT's with ``bert_`` in front."""
     sides = [("", answers), *([] if baseline is None else [("bert_", baseline)])]
     return {
         grouping: [
@@ -130,9 +157,9 @@ def group_scores(
                     for metric, scores in side.scores.items()
                 },
             }
-            for group, rows in groups.items()
+            for group, rows in held.items()
         ]
-        for grouping, groups in groups_of(questions).items()
+        for grouping, held in groups.items()
     }
 
 
@@ -146,50 +173,6 @@ def agreement(right: Sequence[bool], bert_right: Sequence[bool]) -> dict[str, An
     cells = [_cell(a, b) for a, b in zip(right, bert_right, strict=True)]
     counts = {cell: cells.count(cell) for cell in CELLS}
     return {**counts, "p": mcnemar(counts["only the system"], counts["only BERT"])}
-
-
-def second_answers(
-    workspace: Workspace, answers: Answers, questions: Sequence[Question], split: str
-) -> list[str]:
-    """What a system would have answered had its answer not been allowed.
-
-    Candidates are the best spans with distinct texts and, where the task has it, no answer, moved
-    by the no-answer threshold like the decision itself.
-
-    Raises:
-        WorkspaceError: the system's logits are missing, damaged or of other data.
-    """
-    result = answers.result
-    frame = read_frame(workspace, result.checkpoint, split)
-    logits = read_system_logits(result.folder / f"{split}.safetensors", frame, result.command)
-    decoded = logits.on(frame).decode("n-best")
-    threshold = result.rules["n-best"]["threshold"]
-    return [_second(decoded[q.id], str(answers.predictions[q.id]), threshold) for q in questions]
-
-
-def _second(prediction: SpanPrediction, first: str, threshold: float | None) -> str:
-    """The best candidate other than ``first``; ``""`` where there is none."""
-    ranked = [
-        (c.score if c.text else c.score - (threshold or 0.0), c.text)
-        for c in prediction.n_best
-        if c.text != first and (c.text or threshold is not None)
-    ]
-    return max(ranked)[1] if ranked else ""
-
-
-def _second_summary(
-    questions: Sequence[Question], answers: Answers, second: Sequence[str]
-) -> dict[str, Any]:
-    """Where the first answer is wrong: how many questions, and in how many the second is right."""
-    wrong = [row for row, right in enumerate(answers.right) if not right]
-    found = [row for row in wrong if answer_score(second[row], questions[row]).exact == 1]
-    return {
-        "first_wrong": len(wrong),
-        "second_right": len(found),
-        "percent": 100 * len(found) / len(wrong) if wrong else None,
-        "second_right_HasAns": sum(bool(questions[row].answers) for row in found),
-        "second_right_NoAns": sum(not questions[row].answers for row in found),
-    }
 
 
 def _cell(right: bool, bert_right: bool) -> str:
@@ -207,14 +190,15 @@ def _is_its_bert(candidate: Result, result: Result) -> bool:
 
 
 def _examples(
-    questions: Sequence[Question],
+    items: Sequence[Any],
     answers: Answers,
     baseline: Answers | None,
     second: Sequence[str] | None,
+    classes: Sequence[str],
     count: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """A seeded choice of questions from each cell of agreement; without BERT, right and wrong."""
+    """A seeded choice of items from each cell of agreement; without BERT, right and wrong."""
     names = ["right" if right else "wrong" for right in answers.right]
     if baseline is not None:
         names = [_cell(*pair) for pair in zip(answers.right, baseline.right, strict=True)]
@@ -225,27 +209,33 @@ def _examples(
     chosen = []
     for cell in [cell for cell in (*CELLS, "right", "wrong") if cell in cells]:
         rows = random.permutation(cells[cell])[:count]
-        chosen += [(cell, int(row)) for row in sorted(rows)]
+        chosen += [(cell, items[row], int(row)) for row in sorted(rows)]
+
+    def named(answer: Any) -> Any:
+        return classes[answer] if classes else answer
+
     return [
         {
             "cell": cell,
-            "id": questions[row].id,
-            "question": questions[row].question,
-            "context": _around(questions[row], answers.predictions[questions[row].id]),
-            "gold": _gold(questions[row], answers),
-            "answer": answers.predictions[questions[row].id],
+            "id": item.id,
+            "question": item.text if classes else item.question,
+            "context": (item.pair or "")
+            if classes
+            else _around(item, answers.predictions[item.id]),
+            "gold": named(_gold(item, answers)),
+            "answer": named(answers.predictions[item.id]),
             **({} if second is None else {"second": second[row]}),
-            "bert": None if baseline is None else baseline.predictions[questions[row].id],
-            "score": answers.scores[metrics_of(answers.result)[0]][row],
+            "bert": None if baseline is None else named(baseline.predictions[item.id]),
+            "score": next(iter(answers.scores.values()))[row],
         }
-        for cell, row in chosen
+        for cell, item, row in chosen
     ]
 
 
-def _gold(question: Question, answers: Answers) -> list[str] | bool:
+def _gold(item: Any, answers: Answers) -> Any:
     if "accuracy" in answers.scores:
-        return not question.is_impossible
-    return list(dict.fromkeys(answer.text for answer in question.answers))
+        return gold_of(item)
+    return list(dict.fromkeys(answer.text for answer in item.answers))
 
 
 def _around(question: Question, answer: str | bool) -> str:

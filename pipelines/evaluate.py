@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,18 @@ from bertvision.pipelines.datamodule import decoded
 from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.questions import questions_of
 from bertvision.pipelines.results import read_run_config
 from bertvision.pipelines.runs import Run
-from bertvision.pipelines.scoring import ClassLogits, Scores, SplitLogits, score
-from bertvision.pipelines.trained_head import STORED, head_lock, kind_of_run, load_head
+from bertvision.pipelines.tasks.registry import Predicted, Task
+from bertvision.pipelines.trained_head import (
+    STORED,
+    head_lock,
+    kind_of_run,
+    load_head,
+    task_of_kind,
+)
 from bertvision.pipelines.workspace import Workspace
 
-Logits: TypeAlias = SplitLogits | ClassLogits
 _SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
@@ -131,16 +135,12 @@ def _splits(workspace: Workspace, kind: str, tag: str, split: str) -> dict[str, 
     """What is scored, and the held-out part where a threshold is tuned."""
     found = {split: workspace.split(tag, STORED[kind].format(split)).require_complete()}
     if (
-        _abstains(workspace, kind)
+        task_of_kind(kind, workspace.config.task.name).tunes
         and split != "tune"
         and "tune" in workspace.stored()[SnapshotTag(tag)]
     ):
         found["tune"] = workspace.split(tag, "tune").require_complete()
     return found
-
-
-def _abstains(workspace: Workspace, kind: str) -> bool:
-    return kind == "span" and workspace.config.task.name == "squad_v2"
 
 
 def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Any]:
@@ -190,19 +190,19 @@ def _evaluate(
     started = time.perf_counter()
     splits = _splits(workspace, kind, tag, split)
     scored = splits[split]
-    abstains = _abstains(workspace, kind)
-    found = _logits(heads, scored, precision, f"evaluate on {scored.name}")
-    tune: Sequence[Logits | None] = [None] * len(heads)
+    task = task_of_kind(kind, workspace.config.task.name)
+    found = _predict(heads, task, scored, precision, f"evaluate on {scored.name}")
+    tune: Sequence[Predicted | None] = [None] * len(heads)
     if (held_out := splits.get("tune")) is not None and held_out is not scored:
-        tune = _logits(heads, held_out, precision, f"threshold on {held_out.name}")
+        tune = _predict(heads, task, held_out, precision, f"threshold on {held_out.name}")
     results = {}
-    for head, logits, tune_logits in zip(heads, found, tune, strict=True):
-        if not all(np.isfinite(x).all() for x in _arrays(logits).values()):
+    for head, predicted, held_out_too in zip(heads, found, tune, strict=True):
+        if not all(np.isfinite(x).all() for x in predicted.logits.values()):
             raise WorkspaceError(
                 f"the logits of {head.name} hold NaN or infinity: it has diverged; train it again "
                 "with a lower --lr and --overwrite"
             )
-        scores = _score(logits, tune_logits, abstains)
+        scores = task.score(predicted, held_out_too)
         metrics = {
             "head": head.name,
             "trained_on": head.trained_on,
@@ -210,7 +210,7 @@ def _evaluate(
             "split": split,
             "rules": scores.rules,
             "precision": precision,
-            "threshold_tuned_on": None if tune_logits is None else "tune",
+            "threshold_tuned_on": None if held_out_too is None else "tune",
             "seconds": time.perf_counter() - started,
             "weights_sha256": sha256_of_files([head.folder / "model.safetensors"]),
             "provenance": dict(scored.record.provenance),
@@ -222,18 +222,22 @@ def _evaluate(
         ):
             write_json(target / "predictions.json", scores.predictions)
             write_json(target / "na_scores.json", scores.na_scores)
-            save_file(_arrays(logits), target / f"{split}.safetensors")
-            if tune_logits is not None:
-                save_file(_arrays(tune_logits), target / "tune.safetensors")
+            save_file(_arrays(predicted), target / f"{split}.safetensors")
+            if held_out_too is not None:
+                save_file(_arrays(held_out_too), target / "tune.safetensors")
             write_json(target / "metrics.json", metrics)
         results[head.folder] = metrics
     return results
 
 
 @torch.inference_mode()
-def _logits(
-    heads: Sequence[_Trained], split: ActivationSplit, precision: Precision, desc: str
-) -> list[Logits]:
+def _predict(
+    heads: Sequence[_Trained],
+    task: Task,
+    split: ActivationSplit,
+    precision: Precision,
+    desc: str,
+) -> list[Predicted]:
     """Logits of every head on every window of a split, in stored order."""
     where = device()
     loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=heads[0].config["layers"])
@@ -254,37 +258,36 @@ def _logits(
                     both = output.logits
                 parts.append(both.float().cpu())
             bar.update(len(packed))
-    questions, index = questions_of(split.table()), split.labels["question_index"]
+    items, plan = task.items_of(split.table()), split.plan
+    # of sentences a window is an item, whose row in the data the plan knows
+    index = split.labels.get("question_index", plan.example_id).astype(np.int32)
     values = [torch.cat(parts).numpy() for parts in found]
     if heads[0].kind == "classification":
-        return [ClassLogits(logits, index, questions) for logits in values]
-    plan = split.plan
+        return [Predicted({"logits": x}, plan.n_tokens, None, index, items) for x in values]
     n = plan.n_tokens.astype(np.int64)
     within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
     offsets = split.array("offset_mapping")[np.repeat(plan.first_token, n) + within]
     return [
-        SplitLogits(
-            np.ascontiguousarray(both[:, 0]),
-            np.ascontiguousarray(both[:, 1]),
+        Predicted(
+            {
+                "start_logits": np.ascontiguousarray(both[:, 0]),
+                "end_logits": np.ascontiguousarray(both[:, 1]),
+            },
             plan.n_tokens,
             offsets,
             index,
-            questions,
+            items,
         )
         for both in values
     ]
 
 
-def _score(dev: Logits, tune: Logits | None, abstains: bool) -> Scores:
-    if isinstance(dev, ClassLogits):
-        return dev.score()
-    return score(dev, tune if isinstance(tune, SplitLogits) else None, abstains=abstains)
-
-
-def _arrays(logits: Logits) -> dict[str, npt.NDArray[Any]]:
+def _arrays(predicted: Predicted) -> dict[str, npt.NDArray[Any]]:
     """What is kept of logits: all but what the split says anyway."""
-    held = logits._asdict().items()
-    return {k: x for k, x in held if isinstance(x, np.ndarray) and k != "offset_mapping"}
+    beside = {"question_index": predicted.item_index}
+    if predicted.offset_mapping is not None:
+        beside["n_tokens"] = predicted.n_tokens
+    return {**predicted.logits, **beside}
 
 
 def _check_fits(head: _Trained, split: ActivationSplit) -> None:

@@ -16,23 +16,19 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.batching import Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.bert_eval import evaluate_bert
 from bertvision.pipelines.config import FinetuneConfig
 from bertvision.pipelines.lightning import Clock, TrainingLog, quiet_lightning, trainer
-from bertvision.pipelines.loading import (
-    Bert,
-    find_checkpoint,
-    load_bert,
-    load_tokenizer,
-    weights_digest,
-)
+from bertvision.pipelines.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.options import FinetuneOptions, open_workspace
 from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.pretrained import load_pretrained, pretrained
 from bertvision.pipelines.resume import ResumeFile
 from bertvision.pipelines.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.status import status
@@ -71,6 +67,11 @@ def finetune(
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
     """
     workspace = open_workspace(root, options, resume=resume)
+    if not load_task(workspace.config.task.name).learns:
+        raise InputError(
+            f"workspace {workspace.root} is for hidden states alone, without a task: make another "
+            "one with --workspace, --model, --task and --data (or --train and --dev)"
+        )
     tags = workspace.config.finetune.tags
     with exclusive(workspace.root / ".finetune.lock", f"fine-tuning in {workspace.root}"):
         made = all(is_snapshot(workspace.snapshot_dir(tag)) for tag in tags)
@@ -91,16 +92,10 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     """Train to the last snapshot; returns the steps taken by this process."""
     config = workspace.config
     settings = config.finetune
-    checkpoint = find_checkpoint(config.model.name_or_path, config.model.revision)
-    if weights_digest(checkpoint.folder) != config.model.weights_sha256:
-        raise WorkspaceError(
-            f"the weights of {checkpoint.name_or_path} changed since {workspace.root} was made: "
-            "put the old ones back, or start another --workspace"
-        )
+    checkpoint = pretrained(workspace)
     tokenizer = load_tokenizer(checkpoint.folder)
-    torch.manual_seed(settings.seed)  # the new output layer
     task = load_task(config.task.name)
-    model = load_bert(checkpoint.folder, task.model_class, **task.model_options)
+    model = load_pretrained(workspace, checkpoint)
     windows = workspace.windows("train", tokenizer)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
@@ -116,7 +111,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         accumulate=settings.accumulate,
         steps=max(missing),
         seed=settings.seed,
-        pad_id=tokenizer.pad_token_id or 0,
+        pad_id=pad_id(tokenizer, model.config),
+        token_types=takes_token_types(model),
     )
     folder = workspace.root / "finetune"
     folder.mkdir(exist_ok=True)
@@ -145,7 +141,7 @@ class FinetuneModule(pl.LightningModule):
 
     def __init__(
         self,
-        model: Bert,
+        model: PreTrainedModel,
         task: Task,
         settings: FinetuneConfig,
         *,
@@ -226,7 +222,7 @@ class _Snapshots(pl.Callback):
     def __init__(
         self,
         workspace: Workspace,
-        model: Bert,
+        model: PreTrainedModel,
         tokenizer: Any,
         per_epoch: int,
         clock: Clock,

@@ -8,18 +8,8 @@ from typing import Any
 from bertvision.pipelines.compare import format_p
 from bertvision.pipelines.error_analysis import CELLS
 from bertvision.pipelines.reproduce import ensemble_name
-from bertvision.pipelines.scoring import headline
+from bertvision.pipelines.scoring import METRICS, headline
 from bertvision.pipelines.tables import format_table
-
-_NAMES = {
-    "accuracy": "accuracy",
-    "exact": "EM",
-    "f1": "F1",
-    "HasAns_exact": "HasAns EM",
-    "HasAns_f1": "HasAns F1",
-    "NoAns_exact": "NoAns",
-    "majority": "majority",
-}
 
 
 def ensemble_table(result: Mapping[str, Any]) -> str:
@@ -27,9 +17,9 @@ def ensemble_table(result: Mapping[str, Any]) -> str:
     systems = ["BERT" if run == "bert" else run for run in result["members"]]
     systems.append(ensemble_name(result["members"], result["combine"]))
     metrics = [headline(part["rules"]) for part in (*result["parts"], result)]
-    shown = [name for name in _NAMES if all(name in m for m in metrics)]
+    shown = [name for name in METRICS if all(name in m for m in metrics)]
     return format_table(
-        ["system", *(_NAMES[name] for name in shown)],
+        ["system", *(METRICS[name] for name in shown)],
         [
             [system, *(f"{m[name]:.1f}" for name in shown)]
             for system, m in zip(systems, metrics, strict=True)
@@ -40,7 +30,7 @@ def ensemble_table(result: Mapping[str, Any]) -> str:
 def compare_table(result: Mapping[str, Any]) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
     table = format_table(
-        ["system", _NAMES[result["metric"]]],
+        ["system", METRICS[result["metric"]]],
         [
             [result["first"], f"{result['first_score']:.2f}"],
             [result["second"], f"{result['second_score']:.2f}"],
@@ -63,6 +53,11 @@ def errors_table(result: Mapping[str, Any]) -> str:
             f"right in {second['percent']:.1f} %: {second['second_right_HasAns']:,} HasAns, "
             f"{second['second_right_NoAns']:,} NoAns"
         )
+    if confused := result["confusions"]:
+        rows = [
+            [c["gold"], c["answer"], f"{c['n']:,}", f"{c['n'] / c['of']:.1%}"] for c in confused
+        ]
+        parts.append(format_table(["gold", "taken for", "n", "part of the class"], rows))
     if cells := result["agreement"]:
         rows = [[c, f"{cells[c]:,}", f"{cells[c] / result['questions']:.1%}"] for c in CELLS]
         table = format_table(["right, beside BERT", "n", "part"], rows)
@@ -73,7 +68,7 @@ def errors_table(result: Mapping[str, Any]) -> str:
 
 def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> str:
     sides = {"": "", "bert_": "BERT "} if f"bert_{metrics[0]}" in rows[0] else {"": ""}
-    keys = {f"{key}{m}": f"{side}{_NAMES[m]}" for key, side in sides.items() for m in metrics}
+    keys = {f"{key}{m}": f"{side}{METRICS[m]}" for key, side in sides.items() for m in metrics}
     return format_table(
         [grouping, "n", *keys.values()],
         [[row["group"], f"{row['n']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in rows],
@@ -83,7 +78,8 @@ def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> st
 def _example(example: Mapping[str, Any]) -> str:
     answers = {"gold": example["gold"], "answer": example["answer"]}
     answers |= {key: example[key] for key in ("second", "bert") if example.get(key) is not None}
-    lines = [f"{example['cell']}: {example['question']} ({example['id']})", example["context"]]
+    lines = [f"{example['cell']}: {example['question']} ({example['id']})"]
+    lines += [example["context"]] if example["context"] else []
     lines += [f"{name:<8}{_answer(value)}" for name, value in answers.items()]
     return "\n  ".join([*lines, f"{'score':<8}{example['score']:.0f}"])
 

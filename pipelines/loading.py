@@ -1,43 +1,29 @@
-"""Finding and loading BERT checkpoints: hub names and local folders, safetensors only."""
+"""Finding and loading encoders: hub names and local folders, safetensors only, no foreign code."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-)
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bertvision.errors import InputError
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.files import sha256_of_files
-
-Bert = BertForQuestionAnswering | BertForSequenceClassification
-"""BERT with the output layer of a task."""
-_FILES = [
-    "config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-]
+from bertvision.pipelines.hub import fetch, read_config
 
 
 class Checkpoint(NamedTuple):
-    """A BERT checkpoint on this machine's disk."""
+    """A checkpoint of an encoder on this machine's disk."""
 
     folder: Path
     """Holds config.json, the weights and the tokenizer."""
@@ -45,20 +31,21 @@ class Checkpoint(NamedTuple):
     """Hub name, or the absolute path of the folder."""
     revision: str | None
     """Commit on the hub; None for a local folder."""
-    config: BertConfig
-    """The model's configuration; its ``model_type`` is ``bert``."""
+    config: PreTrainedConfig
+    """The model's configuration, of any family that gives hidden states (see docs/encoders.md)."""
 
 
 def find_checkpoint(name_or_path: str, revision: str | None = None) -> Checkpoint:
-    """Find a BERT checkpoint: an existing folder, else a name on the hub (downloaded or cached).
+    """Find a checkpoint: an existing folder, else a name on the hub (downloaded or cached).
 
     Args:
-        name_or_path: local folder or hub name (``bert-large-uncased``).
+        name_or_path: local folder or hub name, such as ``FacebookAI/roberta-base``.
         revision: branch, tag or commit on the hub.
 
     Raises:
-        InputError: nothing by that name can be reached, the architecture is not BERT, or there
-            are no safetensors weights (pickled weights are never read).
+        InputError: nothing by that name can be reached, the architecture is no encoder of text
+            that transformers knows without the checkpoint's own code, or there are no safetensors
+            weights (pickled weights are never read).
     """
     local = Path(name_or_path).expanduser()
     if local.is_dir():
@@ -66,9 +53,9 @@ def find_checkpoint(name_or_path: str, revision: str | None = None) -> Checkpoin
             raise InputError(f"revision {revision!r} makes no sense for the local folder {local}")
         folder, name = local.resolve(), str(local.resolve())
     else:
-        folder, name = _from_hub(name_or_path, revision), name_or_path
+        folder, name = fetch(name_or_path, revision), name_or_path
         revision = folder.name
-    config = _read_config(folder, name)
+    config = read_config(folder, name)
     weight_files(folder)
     return Checkpoint(folder, name, revision, config)
 
@@ -94,42 +81,126 @@ def weights_digest(folder: Path) -> str:
     return sha256_of_files(weight_files(folder))
 
 
-def load_bert(
-    folder: Path,
-    model_class: type[Bert] = BertForQuestionAnswering,
-    **options: Any,
-) -> Bert:
-    """Load BERT with a task's output layer in float32, in evaluation mode.
+def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any) -> PreTrainedModel:
+    """Load an encoder, with a task's output layer, in float32, in evaluation mode.
 
-    Layers that the checkpoint lacks are made new from torch's global generator: seed it.
+    A task's layers that the checkpoint lacks, and the pooler under them, are made new from torch's
+    global generator: seed it. Of an encoder alone a pooler that the checkpoint lacks is left out.
 
     Args:
         folder: of the checkpoint.
-        model_class: BERT with an output layer, of transformers.
+        model_class: ``AutoModel`` for the encoder alone, or an ``AutoModelFor…`` of transformers.
         **options: settings of its configuration beside the checkpoint's own.
 
     Raises:
-        InputError: the weights are damaged or do not fit the configuration.
+        InputError: the weights are damaged, lack a part of the encoder or do not fit the
+            configuration, or the family has no such output layer.
     """
-    with quiet_transformers():
-        try:
-            model: Bert = model_class.from_pretrained(
-                folder,
-                **options,
-                dtype=torch.float32,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise InputError(f"BERT in {folder} cannot be loaded: {error}") from error
-        except Exception as error:
-            # safetensors' own error type derives from Exception alone
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise InputError(f"the weights in {folder} are damaged: {error}") from error
-    model.eval()  # type: ignore[no-untyped-call]
+    with _transformers_errors(f"the encoder in {folder}"):
+        model, report = model_class.from_pretrained(
+            folder,
+            **options,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _check_complete(model, report["missing_keys"], folder)
+    model.eval()
+    return cast(PreTrainedModel, model)
+
+
+def new_model(
+    config: PreTrainedConfig, model_class: type[Any] = AutoModel, *, seed: int, **options: Any
+) -> PreTrainedModel:
+    """An encoder with random weights, as its own library initialises them: an untrained twin.
+
+    Args:
+        config: of the encoder.
+        model_class: as of `load_model`.
+        seed: decides all weights; torch's global generator is left as it was.
+        **options: settings of its configuration beside ``config``'s own.
+
+    Returns:
+        In float32, in evaluation mode, on the CPU.
+
+    Raises:
+        InputError: the family has no such output layer.
+    """
+    config = copy.deepcopy(config)
+    for name, value in options.items():
+        setattr(config, name, value)
+    with (
+        _transformers_errors(f"an untrained {config.model_type}"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+        model.eval()
     return model
+
+
+class Dimensions(NamedTuple):
+    """Sizes of an encoder."""
+
+    layers: int
+    """Of the transformer; there is one hidden state more, the embedding output."""
+    hidden_size: int
+    max_length: int
+    """Most tokens of a window; `sys.maxsize` where nothing limits them."""
+
+
+def dimensions(config: PreTrainedConfig, tokenizer: Any = None) -> Dimensions:
+    """Sizes of an encoder, as its configuration and its architecture have them.
+
+    Args:
+        config: of the encoder.
+        tokenizer: of the encoder; where its own limit is lower, that is the longest window.
+    """
+    with _transformers_errors(f"a {config.model_type}"), torch.device("meta"):
+        model = AutoModel.from_config(config, trust_remote_code=False)
+    positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    longest = positions - position_offset(model) if positions > 0 else sys.maxsize
+    if tokenizer is not None:
+        longest = min(longest, tokenizer.model_max_length)
+    return Dimensions(config.num_hidden_layers, config.hidden_size, longest)
+
+
+def position_offset(model: PreTrainedModel) -> int:
+    """Position of a window's first token: 0, but in RoBERTa's kin the one after the padding's.
+
+    Their table of positions has a row for padding (`create_position_ids_from_input_ids` of
+    transformers, after fairseq), so windows are shorter than the table by that offset.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def takes_token_types(model: PreTrainedModel) -> bool:
+    """Whether an encoder is given token types: it has more than one, and an argument for them.
+
+    DistilBERT and ModernBERT have no argument; RoBERTa has a single type; GPT-2 has the argument,
+    but reads it as words.
+    """
+    encoder = model.base_model
+    argument = "token_type_ids" in inspect.signature(encoder.forward).parameters
+    return argument and getattr(encoder.config, "type_vocab_size", 0) > 1
+
+
+def pad_id(tokenizer: Any, config: PreTrainedConfig) -> int:
+    """Vocabulary index that pads windows: the encoder's own, else the tokenizer's, else 0.
+
+    RoBERTa's kin count positions by it; to others it makes no difference behind the mask.
+    """
+    for index in (getattr(config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
+        if isinstance(index, int) and index >= 0:
+            return index
+    return 0
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -176,37 +247,33 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _read_config(folder: Path, name: str) -> BertConfig:
-    path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        kind = values.get("model_type")
-    except FileNotFoundError:
-        raise InputError(f"{name} is no checkpoint: {path} does not exist") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not a model configuration: {error}") from error
-    if kind != "bert":
+def _check_complete(model: Any, missing: Iterable[str], folder: Path) -> None:
+    """Refuse an encoder that is random in part; a pooler that nothing trains is left out."""
+    alone = model.base_model is model
+    prefix = "" if alone else f"{model.base_model_prefix}."
+    parameters = {name for name, _ in model.named_parameters()}
+    lacking = sorted(n for n in missing if n.startswith(prefix) and n in parameters)
+    pooler = [name for name in lacking if name.startswith(f"{prefix}pooler.")]
+    if len(lacking) > len(pooler):
         raise InputError(
-            f"{name} has model_type {kind!r}: bertvision works with the BERT architecture "
-            "(model_type 'bert'), such as bert-base-uncased or bert-large-uncased"
+            f"the weights in {folder} lack {len(lacking) - len(pooler)} of the encoder's, such as "
+            f"{next(name for name in lacking if name not in pooler)}: they are not those of its "
+            "config.json"
         )
-    return BertConfig.from_dict(values)
+    if pooler and alone:
+        model.pooler = None
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    try:
-        if looks_like_path:
-            raise InputError(f"there is no folder {name}")
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
-    except HFValidationError as error:
-        raise InputError(f"{name!r} is neither a folder nor a hub name: {error}") from error
-    except OSError as error:
-        # offline, unknown name or revision, no permission: the hub's errors are all OSErrors
-        raise InputError(
-            f"{name!r} is no local folder and could not be fetched from the hub "
-            f"({type(error).__name__}): check the name and the network, or give a local folder"
-        ) from error
+@contextmanager
+def _transformers_errors(what: str) -> Iterator[None]:
+    """Turn what transformers raises about a model's files into an InputError, quietly."""
+    with quiet_transformers():
+        try:
+            yield
+        except (ImportError, OSError, ValueError, RuntimeError, KeyError) as error:
+            raise InputError(f"{what} cannot be loaded: {error}") from error
+        except Exception as error:
+            # safetensors' own error type derives from Exception alone
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise InputError(f"the weights of {what} are damaged: {error}") from error

@@ -13,12 +13,12 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from bertvision.errors import NonFiniteError, WorkspaceError
-from bertvision.models.outputs import SpanOutput, class_loss, span_loss
 from bertvision.models.registry import build_head
 from bertvision.pipelines.datamodule import HiddenStates
 from bertvision.pipelines.feed import Feed, Shared
 from bertvision.pipelines.precision import autocast
 from bertvision.pipelines.runs import Run
+from bertvision.pipelines.tasks.registry import Task
 
 
 def seed_of(*parts: object) -> int:
@@ -28,7 +28,7 @@ def seed_of(*parts: object) -> int:
 
 
 def build_heads(
-    runs: Sequence[Run], *, layers: int, hidden: int, device: str = "cpu"
+    runs: Sequence[Run], *, layers: int, hidden: int, classes: int = 2, device: str = "cpu"
 ) -> dict[Run, nn.Module]:
     """Build heads whose initial weights depend on the run's seed and the head's name alone.
 
@@ -36,27 +36,20 @@ def build_heads(
         runs: the heads and their seeds.
         layers: number of hidden states that they take.
         hidden: width of the hidden states.
+        classes: logits of a classification head.
         device: ``meta`` makes them without weights, to see whether they can be made.
     """
     heads = {}
     with torch.device(device):
         for run in runs:
             torch.manual_seed(seed_of(run.seed, run.head, "init"))
-            heads[run] = build_head(run.head, layers=layers, hidden=hidden)
+            heads[run] = build_head(run.head, layers=layers, hidden=hidden, classes=classes)
     return heads
 
 
-def head_loss(head: nn.Module, batch: HiddenStates) -> Tensor:
-    """Mean loss of a head over the examples of a batch: of the span, or of the class; () float32.
-
-    The class is whether the window holds the answer, the label ``answerable`` of the split.
-    """
-    output = head(batch.hidden_states, batch.lengths)
-    if isinstance(output, SpanOutput):
-        start, end = (batch.labels[f"{which}_positions"].long() for which in ("start", "end"))
-        return span_loss(output, start, end)
-    loss: Tensor = class_loss(output, batch.labels["answerable"].long())
-    return loss
+def head_loss(head: nn.Module, batch: HiddenStates, task: Task) -> Tensor:
+    """Mean loss of a head over the examples of a batch, () float32."""
+    return task.head_loss(head(batch.hidden_states, batch.lengths), batch.labels)
 
 
 class HeadsModule(pl.LightningModule):
@@ -68,6 +61,7 @@ class HeadsModule(pl.LightningModule):
 
     Args:
         heads: modules by run.
+        task: what they learn.
         ranks: (examples,) rank of every example of the split (see `runs.ranks`).
         batch_size: examples per step of a head.
         lr: learning rate of Adam (the paper: 1e-3).
@@ -78,6 +72,7 @@ class HeadsModule(pl.LightningModule):
     def __init__(
         self,
         heads: Mapping[Run, nn.Module],
+        task: Task,
         *,
         ranks: Tensor,
         batch_size: int,
@@ -89,6 +84,7 @@ class HeadsModule(pl.LightningModule):
         self.automatic_optimization = False
         self.runs = list(heads)
         self.heads = nn.ModuleList(heads.values())
+        self.task = task
         self.lr = lr
         self.digest = digest
         self.steps = dict.fromkeys(self.runs, 0)
@@ -150,7 +146,7 @@ class HeadsModule(pl.LightningModule):
                 continue
             started = time.perf_counter()
             torch.manual_seed(seed_of(run.seed, run.head, self.steps[run]))
-            loss = head_loss(head, batch)
+            loss = head_loss(head, batch, self.task)
             if not torch.isfinite(loss):
                 self.diverged.add(run)
                 continue

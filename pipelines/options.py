@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.config import (
     DataConfig,
     FinetuneConfig,
@@ -18,11 +19,16 @@ from bertvision.pipelines.config import (
     WorkspaceConfig,
     validated,
 )
-from bertvision.pipelines.loading import find_checkpoint, weights_digest
-from bertvision.pipelines.selection import select_questions, source_split
+from bertvision.pipelines.loading import (
+    Checkpoint,
+    dimensions,
+    find_checkpoint,
+    weights_digest,
+)
+from bertvision.pipelines.selection import select_items, source_split
 from bertvision.pipelines.snapshots import library_versions
-from bertvision.pipelines.tasks.registry import TASKS, load_task
-from bertvision.pipelines.tasks.squad import SquadData, load_squad
+from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.registry import SQUAD, TASKS, load_task
 from bertvision.pipelines.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -40,12 +46,16 @@ class FinetuneOptions:
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     task: str | None = None
-    """Data set on the hub (``squad_v2``), for ``train`` and ``dev`` where these are not given; or
-    ``answerable``, a task of its own on the data of ``squad_v2`` or of these."""
+    """A task of `TASKS`; or a data set on the hub in SQuAD's form (``squad_v2``)."""
+    data: str | None = None
+    """Folder, file or name on the hub that holds both ``train`` and ``dev``."""
     train: str | None = None
-    """SQuAD file, or data set on the hub."""
+    """File, or data set on the hub."""
     dev: str | None = None
-    """SQuAD file, or data set on the hub."""
+    """File, or data set on the hub."""
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
     max_length: int | None = None
     max_question_length: int | None = None
     overlap: int | None = None
@@ -67,7 +77,7 @@ class FinetuneOptions:
 
     def source(self, split: str) -> str | None:
         """Where a split of the source comes from: an absolute path, or a hub name."""
-        source: str | None = getattr(self, split) or self._hub
+        source: str | None = getattr(self, split) or self.data or self._hub
         if source is None:
             return None
         path = Path(source).expanduser()
@@ -76,8 +86,7 @@ class FinetuneOptions:
     @property
     def own_task(self) -> str | None:
         """The task that ``task`` names, where it does not name a data set."""
-        entry = TASKS.get(self.task or "")
-        return self.task if entry is not None and entry.hub is not None else None
+        return self.task if self.task in TASKS and self.task not in SQUAD else None
 
     @property
     def _hub(self) -> str | None:
@@ -128,53 +137,101 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     if missing:
         raise InputError(
             f"a new workspace needs {' and '.join(missing)}: such as --model bert-large-uncased "
-            "--train train-v2.0.json --dev dev-v2.0.json, or --task squad_v2 from the hub"
+            "--train train-v2.0.json --dev dev-v2.0.json, --task squad_v2 from the hub, or --task "
+            "cola --data glue/CoLA"
         )
-    task = validated(TaskConfig, options.given(TaskConfig))
+    name = options.own_task or "squad_v2"
+    if not load_task(name).learns:
+        raise InputError(
+            f"--task {name} cannot be fine-tuned on: it is for `bertvision probe`, `bertvision "
+            "rank` or `bertvision extract`; choose another task"
+        )
+    given = {"max_length": TASKS[name].max_length, **options.given(TaskConfig), "name": name}
+    task = validated(TaskConfig, given)
     if options.own_task and task.answerable_only:
         raise InputError(
-            f"--task {options.own_task} learns from unanswerable questions: leave "
-            "--answerable-only out"
+            f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
         )
     finetune = validated(FinetuneConfig, options.given(FinetuneConfig))
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
-    checkpoint = find_checkpoint(str(options.model), options.revision)
-    longest = checkpoint.config.max_position_embeddings
+    checkpoint = _checkpoint(str(options.model), options.revision, task)
+    kind, read = load_task(name), {}
+    for split, source in sources.items():
+        read[split] = found = kind.read(str(source), split, task)
+        task = task.model_copy(update={"classes": found.classes})  # of train; dev is read by them
+        if found.skipped:
+            log.warning(
+                "skipped %d malformed parts of %s, the first: %s",
+                len(found.skipped),
+                split,
+                found.skipped[0],
+            )
+    if not options.own_task and not any(q.is_impossible for q in read["train"].items):
+        task = task.model_copy(update={"name": "squad_v1"})
+    kind.check_data(read["train"].items, str(sources["train"]))
+    return _config(checkpoint, task, finetune, _data(sources, read, task, finetune))
+
+
+def feature_workspace(
+    root: Path | None, model: str | None, revision: str | None = None
+) -> Workspace:
+    """Open a workspace, or make one for the hidden states of an encoder alone.
+
+    Args:
+        root: its folder; None means the one the current folder stands in, or else makes the
+            current folder one.
+        model: hub name or local folder of any encoder; None must find a workspace.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        WorkspaceError: there is none and no model was named, or it was made with another model.
+        InputError: there is no such model.
+    """
+    if model is None:
+        return Workspace.find(root)
+    try:
+        workspace = Workspace.find(root)
+    except WorkspaceError:
+        place = Path.cwd() if root is None else root.expanduser().resolve()
+        if (place / FILE).exists():
+            raise
+        task = TaskConfig(name="features")
+        finetune = FinetuneConfig(save_at=(SnapshotTag("0e"),))
+        checkpoint = find_checkpoint(model, revision)
+        return Workspace.create(place, _config(checkpoint, task, finetune, {}))
+    _check_agreement(workspace, FinetuneOptions(model=model))
+    return workspace
+
+
+def _checkpoint(model: str, revision: str | None, task: TaskConfig) -> Checkpoint:
+    """The checkpoint, if it takes windows as long as the task's."""
+    checkpoint = find_checkpoint(model, revision)
+    longest = dimensions(checkpoint.config).max_length
     if task.max_length > longest:
         raise InputError(
             f"max_length {task.max_length} is more than the {longest} positions of "
             f"{checkpoint.name_or_path}: give --max-length {longest} or less"
         )
-    sources_read = {
-        split: load_squad(str(source), split, skip_bad=task.skip_bad)
-        for split, source in sources.items()
-    }
-    for split, data in sources_read.items():
-        if data.skipped:
-            log.warning(
-                "skipped %d malformed parts of %s, the first: %s",
-                len(data.skipped),
-                split,
-                data.skipped[0],
-            )
-    train = sources_read["train"].questions
-    if options.own_task:
-        name = options.own_task
-    else:
-        impossible = any(question.is_impossible for question in train)
-        name = "squad_v1" if task.answerable_only or not impossible else "squad_v2"
-    load_task(name).check_data(train, str(sources["train"]))
-    task = task.model_copy(update={"name": name})
+    return checkpoint
+
+
+def _config(
+    checkpoint: Checkpoint,
+    task: TaskConfig,
+    finetune: FinetuneConfig,
+    data: dict[str, DataConfig],
+) -> WorkspaceConfig:
+    size = dimensions(checkpoint.config)
     return WorkspaceConfig(
         model=ModelConfig(
             name_or_path=checkpoint.name_or_path,
             revision=checkpoint.revision,
             weights_sha256=weights_digest(checkpoint.folder),
-            hidden_size=checkpoint.config.hidden_size,
-            num_hidden_layers=checkpoint.config.num_hidden_layers,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
         ),
         task=task,
-        data=_data(sources, sources_read, task, finetune),
+        data=data,
         finetune=finetune,
         versions=library_versions(),
     )
@@ -182,21 +239,21 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
 
 def _data(
     sources: dict[str, str | None],
-    read: dict[str, SquadData],
+    read: dict[str, TaskData],
     task: TaskConfig,
     finetune: FinetuneConfig,
 ) -> dict[str, DataConfig]:
-    data = {}
+    data, group = {}, load_task(task.name).group
     for split in ("train", "tune", "dev"):
         origin = source_split(split)
-        count = len(select_questions(read[origin].questions, split, task, finetune))
+        count = len(select_items(read[origin].items, split, task, finetune, group))
         if count:
             data[split] = DataConfig(
                 source=str(sources[origin]), sha256=read[origin].sha256, questions=count
             )
         elif split != "tune":
             raise InputError(
-                f"{sources[origin]} leaves no question for the split {split!r}: use more data, or "
+                f"{sources[origin]} leaves nothing for the split {split!r}: use more data, or "
                 "a larger --train-questions"
             )
     return data
@@ -210,13 +267,14 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
         name = str(local.resolve()) if local.is_dir() else options.model
         asked["model"] = (name, config.model.name_or_path)
     held_task = config.task.name
-    if options.task is not None and (options.own_task or TASKS[held_task].hub):
+    if options.task is not None and (options.own_task or held_task not in SQUAD):
         asked["task"] = (options.task, held_task)
     for split in ("train", "dev"):
         # a task of its own says nothing about the data of a workspace that is there
-        named = getattr(options, split) is not None or not options.own_task
+        named = (getattr(options, split) or options.data) is not None or not options.own_task
         if named and (source := options.source(split)) is not None:
-            asked[split] = (source, config.data[split].source)
+            held = config.data.get(split)
+            asked[split] = (source, held and held.source)
     for section in (config.task, config.finetune):
         wanted = validated(type(section), options.given(type(section)))
         for name in options.given(type(section)):

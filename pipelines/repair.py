@@ -67,12 +67,13 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
 
 def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[int]) -> None:
     """Write everything beside the shards again, and these shards, with the options of before."""
-    record = split.record
+    record, parsed = split.record, parse_stored_split(split.split)
     extract(
         workspace,
         record.tag,
-        splits=[record.split],
-        tokens=parse_stored_split(record.split)[1],
+        splits=[parsed.split],
+        tokens=(parsed.tokens,),
+        dataset=parsed.dataset,
         encoding=record.encoding,
         compression=record.compression,
         layers=record.layers,

@@ -8,33 +8,24 @@ commands that the numbers come from.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.costs import read_costs
 from bertvision.pipelines.report.table import Column
 from bertvision.pipelines.results import Result, read_metrics, read_results
-from bertvision.pipelines.scoring import HEADLINE, headline
+from bertvision.pipelines.scoring import CORRELATIONS, METRICS, headline, headline_metric
 from bertvision.pipelines.systems import written
+from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.workspace import Workspace
 
 Row = dict[str, Any]
 
-SPAN_METRICS = (
-    Column("exact", "EM", sd=True),
-    Column("f1", "F1", sd=True),
-    Column("HasAns_exact", "HasAns EM", sd=True),
-    Column("HasAns_f1", "HasAns F1", sd=True),
-    Column("NoAns_exact", "NoAns", sd=True),
+METRIC_COLUMNS = (
+    *(Column(key, name, sd=True) for key, name in METRICS.items() if key != "majority"),
     Column("argmax_exact", "argmax EM", sd=True),
     Column("argmax_f1", "argmax F1", sd=True),
-)
-CLASS_METRICS = (
-    Column("accuracy", "accuracy", sd=True),
-    Column("f1", "F1", sd=True),
-    Column("precision", "precision", sd=True),
-    Column("recall", "recall", sd=True),
 )
 COSTS = (
     "parameters",
@@ -64,17 +55,25 @@ class Results(NamedTuple):
     """Every single result, seeds apart."""
     metrics: list[Column]
     """The metrics that occur."""
-    score: str
-    """What the report compares: ``F1`` or ``accuracy``."""
+    key: str
+    """Of the metric that the report compares."""
     baseline: float | None
-    """Score of always giving the commonest answer (no answer, or the larger class), in per cent."""
+    """Score of always giving the commonest answer (no answer, or the largest class), in per cent;
+    None where the metric has none to tell, as correlations."""
     questions: int | None
-    """How many were scored."""
+    """How many items were scored."""
+    items: str
+    """What they are: ``questions``, or ``items`` of other tasks."""
 
     @property
     def full(self) -> list[Row]:
         """Heads trained on all examples, but for controls."""
         return [r for r in self.heads if r["fraction"] == 1 and not is_control(r)]
+
+    @property
+    def score(self) -> str:
+        """What the report compares, inside a sentence: ``F1``, ``accuracy``, …."""
+        return METRICS[self.key] + (" correlation" if self.key in CORRELATIONS else "")
 
     @property
     def title(self) -> str:
@@ -84,7 +83,7 @@ class Results(NamedTuple):
     @property
     def label(self) -> str:
         """The score with its unit, for an axis."""
-        return f"{self.score} (%)"
+        return f"{self.score} ({'× 100' if self.key in CORRELATIONS else '%'})"
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
@@ -99,43 +98,43 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
         WorkspaceError: a file is damaged; the message names it.
     """
     results = read_results(workspace, split)
-    key = HEADLINE[workspace.config.task.name]
-    classes = workspace.config.task.name == "answerable"
-    runs = [_run(workspace, result, key) for result in results]
+    task = workspace.config.task.name
+    spans = TASKS[task].tokens == "all"
+    runs = [_run(workspace, result, task) for result in results]
     costs = read_costs(workspace, results)
     for run, cost in zip(runs, costs, strict=True):
         run.update(cost)
     _add_best_members(runs)
     joined = [_joined(group) for group in _groups(runs)]
-    rows = [r for r in joined if _is_class(r) == classes]
+    rows = [r for r in joined if _is_span(r) == spans]
     bert = {r["checkpoint"]: r["score"] for r in rows if r["system"] == "bert"}
     for row in (*joined, *runs):
-        compared = row["system"] != "bert" and _is_class(row) == classes
+        compared = row["system"] != "bert" and _is_span(row) == spans
         row["bert"] = bert.get(row["checkpoint"]) if compared else None
         row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
-    columns = CLASS_METRICS if classes else SPAN_METRICS
-    first: Mapping[str, float] = next(
-        (
-            headline(r.rules)
-            for r, run in zip(results, runs, strict=True)
-            if _is_class(run) == classes
-        ),
-        {},
-    )
+    own = (r for r, run in zip(results, runs, strict=True) if _is_span(run) == spans)
+    first: Mapping[str, float] = next((headline(r.rules) for r in own), {})
+    key = headline_metric(task, first) if first else TASKS[task].headline
     return Results(
         bert=[r for r in rows if r["system"] == "bert"],
         heads=[r for r in rows if r["system"] == "head"],
         ensembles=[r for r in rows if r["system"] == "ensemble"],
-        others=[r for r in joined if _is_class(r) != classes],
+        others=[r for r in joined if _is_span(r) != spans],
         runs=runs,
-        metrics=[c for c in columns if any(c.key in r for r in rows)],
-        score="accuracy" if classes else "F1",
-        baseline=_baseline(first),
+        metrics=columns_of(rows),
+        key=key,
+        baseline=_baseline(first, key),
         questions=int(first["total"]) if "total" in first else None,
+        items="questions" if spans or "precision" in first else "items",
     )
 
 
-def _run(workspace: Workspace, result: Result, key: str) -> Row:
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """The metrics that occur in some rows."""
+    return [column for column in METRIC_COLUMNS if any(column.key in row for row in rows)]
+
+
+def _run(workspace: Workspace, result: Result, task: str) -> Row:
     metrics = dict(headline(result.rules))
     row: Row = {
         "system": result.system,
@@ -146,8 +145,8 @@ def _run(workspace: Workspace, result: Result, key: str) -> Row:
         "checkpoint": result.checkpoint,
         "fraction": result.fraction,
         "seed": result.seed,
-        "score": metrics[key],
-        **{column.key: metrics[column.key] for column in _all_metrics() if column.key in metrics},
+        "score": metrics[headline_metric(task, metrics)],
+        **{key: metrics[key] for key in METRICS if key in metrics and key != "majority"},
     }
     if "n-best" in result.rules and "argmax" in result.rules:
         argmax = result.rules["argmax"]["metrics"]
@@ -172,12 +171,8 @@ def _add_best_members(runs: Sequence[Row]) -> None:
                 run["gain"] = run["score"] - run["best_member"]
 
 
-def _is_class(row: Mapping[str, Any]) -> bool:
-    return "accuracy" in row
-
-
-def _all_metrics() -> Iterable[Column]:
-    return (*SPAN_METRICS, *CLASS_METRICS)
+def _is_span(row: Mapping[str, Any]) -> bool:
+    return "exact" in row
 
 
 def _groups(runs: Sequence[Row]) -> list[list[Row]]:
@@ -195,7 +190,7 @@ def _joined(runs: Sequence[Row]) -> Row:
     del row["written"], row["seed"]
     row["seeds"] = len(runs)
     for column in (
-        *_all_metrics(),
+        *METRIC_COLUMNS,
         Column("score", "", sd=True),
         *map(_plain, (*COSTS, "best_member", "gain")),
     ):
@@ -215,9 +210,9 @@ def _plain(name: str) -> Column:
     return Column(name, "")
 
 
-def _baseline(metrics: Mapping[str, float]) -> float | None:
-    if "majority" in metrics:
-        return metrics["majority"]
+def _baseline(metrics: Mapping[str, float], key: str) -> float | None:
+    if key == "accuracy":
+        return metrics.get("majority")
     if metrics.get("NoAns_total"):
         return 100 * metrics["NoAns_total"] / metrics["total"]
     return None

@@ -14,12 +14,28 @@ from bertvision.pipelines.tasks.decoding import (
     decode,
     tune_threshold,
 )
-from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.registry import TASKS, Predicted
 from bertvision.pipelines.tasks.squad import Question
 from bertvision.pipelines.tasks.squad_metrics import squad_metrics
 
-HEADLINE: dict[str, str] = {name: task.headline for name, task in TASKS.items()}
-"""By task, the metric that stands for a system where there is room for one number."""
+METRICS: dict[str, str] = {
+    "exact": "EM",
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews",
+    "precision": "precision",
+    "recall": "recall",
+    "HasAns_exact": "HasAns EM",
+    "HasAns_f1": "HasAns F1",
+    "NoAns_exact": "NoAns",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "majority": "majority",
+}
+"""Names of the metrics as people read them, in the order of columns; all of them in per cent."""
+CORRELATIONS = ("matthews", "pearson", "spearman")
+"""Metrics from −100 to 100."""
 
 
 class SplitLogits(NamedTuple):
@@ -36,10 +52,23 @@ class SplitLogits(NamedTuple):
 
     start_logits: npt.NDArray[np.float32]
     end_logits: npt.NDArray[np.float32]
-    n_tokens: npt.NDArray[np.int32]
+    n_tokens: npt.NDArray[np.integer]
     offset_mapping: npt.NDArray[np.int32]
-    question_index: npt.NDArray[np.int32]
+    question_index: npt.NDArray[np.integer]
     questions: Sequence[Question]
+
+    @classmethod
+    def of(cls, predicted: Predicted) -> SplitLogits:
+        """The span logits of a system."""
+        assert predicted.offset_mapping is not None
+        return cls(
+            predicted.logits["start_logits"],
+            predicted.logits["end_logits"],
+            predicted.n_tokens,
+            predicted.offset_mapping,
+            predicted.item_index,
+            predicted.items,
+        )
 
     def decode(self, rule: Literal["n-best", "argmax"]) -> dict[str, SpanPrediction]:
         """Predictions by question id."""
@@ -60,14 +89,14 @@ class Scores(NamedTuple):
     Attributes:
         rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
             0`` and ``argmax``; of classes ``argmax``), the threshold used and the metrics.
-        predictions: by question id, the answers of ``n-best``, which is the official predictions
-            file, or of classes whether the question is answerable.
+        predictions: by item id, the answers of ``n-best``, which is the official predictions
+            file; whether the question is answerable; the index of the class; or the score.
         na_scores: by question id, how much better no answer scores than the best span, or than
-            answerable.
+            answerable; empty where the items are no questions.
     """
 
     rules: dict[str, dict[str, Any]]
-    predictions: dict[str, str] | dict[str, bool]
+    predictions: dict[str, str] | dict[str, bool] | dict[str, int] | dict[str, float]
     na_scores: dict[str, float]
 
 
@@ -135,6 +164,20 @@ def headline(rules: Mapping[str, Mapping[str, Any]]) -> Mapping[str, float]:
     """
     metrics: Mapping[str, float] = rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
     return metrics
+
+
+def headline_metric(task: str, metrics: Mapping[str, float]) -> str:
+    """The metric that stands for a system where there is room for one number.
+
+    That of the task; a file with labels of one's own has classes or scores, and of scores it is
+    Pearson's correlation.
+
+    Args:
+        task: its name.
+        metrics: of a system.
+    """
+    key = TASKS[task].headline
+    return key if key in metrics else "pearson"
 
 
 def score(dev: SplitLogits, tune: SplitLogits | None, *, abstains: bool) -> Scores:

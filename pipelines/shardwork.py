@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from bertvision.featurestore.encoding import ChannelStats, Encoded, encode
 from bertvision.featurestore.schema import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoder import Encoder
+from bertvision.pipelines.tasks.registry import Tokens
 from bertvision.pipelines.tasks.windows import Windows
 
 NonFinite = Literal["error", "record"]
@@ -26,13 +27,24 @@ _WRITERS = {"cpu": 1, "cuda": 4}
 """Threads that write shards: on a CPU they take time from the encoder, beside a GPU they do not."""
 
 
+class Written(NamedTuple):
+    """A committed shard of one split."""
+
+    tokens: Tokens
+    """What the split keeps of a window."""
+    record: ShardRecord
+
+
 class ShardWork:
     """Computes and writes shards; each is a function of (snapshot, shard) alone.
 
+    Several splits that were planned alike, one for each pooling of the same windows, are written
+    from one forward pass.
+
     Args:
-        writer: of the split.
+        writers: by what they keep of a window; all have the same plan.
         windows: of the split, in the order of the data.
-        encoder: of the snapshot.
+        encoder: of the snapshot; it gives out what the writers keep.
         nonfinite: what to do about NaN and infinity (see `encode`).
 
     Attributes:
@@ -40,81 +52,96 @@ class ShardWork:
     """
 
     def __init__(
-        self, writer: SplitWriter, windows: Windows, encoder: Encoder, nonfinite: NonFinite
+        self,
+        writers: Mapping[Tokens, SplitWriter],
+        windows: Windows,
+        encoder: Encoder,
+        nonfinite: NonFinite,
     ) -> None:
         self.seconds = 0.0
-        self._writer = writer
+        self._writers = writers
         self._windows = windows
         self._encoder = encoder
         self._nonfinite = nonfinite
-        self._stats = writer.stats and ChannelStats(*(s.to(encoder.device) for s in writer.stats))
+        self._stats = {
+            kept: writer.stats and ChannelStats(*(s.to(encoder.device) for s in writer.stats))
+            for kept, writer in writers.items()
+        }
 
-    def write(self, shards: Sequence[int]) -> Iterator[ShardRecord]:
+    def write(self, shards: Mapping[int, Sequence[Tokens]]) -> Iterator[Written]:
         """Write shards; gives the record of each once it is committed.
+
+        Args:
+            shards: by number, the splits that lack it.
 
         Raises:
             NonFiniteError: names shard and window.
             DiskSpaceError: the disk is full.
         """
-        writers = _WRITERS[self._encoder.device.type]
-        writing: deque[tuple[_ShardMemory, Future[ShardRecord]]] = deque()
-        with ThreadPoolExecutor(writers, "shard-writer") as threads:
-            for shard in shards:
-                if len(writing) <= writers:
-                    memory = _ShardMemory(self._writer, self._encoder.device)
+        threads = _WRITERS[self._encoder.device.type]
+        writing: deque[tuple[_Memories, list[tuple[Tokens, Future[ShardRecord]]]]] = deque()
+        with ThreadPoolExecutor(threads, "shard-writer") as pool:
+            for shard, missing in shards.items():
+                if len(writing) <= threads:
+                    memories: _Memories = {
+                        kept: _ShardMemory(writer, self._encoder.device)
+                        for kept, writer in self._writers.items()
+                    }
                 else:
-                    memory, written = writing.popleft()
-                    yield written.result()
+                    memories, records = writing.popleft()
+                    yield from (Written(kept, record.result()) for kept, record in records)
                 started = time.perf_counter()
-                nonfinite = self._compute(shard, memory)
+                nonfinite = self._compute(shard, {kept: memories[kept] for kept in missing})
                 self.seconds += time.perf_counter() - started
-                memory.leave_device()
-                written = threads.submit(memory.write, self._writer, shard, nonfinite)
-                writing.append((memory, written))
-            for _, written in writing:
-                yield written.result()
+                records = []
+                for kept in missing:
+                    memory, writer = memories[kept], self._writers[kept]
+                    memory.leave_device()
+                    written = pool.submit(memory.write, writer, shard, nonfinite[kept])
+                    records.append((kept, written))
+                writing.append((memories, records))
+            for _, records in writing:
+                yield from (Written(kept, record.result()) for kept, record in records)
 
-    def _compute(self, shard: int, memory: _ShardMemory) -> int:
-        """Fill the memory with a shard's codes and scale; counts the values that were replaced."""
-        plan = self._writer.plan
+    def _compute(self, shard: int, memories: _Memories) -> dict[Tokens, int]:
+        """Fill the memories with a shard's codes and scales; counts the values replaced in each."""
+        plan = next(iter(self._writers.values())).plan
         members = plan.examples_of(shard)
         rows = plan.example_id[members.start : members.stop]
-        lengths = self._windows.n_tokens[rows]
-        first, nonfinite = 0, 0
-        for batch in self._encoder.batches(lengths):
-            hidden_states = self._encoder(self._windows, rows[batch])
-            try:
-                encoded = self._encode(hidden_states)
-            except NonFiniteError:
-                kept = self._encoder.kept(lengths[batch])
-                self._name_window(shard, hidden_states, rows[batch], kept)
-                raise
-            memory.put(first, encoded)
-            first += len(hidden_states)
-            nonfinite += encoded.nonfinite
+        first, nonfinite = dict.fromkeys(memories, 0), dict.fromkeys(memories, 0)
+        for batch in self._encoder.batches(self._windows.n_tokens[rows]):
+            states = self._encoder(self._windows, rows[batch])
+            for kept, hidden_states in zip(self._encoder.tokens, states, strict=True):
+                if kept not in memories:
+                    continue
+                try:
+                    encoded = self._encode(kept, hidden_states)
+                except NonFiniteError:
+                    self._name_window(kept, shard, hidden_states, rows[batch])
+                    raise
+                memories[kept].put(first[kept], encoded)
+                first[kept] += len(hidden_states)
+                nonfinite[kept] += encoded.nonfinite
         return nonfinite
 
-    def _encode(self, hidden_states: Tensor) -> Encoded:
-        encoding = self._writer.split.encoding
-        return encode(hidden_states, encoding, self._stats, nonfinite=self._nonfinite)
+    def _encode(self, kept: Tokens, hidden_states: Tensor) -> Encoded:
+        encoding = self._writers[kept].split.encoding
+        return encode(hidden_states, encoding, self._stats[kept], nonfinite=self._nonfinite)
 
     def _name_window(
-        self,
-        shard: int,
-        hidden_states: Tensor,
-        rows: npt.NDArray[np.int64],
-        kept_tokens: npt.NDArray[np.integer],
+        self, kept: Tokens, shard: int, hidden_states: Tensor, rows: npt.NDArray[np.int64]
     ) -> None:
         """Raise the error of the first window that cannot be encoded, with its name."""
-        layers = self._writer.split.record.layers
-        kept = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
-        parts = hidden_states.split(kept_tokens.tolist())
-        for row, part in zip(rows, parts, strict=True):
+        split = self._writers[kept].split
+        layers = split.record.layers
+        which = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
+        lengths = self._encoder.kept(kept, self._windows.n_tokens[rows])
+        for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
             try:
-                self._encode(part)
+                self._encode(kept, part)
             except NonFiniteError as error:
-                where = f"{self._writer.split.name}, shard {shard}, window {row} of the data"
-                raise NonFiniteError(f"{where}{kept}: {error}") from None
+                where = f"{split.name}, shard {shard}, window {row} of the data"
+                raise NonFiniteError(f"{where}{which}: {error}") from None
 
 
 class _ShardMemory:
@@ -162,3 +189,6 @@ class _ShardMemory:
         codes = self._host[0][:, :tokens].transpose(0, 1)
         scale = self._host[1][:tokens] if len(self._host) > 1 else None
         return writer.write_shard(shard, codes, scale, nonfinite)
+
+
+_Memories: TypeAlias = dict[Tokens, _ShardMemory]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
@@ -29,12 +29,10 @@ from bertvision.pipelines.config import (
 )
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.loading import (
-    Bert,
-    load_bert,
+    load_model,
     load_tokenizer,
     quiet_transformers,
     tokenizer_digest,
-    weight_files,
     weights_digest,
 )
 from bertvision.pipelines.tasks.registry import load_task
@@ -51,6 +49,7 @@ class SnapshotInfo(BaseModel):
     step: int
     """Optimiser steps taken."""
     steps_per_epoch: int
+    """Optimiser steps in one epoch; 0 where the snapshot was made without training data."""
     seconds: float | None = None
     """Wall time of fine-tuning up to here; None where it was not measured."""
     weights_sha256: str
@@ -71,7 +70,7 @@ class SnapshotInfo(BaseModel):
 class Snapshot(NamedTuple):
     """A snapshot in memory."""
 
-    model: Bert
+    model: PreTrainedModel
     """With the output layer of its task, float32, in evaluation mode, on the CPU."""
     tokenizer: Any
     """The fast tokenizer it was fine-tuned with."""
@@ -87,7 +86,7 @@ def library_versions() -> dict[str, str]:
 
 def save_snapshot(
     folder: Path,
-    model: Bert,
+    model: PreTrainedModel,
     tokenizer: Any,
     config: WorkspaceConfig,
     *,
@@ -100,7 +99,7 @@ def save_snapshot(
 
     Args:
         folder: where; an unfinished folder there is replaced.
-        model: BERT with the output layer of its task.
+        model: with the output layer of its task.
         tokenizer: its fast tokenizer.
         config: the workspace's settings, recorded as provenance.
         tag: the snapshot's name.
@@ -172,7 +171,7 @@ def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
         tokenizer = load_tokenizer(folder)
         _expect(folder, "tokenizer", tokenizer_digest(tokenizer), info.tokenizer_sha256)
         task = load_task(info.task.name)
-        model = load_bert(folder, task.model_class, **task.model_options)
+        model = load_model(folder, task.model_class, **task.model_options(info.task))
         return Snapshot(model, tokenizer, info)
     except (InputError, OSError, ValueError) as error:
         raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
@@ -196,13 +195,10 @@ def _config_digest(folder: Path) -> str:
 def count_encoder_parameters(folder: Path) -> int:
     """Parameters of a snapshot's encoder, without the task's output layer.
 
-    They are counted from the weights' header. Of a span task there is no pooler among them.
+    They are counted from its configuration alone. Of a span task there is no pooler among them.
     """
-    output_layer = load_task(read_snapshot_info(folder).task.name).output_layer
-    total = 0
-    for path in weight_files(folder):
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118  (a safe_open file is no mapping)
-                if not name.startswith(f"{output_layer}."):
-                    total += prod(file.get_slice(name).get_shape())
-    return total
+    info = read_snapshot_info(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"), quiet_transformers():
+        model = load_task(info.task.name).model_class.from_config(config, trust_remote_code=False)
+    return sum(parameter.numel() for parameter in model.base_model.parameters())

@@ -13,20 +13,17 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.featurestore.creation import SplitContents
 from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
-from bertvision.pipelines.packed_attention import PACKED_ATTENTION
+from bertvision.pipelines.dataset import Dataset
 from bertvision.pipelines.precision import Precision
-from bertvision.pipelines.questions import questions_table
 from bertvision.pipelines.shardwork import NonFinite
-from bertvision.pipelines.snapshots import Snapshot
-from bertvision.pipelines.tasks.answerable import window_labels
-from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines.snapshots import SnapshotInfo
+from bertvision.pipelines.tasks.registry import Task, Tokens
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace
 
-CLS_SHARD_TOKENS = 256
-"""Most tokens, thus windows, of a shard of [CLS] states: 6.8 MB at BERT-large in int8. A shard is
-what a killed extraction computes again, and here each of its tokens stands for a whole window."""
+POOLED_SHARD_WINDOWS = 256
+"""Most windows of a shard of pooled states: 6.8 MB at BERT-large in int8. A shard is what a killed
+extraction computes again, and here each of its tokens stands for a whole window."""
 
 
 def kept_layers(
@@ -53,14 +50,15 @@ def kept_layers(
         if offered:
             held += f", and its pooler output as {num_hidden_layers + 1}"
         elif pooler:
-            held += "; its pooler output is kept with --tokens cls"
+            held += "; its pooler output is kept with --pool cls"
         raise InputError(f"layers {list(layers)}: the encoder has {held}")
     return tuple(wanted)
 
 
 def split_contents(
+    task: Task,
     windows: Windows,
-    questions: list[Question],
+    items: Sequence[Any],
     tokens: Tokens,
     *,
     seed: int | None,
@@ -69,8 +67,9 @@ def split_contents(
     """The plan of a split, and everything beside the activations.
 
     Args:
+        task: of the data.
         windows: of the split, in the order of the data.
-        questions: that they were made from.
+        items: that they were made from.
         tokens: which are kept.
         seed: permutes the stored order; None keeps that of the data.
         shard_tokens: capacity of a shard; None is what suits the tokens.
@@ -81,21 +80,17 @@ def split_contents(
         "offset_mapping": windows.offset_mapping,
     }
     lengths, capacity = windows.n_tokens, SHARD_TOKENS
-    if tokens == "cls":
-        per_token = {name: values[windows.first_token] for name, values in per_token.items()}
+    if tokens != "all":
+        # a pooling is of no one token, but for [CLS]
+        per_token = {k: x[windows.first_token] for k, x in per_token.items() if tokens == "cls"}
         lengths = np.ones_like(lengths)
         # all alike, so that hardly any fill is left
-        capacity = ceil(len(windows) / ceil(len(windows) / CLS_SHARD_TOKENS)) if len(windows) else 1
+        capacity = ceil(len(windows) / max(1, ceil(len(windows) / POOLED_SHARD_WINDOWS)))
     return SplitContents(
         ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity),
         per_token=per_token,
-        per_example={
-            "question_index": windows.question_index,
-            "start_positions": windows.start_positions,
-            "end_positions": windows.end_positions,
-            "answerable": window_labels(windows),
-        },
-        examples=questions_table(questions),
+        per_example=task.stored(windows),
+        examples=task.table(items),
     )
 
 
@@ -112,14 +107,22 @@ def as_recorded(contents: SplitContents, arrays: Collection[str]) -> SplitConten
 
 def provenance(
     workspace: Workspace,
-    snapshot: Snapshot,
+    dataset: Dataset,
+    info: SnapshotInfo,
     split: str,
     tokens: Tokens,
     precision: Precision,
     nonfinite: NonFinite,
+    attention: str,
 ) -> dict[str, str | int | float | bool | None]:
     """Everything that the activations of a split depend on, as the store compares it."""
-    task, info = workspace.config.task, snapshot.info
+    config = dataset.config
+    own: dict[str, str | int | float | bool | None] = {}
+    if dataset.finetune is not None:
+        own = {
+            "tune_fraction": config.tune_fraction,
+            "train_questions": dataset.finetune.train_questions,
+        }
     made_from: dict[str, str | int | float | bool | None] = {
         "model": info.pretrained.name_or_path,
         "model_revision": info.pretrained.revision,
@@ -127,18 +130,14 @@ def provenance(
         "weights_sha256": info.weights_sha256,
         "config_sha256": info.config_sha256,
         "tokenizer_sha256": info.tokenizer_sha256,
-        "task": task.name,
-        "data_sha256": workspace.config.data[split].sha256,
-        "max_length": task.max_length,
-        "max_question_length": task.max_question_length,
-        "overlap": task.overlap,
-        "answerable_only": task.answerable_only,
-        "tune_fraction": task.tune_fraction,
-        "train_questions": workspace.config.finetune.train_questions,
+        "task": config.name,
+        "data_sha256": dataset.data[split].sha256,
+        **{field: getattr(config, field) for field in dataset.task.settings},
+        **own,
         "seed": workspace.config.finetune.seed,
         "precision": precision,
         "nonfinite": nonfinite,
-        "attn_implementation": PACKED_ATTENTION,
+        "attn_implementation": attention,
     }
     # of all tokens nothing is said: so it was before there was a choice
-    return made_from | ({"tokens": tokens} if tokens == "cls" else {})
+    return made_from | ({} if tokens == "all" else {"tokens": tokens})

@@ -10,7 +10,7 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.scoring import headline
 from bertvision.pipelines.selection import parse_stored_split, stored_split
-from bertvision.pipelines.tasks.registry import TASKS, Tokens
+from bertvision.pipelines.tasks.registry import TASKS, Tokens, load_task
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -18,31 +18,32 @@ def status(workspace: Workspace) -> dict[str, Any]:
     """What a workspace holds and what can be run next, JSON-able.
 
     Returns:
-        ``workspace``, ``model``, ``task``, ``questions`` by split, ``snapshots`` (tag, whether it
-        is made, BERT's scores on dev: ``exact`` and ``f1`` of spans, ``accuracy`` and ``f1`` of
-        answerable or not), by tag the splits ``stored`` whole and those whose
+        ``workspace``, ``model``, ``task``, ``items`` by split, ``snapshots`` (tag, whether it
+        is made, BERT's first scores on dev), by tag the splits ``stored`` whole and those whose
         extraction is ``unfinished``, ``heads`` and ``next``, a list of commands.
     """
     config = workspace.config
     made = workspace.snapshots()
     wanted = sorted({*config.finetune.tags, *made})
     stored = workspace.stored()
-    splits = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
+    everything = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
+    # what is stored of added data sets is told, but what to do with them is the user's business
+    splits = [s for s in everything if parse_stored_split(s.split).dataset is None]
     heads = [{"trained_on": str(tag), "name": name} for tag, name in workspace.heads()]
     return {
         "workspace": str(workspace.root),
         "model": config.model.name_or_path,
         "task": config.task.name,
-        "questions": {split: data.questions for split, data in config.data.items()},
+        "items": {split: data.questions for split, data in config.data.items()},
         "snapshots": [
             {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
             for tag in wanted
         ],
-        "stored": _by_tag(split for split in splits if split.is_complete),
-        "unfinished": _by_tag(split for split in splits if not split.is_complete),
+        "stored": _by_tag(split for split in everything if split.is_complete),
+        "unfinished": _by_tag(split for split in everything if not split.is_complete),
         "heads": heads,
         "next": [
-            *_next_for_bert(workspace, wanted, made, splits),
+            *_next_for_bert(workspace, made, splits),
             *_next_for_heads(workspace, splits),
         ]
         or _LABORATORY,
@@ -65,25 +66,27 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     if not path.is_file():
         return None
     metrics = headline(json.loads(path.read_text(encoding="utf-8"))["rules"])
-    return {name: metrics[name] for name in ("exact", "accuracy", "f1") if name in metrics}
+    first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1")
+    return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
 
 
 def _next_for_bert(
     workspace: Workspace,
-    wanted: list[SnapshotTag],
     made: list[SnapshotTag],
     splits: list[ActivationSplit],
 ) -> list[str]:
     """Commands that need BERT: snapshots to make and score, splits to extract or to finish."""
     commands = []
-    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in wanted):
+    task = workspace.config.task.name
+    due = workspace.config.finetune.tags if load_task(task).learns else ()
+    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in due):
         commands.append("bertvision finetune --resume")
     for tag in made:
         begun = {split.split: split for split in splits if split.tag == tag}
         commands += [_finish(workspace, s) for s in begun.values() if not s.is_complete]
-        due = TASKS[workspace.config.task.name].tokens
-        missing = [s for s in workspace.splits() if stored_split(s, due) not in begun]
-        if missing:
+        kept = TASKS[task].tokens
+        missing = [s for s in workspace.splits() if stored_split(s, kept) not in begun]
+        if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
     return commands
 
@@ -91,10 +94,11 @@ def _next_for_bert(
 def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     """The command that ends an extraction: with the options it was begun with."""
     record = split.record
-    name, tokens = parse_stored_split(split.split)
+    dataset, name, tokens = parse_stored_split(split.split)
     return (
         f"bertvision extract --checkpoint {split.tag} --split {name} "
-        + (f"--tokens {tokens} " if tokens != TASKS[workspace.config.task.name].tokens else "")
+        + (f"--task {dataset} " if dataset else "")
+        + (f"--pool {tokens} " if tokens != TASKS[workspace.config.task.name].tokens else "")
         + f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
         f"--precision {record.provenance.get('precision', 'auto')}"
         + (f" --compression {record.compression}" if record.compression != "none" else "")

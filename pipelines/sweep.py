@@ -134,7 +134,7 @@ def _tags(
     stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if name in names)
     whole = [tag for tag in stored if workspace.split(tag, name).is_complete]
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
-    cls = " --tokens cls" if kind == "classification" else ""
+    cls = " --pool cls" if kind == "classification" else ""
     if absent := [tag for tag in tags if tag not in whole]:
         held = ", ".join(whole) or "none"
         raise UnknownNameError(

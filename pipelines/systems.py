@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ from safetensors.numpy import load_file
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.results import Result
-from bertvision.pipelines.scoring import SplitLogits
-from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines.tasks.registry import Predicted
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -53,11 +52,11 @@ class SystemName(NamedTuple):
 class Frame(NamedTuple):
     """The windows of a split, in the order of the data: what logits belong to."""
 
-    questions: Sequence[Question]
+    items: Sequence[Any]
     n_tokens: npt.NDArray[np.int32]
     """(windows,)"""
-    question_index: npt.NDArray[np.int32]
-    """(windows,) row in ``questions``."""
+    item_index: npt.NDArray[np.int32]
+    """(windows,) row in ``items``."""
     offset_mapping: npt.NDArray[np.int32]
     """(tokens, 2) characters of the context, −1 −1 outside it."""
 
@@ -68,22 +67,21 @@ class SystemLogits(NamedTuple):
     kind: str
     """``span`` or ``classification``."""
     parts: tuple[npt.NDArray[np.float32], ...]
-    """Of spans start and end logits, each (tokens,); of classification (2 × windows,)."""
+    """Of spans start and end logits, each (tokens,); of classification (classes × windows,)."""
     lengths: npt.NDArray[np.int32]
-    """How many consecutive values compete with each other: (windows,) tokens, or 2 classes."""
+    """How many consecutive values compete with each other: (windows,) tokens, or classes."""
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """By the names under which they are kept."""
         if self.kind == "classification":
-            return {"logits": self.parts[0].reshape(-1, 2)}
+            return {"logits": self.parts[0].reshape(len(self.lengths), -1)}
         return {"start_logits": self.parts[0], "end_logits": self.parts[1]}
 
-    def on(self, frame: Frame) -> SplitLogits:
-        """Span logits with what decoding them needs."""
-        start, end = self.parts
-        return SplitLogits(
-            *(start, end, frame.n_tokens, frame.offset_mapping),
-            *(frame.question_index, frame.questions),
+    def on(self, frame: Frame) -> Predicted:
+        """Logits with what decoding and scoring them needs."""
+        return Predicted(
+            *(self.arrays(), frame.n_tokens, frame.offset_mapping),
+            *(frame.item_index, frame.items),
         )
 
 
@@ -143,28 +141,27 @@ def find_system(
     return found[0]
 
 
-def read_predictions(
-    result: Result, questions: Sequence[Question]
-) -> dict[str, str] | dict[str, bool]:
-    """The answers of a system, or whether it takes each question for answerable, by question id.
+def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
+    """The answers of a system by item id: text, whether it is answerable, a class, or a score.
 
     Raises:
-        WorkspaceError: ``predictions.json`` is missing, damaged, or does not cover the questions.
+        WorkspaceError: ``predictions.json`` is missing, damaged, or does not cover the items.
     """
     path = result.folder / "predictions.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        missing = [q.id for q in questions if type(found[q.id]) not in (str, bool)]
+        known = (str, bool, int, float)
+        missing = [item.id for item in items if type(found[item.id]) not in known]
     except FileNotFoundError:
         raise WorkspaceError(f"there is no {path}: `{result.command}` makes it") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise WorkspaceError(
-            f"{path} is damaged or not of the workspace's {len(questions):,} questions ({error}): "
+            f"{path} is damaged or not of the workspace's {len(items):,} items ({error}): "
             f"delete the folder and run `{result.command}`"
         ) from error
     if missing:
         raise WorkspaceError(f"{path}: {missing[0]!r} has no answer: run `{result.command}`")
-    return {q.id: found[q.id] for q in questions}
+    return {item.id: found[item.id] for item in items}
 
 
 def read_frame(workspace: Workspace, tag: str, split: str) -> Frame:
@@ -175,12 +172,12 @@ def read_frame(workspace: Workspace, tag: str, split: str) -> Frame:
         WorkspaceError: the data changed since the workspace was made.
     """
     from bertvision.pipelines.loading import load_tokenizer
-    from bertvision.pipelines.selection import windows_of
 
-    questions = workspace.questions(split)
+    data = workspace.dataset()
+    items = data.items(split)
     tokenizer = load_tokenizer(workspace.require_snapshot(tag))
-    windows = windows_of(questions, tokenizer, workspace.config.task)
-    return Frame(questions, windows.n_tokens, windows.question_index, windows.offset_mapping)
+    windows = data.task.windows(items, tokenizer, data.config)
+    return Frame(items, windows.n_tokens, windows.item_index, windows.offset_mapping)
 
 
 def read_system_logits(path: Path, frame: Frame, command: str) -> SystemLogits:
@@ -200,7 +197,7 @@ def read_system_logits(path: Path, frame: Frame, command: str) -> SystemLogits:
         arrays = load_file(path)
         if "logits" in arrays:
             kind, parts = "classification", [arrays["logits"].ravel()]
-            lengths = np.full(len(frame.question_index), 2, np.int32)
+            lengths = np.full(len(frame.item_index), arrays["logits"].shape[1], np.int32)
         else:
             kind, parts = "span", [arrays["start_logits"], arrays["end_logits"]]
             lengths = arrays["n_tokens"]
@@ -209,13 +206,13 @@ def read_system_logits(path: Path, frame: Frame, command: str) -> SystemLogits:
         raise WorkspaceError(
             f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
         ) from error
-    same = np.array_equal(rows, frame.question_index)
+    same = np.array_equal(rows, frame.item_index)
     if kind == "span":
         same = same and np.array_equal(lengths, frame.n_tokens)
     if not same or any(len(part) != int(lengths.sum()) for part in parts):
         raise WorkspaceError(
             f"the logits {path} ({len(rows):,} windows) are of other data than the "
-            f"{len(frame.question_index):,} windows that the workspace's questions make: "
+            f"{len(frame.item_index):,} windows that the workspace's questions make: "
             f"delete the file and run `{command}`"
         )
     return SystemLogits(kind, tuple(parts), lengths)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertvision.pipelines.scoring import headline
+from bertvision.pipelines.scoring import METRICS, headline
 
 Row = Mapping[str, Any]
 
@@ -131,27 +131,32 @@ def evaluated_table(results: Sequence[Row]) -> str:
     spans = [r for r in results if "n-best" in r["rules"]]
     classes = [r for r in results if r not in spans]
     tables = []
-    for group, scores in ((spans, [*_SCORES, "argmax EM", "argmax F1"]), (classes, _CLASS_SCORES)):
-        rows = []
-        for r in group:
-            cells = [r["head"], r["trained_on"], r["checkpoint"], *_scores(headline(r["rules"]))]
-            argmax = _scores(r["rules"]["argmax"]["metrics"])[:2] if group is spans else []
-            rows.append(cells + argmax)
+    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
+        metrics = [headline(r["rules"]) for r in group]
+        keys = _keys(metrics)
+        rows = [
+            [
+                *(r["head"], r["trained_on"], r["checkpoint"]),
+                *_cells(found, keys),
+                *(_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
+            ]
+            for r, found in zip(group, metrics, strict=True)
+        ]
+        header = ["head", "trained on", "evaluated on", *(METRICS[key] for key in keys), *argmax]
         if rows:
-            tables.append(format_table(["head", "trained on", "evaluated on", *scores], rows))
+            tables.append(format_table(header, rows))
     return "\n\n".join(tables)
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
-    scored = _CLASS_SCORES if _headline(rows) == "accuracy" else _SCORES
-    keys = {name: key for name, key in scored.items() if any(key in r for r in rows)}
+    keys = _keys(rows)
     system = ["head", "data", "trained on", "evaluated on"]
     systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
     scores = [
         [
             str(r["seeds"]),
-            *[_with_deviation(r, key) for key in keys.values()],
+            *[_with_deviation(r, key) for key in keys],
             _maybe(r["difference"], "{:+.1f}"),
         ]
         for r in rows
@@ -170,14 +175,10 @@ def sweep_table(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
         for header, cells in (
-            (["seeds", *keys, f"{_headline(rows)} − BERT"], scores),
+            (["seeds", *(METRICS[key] for key in keys), "score − BERT"], scores),
             ([*names, "stored", "retention", "speed-up"], costs),
         )
     )
-
-
-def _headline(rows: Sequence[Row]) -> str:
-    return "accuracy" if rows and "accuracy" in rows[0] else "F1"
 
 
 _PARTS = ("fine_tuning", "extraction", "training")
@@ -193,42 +194,35 @@ def _maybe(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-_SCORES = {
-    "EM": "exact",
-    "F1": "f1",
-    "HasAns EM": "HasAns_exact",
-    "HasAns F1": "HasAns_f1",
-    "NoAns": "NoAns_exact",
-}
-_CLASS_SCORES = {"accuracy": "accuracy", "F1": "f1", "majority": "majority"}
+def _keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics that occur, in the order in which they are listed."""
+    return [key for key in METRICS if any(key in metrics for metrics in found)]
 
 
-def _scores(metrics: Mapping[str, float]) -> list[str]:
-    keys = _SCORES if "exact" in metrics else _CLASS_SCORES
-    return [f"{metrics[key]:.1f}" if key in metrics else "-" for key in keys.values()]
+def _cells(metrics: Mapping[str, float], keys: Sequence[str]) -> list[str]:
+    return [_maybe(metrics.get(key), "{:.1f}") for key in keys]
 
 
 def status_table(status: Row) -> str:
     """What a workspace holds and what can be run next."""
-    questions = ", ".join(f"{split} {n:,}" for split, n in status["questions"].items())
+    items = ", ".join(f"{split} {n:,}" for split, n in status["items"].items())
     stored = {tag: list(splits) for tag, splits in status["stored"].items()}
     for tag, splits in status["unfinished"].items():
         stored.setdefault(tag, []).extend(f"{split} (unfinished)" for split in splits)
     scored = (list(s["bert"]) for s in status["snapshots"] if s["bert"])
-    scores = next(scored, ["exact", "f1"])
-    names = {"exact": "BERT EM", "accuracy": "BERT accuracy", "f1": "BERT F1"}
+    scores = next(scored, [])
     lines = [
         f"workspace  {status['workspace']}",
         f"model      {status['model']}",
-        f"task       {status['task']} ({questions} questions)",
+        f"task       {status['task']} ({items or 'hidden states alone'})",
         "",
         format_table(
-            ["snapshot", "made", *(names[key] for key in scores), "activations"],
+            ["snapshot", "made", *(f"BERT {METRICS[key]}" for key in scores), "activations"],
             [
                 [
                     s["tag"],
                     "yes" if s["made"] else "no",
-                    *([f"{s['bert'][key]:.1f}" for key in scores] if s["bert"] else "--"),
+                    *_cells(s["bert"] or {}, scores),
                     ", ".join(stored.get(s["tag"], [])) or "-",
                 ]
                 for s in status["snapshots"]
@@ -245,12 +239,14 @@ def status_table(status: Row) -> str:
 
 def quickstart_table(result: Row) -> str:
     """The one table of the quickstart, with where the time went."""
+    keys = _keys([r["metrics"] for r in result["rows"]])
     rows = [
         [r["system"], r["trained_on"], r["evaluated_on"], f"{r['percent_of_encoder']:.3f}"]
-        + _scores(r["metrics"])
+        + _cells(r["metrics"], keys)
         for r in result["rows"]
     ]
-    table = format_table(["system", "trained on", "evaluated on", "% of encoder", *_SCORES], rows)
+    header = ["system", "trained on", "evaluated on", "% of encoder"]
+    table = format_table([*header, *(METRICS[key] for key in keys)], rows)
     seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
     return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"
 

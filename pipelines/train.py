@@ -119,6 +119,7 @@ def _run(
     )
     module = HeadsModule(
         heads,
+        planned.task,
         ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
         batch_size=options.batch_size,
         lr=options.lr,

@@ -17,7 +17,7 @@ from bertvision.featurestore.lock import exclusive
 from bertvision.models.heads import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.runs import Run
-from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.registry import Task, load_task
 
 STORED: Final[dict[str, str]] = {"span": "{}", "classification": "{}-cls"}
 """Stored split of a split of the workspace, by the kind of head that takes it."""
@@ -52,7 +52,12 @@ def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
                 f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
                 f"{head}{marks} to have it imported"
             )
-        module = build_head(head, layers=len(config["layers"]), hidden=config["hidden_size"])
+        module = build_head(
+            head,
+            layers=len(config["layers"]),
+            hidden=config["hidden_size"],
+            classes=config.get("classes", 2),
+        )
         module.load_state_dict(load_file(folder / "model.safetensors"))
     except (
         OSError,
@@ -92,6 +97,15 @@ def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContext
     return exclusive(folder.with_name(f".{folder.name}.lock"), what, wait=wait)
 
 
+def task_of_kind(kind: str, task: str) -> Task:
+    """What heads of a kind learn in a workspace of a task.
+
+    Classification heads beside spans learn whether there is an answer.
+    """
+    found = load_task(task)
+    return load_task("answerable") if kind == "classification" and found.per_token else found
+
+
 def kind_of_run(run: Run, task: str) -> Kind:
     """The kind of a run's head.
 
@@ -108,7 +122,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
-    if kind == "span" and TASKS[task].tokens == "cls":
+    if kind == "span" and not load_task(task).per_token:
         raise InputError(
             f"{run.head} is a span head, but the task {task} has no spans to score: choose from "
             "`bertvision heads --kind classification`"

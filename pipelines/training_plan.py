@@ -19,7 +19,8 @@ from bertvision.pipelines.module import build_heads
 from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.results import read_run_config
 from bertvision.pipelines.runs import Run
-from bertvision.pipelines.trained_head import STORED, is_whole
+from bertvision.pipelines.tasks.registry import Task
+from bertvision.pipelines.trained_head import STORED, is_whole, task_of_kind
 from bertvision.pipelines.workspace import Workspace
 
 
@@ -48,6 +49,8 @@ class TrainingPass(NamedTuple):
     configs: dict[Run, dict[str, Any]]
     todo: list[Run]
     options: TrainOptions
+    task: Task
+    classes: int
 
     @classmethod
     def plan(
@@ -72,11 +75,13 @@ class TrainingPass(NamedTuple):
                     f"{run.name}: a fraction of {run.fraction:g} is none of {split.name}'s "
                     f"{len(split)} examples: give a larger one, or 0 for the head untrained"
                 )
-        configs = {run: _head_config(run, kind, split, options) for run in runs}
+        task = task_of_kind(kind, workspace.config.task.name)
+        classes = task.outputs(workspace.config.task) if kind == "classification" else 2
+        configs = {run: _head_config(run, kind, classes, split, options) for run in runs}
         todo = [
             run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])
         ]
-        planned = cls(workspace, tag, split, held_out, configs, todo, options)
+        planned = cls(workspace, tag, split, held_out, configs, todo, options, task, classes)
         planned.build("meta")
         return planned
 
@@ -99,7 +104,13 @@ class TrainingPass(NamedTuple):
     def build(self, device: str) -> dict[Run, nn.Module]:
         """The heads that are to be trained; on ``meta`` only to see whether they can be made."""
         hidden = self.split.record.hidden_size
-        return build_heads(self.todo, layers=len(self.layers), hidden=hidden, device=device)
+        return build_heads(
+            self.todo,
+            layers=len(self.layers),
+            hidden=hidden,
+            classes=self.classes,
+            device=device,
+        )
 
     def read(self, positions: Sequence[int]) -> list[HiddenStates]:
         """Examples of the split on the device, each by itself."""
@@ -109,7 +120,7 @@ class TrainingPass(NamedTuple):
 
 
 def _head_config(
-    run: Run, kind: str, split: ActivationSplit, options: TrainOptions
+    run: Run, kind: str, classes: int, split: ActivationSplit, options: TrainOptions
 ) -> dict[str, Any]:
     """``config.json`` of a head: everything its weights depend on."""
     record = split.record
@@ -122,6 +133,8 @@ def _head_config(
         "layers": layers,
         "hidden_size": record.hidden_size,
         "encoding": record.encoding,
+        # of two nothing is said: so it was before there was a choice
+        **({"classes": classes} if classes != 2 else {}),
         "training": {**training, "seed": run.seed, "fraction": run.fraction},
         "activations": {
             "examples": record.examples,

@@ -6,6 +6,8 @@ snapshots/0.3e/        BERT at a point of fine-tuning, in save_pretrained form
 bert/0.3e/             its span logits, predictions and metrics
 activations/           the store of hidden states, where it is not kept elsewhere
 extraction/0.3e/       what extractions cost
+datasets/              where added data sets come from
+probes/ ranking/       what was probed and ranked, by data set
 heads/0.3e/<run>/      heads, by the snapshot whose activations they were trained on
 ensembles/0.3e/<name>/ ensembles, by the snapshot they were scored on
 report/                the report
@@ -34,11 +36,10 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.config import WorkspaceConfig
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.runs import Run
-from bertvision.pipelines.selection import select_questions, source_split, windows_of
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
-    from bertvision.pipelines.tasks.squad import Question
+    from bertvision.pipelines.dataset import Dataset
     from bertvision.pipelines.tasks.windows import Windows
 
 FILE = "bertvision.yaml"
@@ -98,8 +99,8 @@ class Workspace:
                 return cls(place, _read_config(place / FILE))
         raise WorkspaceError(
             f"no workspace in {where} (no {FILE}): make one with `bertvision finetune --model "
-            "NAME --train FILE --dev FILE` or `bertvision quickstart`, or name one with "
-            "--workspace DIR"
+            "NAME --train FILE --dev FILE`, for hidden states alone with --model NAME, with "
+            "`bertvision quickstart`, or name one with --workspace DIR"
         )
 
     @property
@@ -270,40 +271,39 @@ class Workspace:
         )
 
     def splits(self) -> list[str]:
-        """Names of the splits: ``train``, ``tune`` where a part is held out, ``dev``."""
+        """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""
         return list(self.config.data)
 
-    def questions(self, split: str) -> list[Question]:
-        """Read the questions of a split from their source again.
+    def dataset(self, name: str | None = None) -> Dataset:
+        """The workspace's own data, or a data set that was added.
+
+        Args:
+            name: of the data set; None, and the name of the workspace's task, is its own.
+
+        Raises:
+            UnknownNameError: it was not added.
+        """
+        from bertvision.pipelines.dataset import Dataset, read_dataset
+        from bertvision.pipelines.tasks.registry import load_task
+
+        task = self.config.task
+        if name in (None, task.name):
+            finetune = self.config.finetune
+            return Dataset(None, load_task(task.name), task, self.config.data, finetune)
+        return read_dataset(self.root, str(name))
+
+    def items(self, split: str) -> list[Any]:
+        """Read the items of a split of the workspace's own data from their source again.
 
         Raises:
             UnknownNameError: there is no such split.
             WorkspaceError: the source is gone or not what it was when the workspace was made.
         """
-        from bertvision.pipelines.tasks.squad import load_squad
-
-        if split not in self.config.data:
-            raise UnknownNameError(
-                f"{split!r} is no split of {self.root}: it has {', '.join(self.splits())}"
-            )
-        recorded = self.config.data[split]
-        try:
-            data = load_squad(
-                recorded.source, source_split(split), skip_bad=self.config.task.skip_bad
-            )
-        except InputError as error:
-            raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
-        if data.sha256 != recorded.sha256:
-            raise WorkspaceError(
-                f"{recorded.source} changed since this workspace was made (sha256 "
-                f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
-                "or start another --workspace"
-            )
-        return select_questions(data.questions, split, self.config.task, self.config.finetune)
+        return self.dataset().items(split)
 
     def windows(self, split: str, tokenizer: Any) -> Windows:
-        """The windows of a split, made from its questions with the task's lengths."""
-        return windows_of(self.questions(split), tokenizer, self.config.task)
+        """The windows of a split of the workspace's own data."""
+        return self.dataset().windows(split, tokenizer)
 
 
 def _read_config(path: Path) -> WorkspaceConfig:

@@ -14,8 +14,8 @@ from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.analyse import run_cka, run_isotropy
-from bertvision.pipelines.analysis.reduce import _one_blas_thread
 from bertvision.pipelines.extract import extract
+from bertvision.pipelines.scheduler import _one_blas_thread
 from bertvision.pipelines.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n"

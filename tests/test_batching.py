@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.pipelines.batching import StepLoader, collate, plan_batches, steps_per_epoch
-from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.loading import load_model
 from bertvision.pipelines.tasks.registry import load_task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -21,9 +21,11 @@ def ragged(lengths: list[int]) -> Windows:
         token_type_ids=np.zeros(total, np.uint8),
         offset_mapping=np.zeros((total, 2), np.int32),
         n_tokens=np.array(lengths, np.int32),
-        question_index=np.arange(len(lengths), dtype=np.int32),
-        start_positions=np.array([n // 2 for n in lengths], np.int32),
-        end_positions=np.array([n - 1 for n in lengths], np.int32),
+        item_index=np.arange(len(lengths), dtype=np.int32),
+        labels={
+            "start_positions": np.array([n // 2 for n in lengths], np.int32),
+            "end_positions": np.array([n - 1 for n in lengths], np.int32),
+        },
     )
 
 
@@ -59,7 +61,7 @@ def test_a_loader_resumed_at_any_step_yields_the_rest(
         windows = ragged(lengths)
         return StepLoader(
             windows,
-            {"answer": windows.start_positions},
+            {"answer": windows.labels["start_positions"]},
             batch_size=batch_size,
             accumulate=accumulate,
             steps=steps,
@@ -104,7 +106,7 @@ def test_each_window_is_batched_with_its_own_label() -> None:
 def test_the_loss_of_a_window_does_not_depend_on_its_padding(tiny_bert: Path, name: str) -> None:
     task = load_task(name)
     torch.manual_seed(0)
-    model = load_bert(tiny_bert, task.model_class, **task.model_options)
+    model = load_model(tiny_bert, task.model_class)
     windows = ragged([9, 30])
     labels, pad = task.labels(windows), 0
     both = collate(windows, windows.first_token, np.array([0, 1]), pad, labels)

@@ -240,7 +240,7 @@ def test_malformed_data_are_refused_or_skipped_and_counted(
     skipped = run(*args, "--skip-bad", "--json")
     assert skipped.exit_code == 0
     assert f"skipped 1 malformed parts of train, the first: {bad}: data[0]" in skipped.stderr
-    assert sum(json.loads(skipped.stdout)["questions"].values()) == 23 + 24
+    assert sum(json.loads(skipped.stdout)["items"].values()) == 23 + 24
 
 
 def test_a_second_finetune_in_one_workspace_is_refused(space: Path) -> None:

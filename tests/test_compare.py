@@ -38,7 +38,7 @@ def test_scores_are_the_recorded_ones(lab: Workspace) -> None:
 
 
 def test_contexts_are_drawn_whole_unless_asked_otherwise(lab: Workspace) -> None:
-    questions = lab.questions("dev")
+    questions = lab.items("dev")
     contexts = compare(lab, f"{HEAD}:0.5e", "bert:1e", resamples=100)
     assert (contexts["questions"], contexts["clusters"]) == (len(questions), 8)
     alone = compare(lab, f"{HEAD}:0.5e", "bert:1e", resamples=100, by="question")
@@ -54,7 +54,7 @@ def test_a_system_is_the_same_as_itself(lab: Workspace) -> None:
 def test_a_system_that_is_right_everywhere_is_better_than_noise(lab: Workspace) -> None:
     """Gold answers as one system's predictions, with the metrics that they have."""
     folder = lab.head_dir("0.5e", HEAD) / "eval" / "1e"
-    questions = lab.questions("dev")
+    questions = lab.items("dev")
     gold = {q.id: q.answers[0].text if q.answers else "" for q in questions}
     _predict(folder, gold, dict(squad_metrics(gold, questions)))
     wrong = {q.id: "" if q.answers else q.context for q in questions}
@@ -69,7 +69,7 @@ def test_a_system_that_is_right_everywhere_is_better_than_noise(lab: Workspace) 
 
 
 def test_yes_and_no_are_compared_by_accuracy(lab: Workspace) -> None:
-    questions = lab.questions("dev")
+    questions = lab.items("dev")
     for seed, folder in enumerate((lab.head_dir("0.5e", HEAD) / "eval" / "1e", lab.bert_dir("1e"))):
         said = {q.id: bool((row + seed) % 2) for row, q in enumerate(questions)}
         right = [said[q.id] != q.is_impossible for q in questions]
@@ -78,7 +78,7 @@ def test_yes_and_no_are_compared_by_accuracy(lab: Workspace) -> None:
     found = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=100)
     assert found["metric"] == "accuracy"
     assert found["first_score"] + found["second_score"] == pytest.approx(100)
-    with pytest.raises(InputError, match="question by question with accuracy"):
+    with pytest.raises(InputError, match="can be compared by accuracy"):
         compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", metric="f1")
     with pytest.raises(InputError, match="compare systems of one task"):
         compare(lab, f"{HEAD}:0.5e:1e", "bert:0.5e")
@@ -126,7 +126,7 @@ def test_predictions_of_other_questions_are_refused(lab: Workspace) -> None:
     predictions = json.loads(path.read_text())
     for changed, message in [
         (dict.fromkeys(predictions, "never"), "predictions.json scores 0.0"),
-        (dict(list(predictions.items())[1:]), "not of the workspace's 24 questions"),
+        (dict(list(predictions.items())[1:]), "not of the workspace's 24 items"),
         ({**predictions, next(iter(predictions)): 3}, "has no answer"),
         ([], "damaged"),
     ]:

@@ -110,7 +110,7 @@ def test_an_ensemble_is_scored_like_its_members(lab: Workspace, combine: Combine
     assert found["threshold_tuned_on"] == "tune"
     folder = ensemble_dir(lab, found["members"], combine, "0.5e", "1e")
     predictions = json.loads((folder / "predictions.json").read_text())
-    assert set(predictions) == {question.id for question in lab.questions("dev")}
+    assert set(predictions) == {question.id for question in lab.items("dev")}
     result = next(r for r in read_results(lab) if r.folder == folder)
     assert result.rules == found["rules"]
     assert result.command == found["command"]
@@ -145,7 +145,7 @@ def test_bert_with_a_head_of_the_same_logits_gives_berts_answers(
 
 def test_stored_logits_of_heads_and_of_bert_are_of_the_same_windows(lab: Workspace) -> None:
     frame = read_frame(lab, "1e", "tune")
-    assert len(frame.questions) == lab.config.data["tune"].questions
+    assert len(frame.items) == lab.config.data["tune"].questions
     for folder in (lab.bert_dir("1e"), lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"):
         logits = read_system_logits(folder / "tune.safetensors", frame, "bertvision")
         assert logits.kind == "span"
@@ -155,13 +155,13 @@ def test_stored_logits_of_heads_and_of_bert_are_of_the_same_windows(lab: Workspa
 def test_classes_are_combined_like_tokens(lab: Workspace) -> None:
     """Two heads that tell answerable from not: their mean probability decides."""
     frame = read_frame(lab, "1e", "dev")
-    windows = len(frame.question_index)
+    windows = len(frame.item_index)
     random = np.random.default_rng(0)
     logits = [random.normal(0, 2, (windows, 2)).astype(np.float32) for _ in HEADS]
     for head, values in zip(HEADS, logits, strict=True):
         folder = lab.head_dir("0.5e", head) / "eval" / "1e"
         save_file(
-            {"logits": values, "question_index": frame.question_index}, folder / "dev.safetensors"
+            {"logits": values, "question_index": frame.item_index}, folder / "dev.safetensors"
         )
     found = ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="1e", combine="mean")
     assert found["kind"] == "classification"
@@ -169,7 +169,7 @@ def test_classes_are_combined_like_tokens(lab: Workspace) -> None:
     kept = load_file(ensemble_dir(lab, found["members"], "mean", "0.5e", "1e") / "dev.safetensors")
     one = 1 / (1 + np.exp(kept["logits"][:, 0] - kept["logits"][:, 1]))
     np.testing.assert_allclose(one, chance, rtol=1e-4)
-    scores = ClassLogits(kept["logits"], frame.question_index, frame.questions).score()
+    scores = ClassLogits(kept["logits"], frame.item_index, frame.items).score()
     assert found["rules"] == scores.rules
     with pytest.raises(InputError, match="bert is of kind span, adapter-64-shared of kind class"):
         ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")

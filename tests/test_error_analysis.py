@@ -24,13 +24,13 @@ from bertvision.pipelines.error_analysis import (
     agreement,
     errors,
     read_answers,
-    second_answers,
 )
 from bertvision.pipelines.evaluate import evaluate
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.finetune import finetune
 from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.results import read_results
+from bertvision.pipelines.second_answers import second_answers
 from bertvision.pipelines.systems import find_system, read_frame
 from bertvision.pipelines.tasks.squad import Answer, Question
 from bertvision.pipelines.train import TrainOptions, train
@@ -138,36 +138,36 @@ def test_the_second_answer_of_known_logits(lab: Workspace) -> None:
     first = np.cumsum(frame.n_tokens) - frame.n_tokens
     expected: dict[int, tuple[str, str]] = {}
     for window, (begin, n, row) in enumerate(
-        zip(first, frame.n_tokens, frame.question_index, strict=True)
+        zip(first, frame.n_tokens, frame.item_index, strict=True)
     ):
         tokens = begin + np.flatnonzero(frame.offset_mapping[begin : begin + n, 0] >= 0)
         if row in expected:
             continue
         start[tokens[:2]] = end[tokens[:2]] = (10, 6)
         start[first[window]] = end[first[window]] = 1
-        context = frame.questions[row].context
+        context = frame.items[row].context
         texts = [context[b:e] for b, e in frame.offset_mapping[tokens[:2]]]
         both = context[frame.offset_mapping[tokens[0], 0] : frame.offset_mapping[tokens[1], 1]]
         expected[row] = (texts[0], both)  # 10 + 6 for both words together, 6 + 6 for the second
     result = find_system(read_results(lab), HEAD)
     path = result.folder / "dev.safetensors"
     save_file({**load_file(path), "start_logits": start, "end_logits": end}, path)
-    answers = read_answers(result, frame.questions)
+    answers = read_answers(result, frame.items)
     # scores: 20 for the first word, 16 for both, 2 for no answer less the threshold
     for threshold, first_is, second_is in ((0.0, 0, 1), (-17.0, 0, None), (-100.0, None, 0)):
         result.rules["n-best"]["threshold"] = threshold
-        rows = range(len(frame.questions))
+        rows = range(len(frame.items))
         first_texts = ["" if first_is is None else expected[row][first_is] for row in rows]
-        given_first = {q.id: t for q, t in zip(frame.questions, first_texts, strict=True)}
+        given_first = {q.id: t for q, t in zip(frame.items, first_texts, strict=True)}
         answers = answers._replace(predictions=given_first)
-        found = second_answers(lab, answers, frame.questions, "dev")
+        found = second_answers(lab, answers, frame.items, "dev")
         assert found == ["" if second_is is None else expected[row][second_is] for row in rows]
 
 
 def test_a_task_that_always_answers_has_no_answer_never_second(lab: Workspace) -> None:
     result = find_system(read_results(lab), HEAD)
     result.rules["n-best"]["threshold"] = None
-    questions = lab.questions("dev")
+    questions = lab.items("dev")
     answers = read_answers(result, questions)
     assert all(second_answers(lab, answers, questions, "dev"))
 
@@ -175,7 +175,7 @@ def test_a_task_that_always_answers_has_no_answer_never_second(lab: Workspace) -
 def test_examples_are_a_seeded_choice_from_every_cell(lab: Workspace) -> None:
     found = errors(lab, HEAD, examples=2)
     assert found["examples"] == errors(lab, HEAD, examples=2)["examples"]
-    questions = {q.id: q for q in lab.questions("dev")}
+    questions = {q.id: q for q in lab.items("dev")}
     cells: dict[str, int] = {}
     for example in found["examples"]:
         cells[example["cell"]] = cells.get(example["cell"], 0) + 1
@@ -207,7 +207,7 @@ def test_bert_is_analysed_without_itself_beside_it(lab: Workspace) -> None:
 
 
 def test_yes_or_no_is_analysed_in_the_groups_that_it_has(lab: Workspace) -> None:
-    questions = lab.questions("dev")
+    questions = lab.items("dev")
     folder = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"
     (folder / "predictions.json").write_text(json.dumps({q.id: True for q in questions}))
     metrics = json.loads((folder / "metrics.json").read_text())

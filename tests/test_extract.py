@@ -24,9 +24,8 @@ from bertvision.pipelines import quickstart
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.encoder import Encoder, channel_stats
 from bertvision.pipelines.extract import extract
-from bertvision.pipelines.loading import load_bert, load_tokenizer
+from bertvision.pipelines.loading import load_model, load_tokenizer
 from bertvision.pipelines.packed_attention import Packing, packed_attention
-from bertvision.pipelines.questions import questions_of, questions_table
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.tasks.facts import make_paragraphs
 from bertvision.pipelines.tasks.squad import Question
@@ -62,12 +61,12 @@ def test_what_is_stored_is_what_the_encoder_gave(workspace: Workspace) -> None:
     split = workspace.split("0.5e", "train")
     snapshot = load_snapshot(workspace.snapshot_dir("0.5e"))
     windows = workspace.windows("train", snapshot.tokenizer)
-    encoder = Encoder(snapshot.model.bert, split.record.layers, "32")
+    encoder = Encoder(snapshot.model.base_model, {"all": split.record.layers}, "32")
     for shard in range(split.plan.n_shards):
         members = np.array(split.plan.examples_of(shard))
         lengths = split.plan.n_tokens[members]
         for batch in encoder.batches(lengths):
-            given = encoder(windows, split.plan.example_id[members[batch]])
+            (given,) = encoder(windows, split.plan.example_id[members[batch]])
             parts = given.split(lengths[batch].tolist())
             for i, part in zip(members[batch], parts, strict=True):
                 assert torch.equal(split[int(i)], part.transpose(1, 2))
@@ -76,11 +75,11 @@ def test_what_is_stored_is_what_the_encoder_gave(workspace: Workspace) -> None:
 def test_bfloat16_weights_are_what_autocast_makes_of_them(workspace: Workspace) -> None:
     snapshots = [load_snapshot(workspace.snapshot_dir("1e")) for _ in range(2)]
     windows = workspace.windows("dev", snapshots[0].tokenizer)
-    cast = Encoder(snapshots[0].model.bert, [0, 1, 2], "bf16")
-    plain = Encoder(snapshots[1].model.bert, [0, 1, 2], "32")
+    cast = Encoder(snapshots[0].model.base_model, {"all": [0, 1, 2]}, "bf16")
+    plain = Encoder(snapshots[1].model.base_model, {"all": [0, 1, 2]}, "32")
     plain._precision = "bf16"  # autocast alone, with float32 weights
     rows = np.arange(3)
-    assert torch.equal(cast(windows, rows), plain(windows, rows))
+    assert torch.equal(cast(windows, rows)[0], plain(windows, rows)[0])
 
 
 def test_windows_in_a_padded_frame_give_the_same_attention() -> None:
@@ -104,7 +103,9 @@ def test_the_packing_for_a_gpu_counts_only_real_tokens() -> None:
 
 
 def test_batches_cover_the_windows_in_order(workspace: Workspace) -> None:
-    encoder = Encoder(load_snapshot(workspace.snapshot_dir("1e")).model.bert, [0], "32")
+    encoder = Encoder(
+        load_snapshot(workspace.snapshot_dir("1e")).model.base_model, {"all": [0]}, "32"
+    )
     lengths = np.random.default_rng(0).integers(30, 387, 50)
     batches = encoder.batches(lengths)
     assert [i for batch in batches for i in range(50)[batch]] == list(range(50))
@@ -116,8 +117,8 @@ def test_the_text_side_and_labels_belong_to_the_activations(workspace: Workspace
     split = workspace.split("1e", "dev")
     snapshot = load_snapshot(workspace.snapshot_dir("1e"))
     windows = workspace.windows("dev", snapshot.tokenizer)
-    questions = workspace.questions("dev")
-    assert questions_of(split.table()) == questions
+    questions = workspace.items("dev")
+    assert workspace.dataset().task.items_of(split.table()) == questions
     input_ids = split.array("input_ids")
     for i, row in enumerate(split.plan.example_id):
         start, n = split.plan.first_token[i], split.plan.n_tokens[i]
@@ -126,7 +127,7 @@ def test_the_text_side_and_labels_belong_to_the_activations(workspace: Workspace
             input_ids[start : start + n], windows.input_ids[first : first + n]
         )
     np.testing.assert_array_equal(
-        split.labels["question_index"], windows.question_index[split.plan.example_id]
+        split.labels["question_index"], windows.item_index[split.plan.example_id]
     )
     assert split.plan.example_id.tolist() == list(range(len(windows)))  # dev keeps its order
 
@@ -201,15 +202,15 @@ def test_a_disk_that_is_too_small_is_refused_before_computing(
 
 def test_the_number_of_hidden_states_is_checked(workspace: Workspace) -> None:
     snapshot = load_snapshot(workspace.snapshot_dir("1e"))
-    encoder = Encoder(snapshot.model.bert, [0, 2], "32")
+    encoder = Encoder(snapshot.model.base_model, {"all": [0, 2]}, "32")
     encoder.model.encoder.layer = encoder.model.encoder.layer[:1]
     with pytest.raises(InputError, match="1 hidden states instead of 2"):
         encoder(workspace.windows("dev", snapshot.tokenizer), np.array([0]))
 
 
 def test_questions_survive_the_table(workspace: Workspace) -> None:
-    questions = workspace.questions("train")
-    assert questions_of(questions_table(questions)) == questions
+    questions, task = workspace.items("train"), workspace.dataset().task
+    assert task.items_of(task.table(questions)) == questions
 
 
 def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() -> None:
@@ -223,9 +224,9 @@ def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() ->
         for q in p.questions[:1]
     ]
     windows = make_windows(questions, tokenizer)
-    encoder = Encoder(load_bert(model_folder).bert, range(7), "32")
-    stats = channel_stats(encoder, windows)
-    hidden_states = encoder(windows, np.arange(len(windows)))
+    encoder = Encoder(load_model(model_folder), {"all": range(7)}, "32")
+    (stats,) = channel_stats(encoder, windows)
+    (hidden_states,) = encoder(windows, np.arange(len(windows)))
     restored = decode(*encode(hidden_states, get_encoding("int8"), stats)[:2], stats)
     error = (restored - hidden_states).norm(dim=(0, 2)) / hidden_states.norm(dim=(0, 2))
     assert error.shape == (7,)
@@ -238,10 +239,10 @@ def test_non_finite_hidden_states_name_shard_and_windows(
     shutil.copytree(workspace.root, tmp_path / "copy", ignore=shutil.ignore_patterns("activations"))
     compute = Encoder.__call__
 
-    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> torch.Tensor:
-        hidden_states = compute(self, windows, rows).clone()
+    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> list[torch.Tensor]:
+        hidden_states = compute(self, windows, rows)[0].clone()
         hidden_states[0, 1] = torch.nan
-        return hidden_states
+        return [hidden_states]
 
     monkeypatch.setattr(Encoder, "__call__", broken)
     with pytest.raises(NonFiniteError, match="1e/dev, shard 0, window 0 of .*token 0, layer 1"):
@@ -261,10 +262,10 @@ def test_recorded_non_finite_values_are_replaced_and_counted(
     truth = space.split("1e", "dev")
     compute = Encoder.__call__
 
-    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> torch.Tensor:
-        hidden_states = compute(self, windows, rows).clone()
+    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> list[torch.Tensor]:
+        hidden_states = compute(self, windows, rows)[0].clone()
         hidden_states[0, 1, 3] = torch.nan
-        return hidden_states
+        return [hidden_states]
 
     monkeypatch.setattr(Encoder, "__call__", broken)
     elsewhere = space.at(str(tmp_path / "elsewhere"))

@@ -38,7 +38,7 @@ from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.repair import repair
 from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.status import status
-from bertvision.pipelines.tasks.answerable import window_labels
+from bertvision.pipelines.tasks.questions import window_labels
 from bertvision.pipelines.workspace import Workspace
 
 EXACT: dict[str, Any] = {"encoding": "float32", "precision": "32", "shard_tokens": 16}
@@ -95,7 +95,7 @@ def of_transformers(space: Workspace, tag: str, split: str) -> torch.Tensor:
     rows = np.arange(len(windows))
     batch = collate(windows, windows.first_token, rows, snapshot.tokenizer.pad_token_id)
     with torch.inference_mode():
-        output = snapshot.model.bert(**batch.inputs, output_hidden_states=True)
+        output = snapshot.model.base_model(**batch.inputs, output_hidden_states=True)
     states = [state[:, 0] for state in output.hidden_states]
     if output.pooler_output is not None:
         states.append(output.pooler_output)
@@ -122,17 +122,17 @@ def test_float32_equals_transformers_forward_pass(made: Workspace, name: str) ->
 
 def test_a_snapshot_of_spans_has_no_pooler_output(workspace: Workspace, tmp_path: Path) -> None:
     elsewhere = workspace.at(str(tmp_path / "store"))
-    (done,) = extract(elsewhere, "1e", splits=["dev"], tokens="cls", **EXACT)
+    (done,) = extract(elsewhere, "1e", splits=["dev"], tokens=("cls",), **EXACT)
     split = elsewhere.split("1e", "dev-cls").require_complete()
     assert (done.split, split.record.layers) == ("dev-cls", (0, 1, 2))
     truth = of_transformers(workspace, "1e", "dev")
     torch.testing.assert_close(stored(split), truth, rtol=1e-5, atol=1e-5)
     with pytest.raises(InputError, match=r"to 2$"):
-        extract(elsewhere, "1e", splits=["tune"], tokens="cls", layers=[3])
+        extract(elsewhere, "1e", splits=["tune"], tokens=("cls",), layers=[3])
 
 
 def test_it_is_the_first_token_of_all_tokens(copy: Workspace) -> None:
-    extract(copy, "1e", splits=["dev"], tokens="all", encoding="float32", precision="32")
+    extract(copy, "1e", splits=["dev"], tokens=("all",), encoding="float32", precision="32")
     whole, cls = copy.split("1e", "dev"), copy.split("1e", "dev-cls")
     assert whole.record.layers == (0, 1, 2)
     assert len(whole) == len(cls)
@@ -151,8 +151,9 @@ def test_one_token_per_window_with_its_labels(made: Workspace) -> None:
     assert split.plan.seed == made.config.finetune.seed
     assert sorted(rows) == list(range(len(windows)))
     assert rows.tolist() != sorted(rows)
-    for name in ("question_index", "start_positions", "end_positions"):
-        np.testing.assert_array_equal(split.labels[name], getattr(windows, name)[rows])
+    np.testing.assert_array_equal(split.labels["question_index"], windows.item_index[rows])
+    for name in ("start_positions", "end_positions"):
+        np.testing.assert_array_equal(split.labels[name], windows.labels[name][rows])
     np.testing.assert_array_equal(split.labels["answerable"], window_labels(windows)[rows])
     assert split.labels["answerable"].dtype == np.int8
     tokens = split.plan.first_token
@@ -163,7 +164,7 @@ def test_one_token_per_window_with_its_labels(made: Workspace) -> None:
 
 
 def test_splits_of_all_tokens_say_what_they_always_said(copy: Workspace) -> None:
-    extract(copy, "0e", splits=["dev"], tokens="all")
+    extract(copy, "0e", splits=["dev"], tokens=("all",))
     split = copy.split("0e", "dev")
     assert "tokens" not in split.record.provenance
     assert split.record.shard_tokens == 4096
@@ -185,12 +186,12 @@ def test_batches_come_from_the_stream(made: Workspace) -> None:
 def test_no_other_token_is_gathered(made: Workspace) -> None:
     snapshot = load_snapshot(made.snapshot_dir("1e"))
     windows = made.windows("dev", snapshot.tokenizer)
-    encoder = Encoder(snapshot.model.bert, (0, 1, 2, 3), "32", "cls")
-    given = encoder(windows, np.arange(10))
+    encoder = Encoder(snapshot.model.base_model, {"cls": (0, 1, 2, 3)}, "32")
+    (given,) = encoder(windows, np.arange(10))
     assert given.shape == (10, 4, 32)
-    assert encoder._memory.numel() == given.numel()
-    some = Encoder(load_snapshot(made.snapshot_dir("1e")).model.bert, (1, 3), "32", "cls")
-    assert torch.equal(some(windows, np.arange(10)), given[:, [1, 3]])
+    again = load_snapshot(made.snapshot_dir("1e"))
+    (some,) = Encoder(again.model.base_model, {"cls": (1, 3)}, "32")(windows, np.arange(10))
+    assert torch.equal(some, given[:, [1, 3]])
 
 
 @pytest.mark.parametrize(
@@ -219,10 +220,10 @@ def test_layers_can_be_chosen_the_pooler_output_among_them(empty: Workspace) -> 
     ("options", "error", "message"),
     [
         ({"layers": [4]}, InputError, "to 2, and its pooler output as 3"),
-        ({"layers": [3], "tokens": "all"}, InputError, "to 2; its pooler output .* --tokens cls"),
-        ({"splits": ["dev-cls"], "tokens": "all"}, InputError, "dev-cls: a name that ends"),
+        ({"layers": [3], "tokens": ("all",)}, InputError, "to 2; its pooler output .* --pool cls"),
+        ({"splits": ["dev-cls"], "tokens": ("all",)}, InputError, "dev-cls: a name that ends"),
         ({"splits": ["test"]}, UnknownNameError, "'test' is no split"),
-        ({"tokens": "all", "splits": ["train", "dev-cls"]}, InputError, "train, dev-cls"),
+        ({"tokens": ("all",), "splits": ["train", "dev-cls"]}, InputError, "train, dev-cls"),
     ],
 )
 def test_bad_requests_are_named(
@@ -295,7 +296,7 @@ def test_status_knows_splits_of_the_cls(made: Workspace) -> None:
 
 
 def test_status_names_heads_by_the_tokens_they_take(copy: Workspace) -> None:
-    extract(copy, "1e", splits=["train"], tokens="all")
+    extract(copy, "1e", splits=["train"], tokens=("all",))
     for name, config in (("cls-x", {"kind": "classification"}), ("old", {})):
         folder = copy.root / "heads/1e" / name
         folder.mkdir(parents=True)
@@ -335,7 +336,7 @@ def test_a_split_that_lacks_a_label_is_finished_and_repaired(
         del contents.per_example["answerable"]
         return contents
 
-    options: dict[str, Any] = {"splits": ["dev"], "tokens": tokens, "precision": "32"}
+    options: dict[str, Any] = {"splits": ["dev"], "tokens": (tokens,), "precision": "32"}
     options["shard_tokens"] = 16 if tokens == "cls" else 64
     with monkeypatch.context() as patch:
         patch.setattr(extract_module, "split_contents", older)
@@ -430,10 +431,10 @@ def test_nonfinite_cls_states_are_named_or_recorded(
 ) -> None:
     compute = Encoder.__call__
 
-    def broken(self: Encoder, windows: Any, rows: Any) -> torch.Tensor:
-        hidden_states = compute(self, windows, rows).clone()
+    def broken(self: Encoder, windows: Any, rows: Any) -> list[torch.Tensor]:
+        hidden_states = compute(self, windows, rows)[0].clone()
         hidden_states[torch.from_numpy(rows == 5), 3, 7] = torch.inf
-        return hidden_states
+        return [hidden_states]
 
     monkeypatch.setattr(Encoder, "__call__", broken)
     options: dict[str, Any] = {"splits": ["dev"], "precision": "32", "nonfinite": nonfinite}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
 from bertvision.errors import WorkspaceError
@@ -21,7 +22,7 @@ from bertvision.pipelines.batching import collate
 from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
 from bertvision.pipelines.config import FinetuneConfig
 from bertvision.pipelines.finetune import FinetuneModule, finetune, learning_rate
-from bertvision.pipelines.loading import load_bert
+from bertvision.pipelines.loading import load_model
 from bertvision.pipelines.options import FinetuneOptions
 from bertvision.pipelines.snapshots import load_snapshot, read_snapshot_info
 from bertvision.pipelines.tasks.registry import load_task
@@ -158,7 +159,7 @@ def test_snapshots_are_taken_at_the_rounded_step(finished: Workspace) -> None:
 
 
 def test_0e_is_the_pretrained_encoder(finished: Workspace, tiny_bert: Path) -> None:
-    pretrained = load_bert(tiny_bert).state_dict()
+    pretrained = load_model(tiny_bert, AutoModelForQuestionAnswering).state_dict()
     for name, tensor in load_snapshot(finished.snapshot_dir("0e")).model.state_dict().items():
         assert torch.equal(tensor, pretrained[name])
 
@@ -182,7 +183,7 @@ def test_saved_logits_are_those_of_a_direct_forward_pass(finished: Workspace) ->
     windows = finished.windows("dev", tokenizer)
     saved = read_logits(finished.bert_dir("1e") / "dev.safetensors")
     assert np.array_equal(saved.n_tokens, windows.n_tokens)
-    assert np.array_equal(saved.question_index, windows.question_index)
+    assert np.array_equal(saved.item_index, windows.item_index)
     for row, first in enumerate(windows.first_token):
         tokens = slice(first, first + windows.n_tokens[row])
         with torch.inference_mode():
@@ -202,7 +203,7 @@ def test_bert_is_scored_on_dev_by_three_rules(finished: Workspace) -> None:
         assert rule["metrics"]["total"] == 12
         assert rule["metrics"]["NoAns_total"] == 4
     predictions = json.loads((finished.bert_dir("1.5e") / "predictions.json").read_text())
-    assert predictions.keys() == {question.id for question in finished.questions("dev")}
+    assert predictions.keys() == {question.id for question in finished.items("dev")}
     with_scores = evaluate_bert(finished, "1.5e")
     assert with_scores == metrics
 
@@ -259,7 +260,13 @@ def test_the_optimiser_is_adam_or_with_weight_decay_adamw(
 ) -> None:
     settings = FinetuneConfig(weight_decay=weight_decay, lr=0.5)
     task = load_task("squad_v2")
-    module = FinetuneModule(load_bert(tiny_bert), task, settings, total_steps=1, digest="")
+    module = FinetuneModule(
+        load_model(tiny_bert, AutoModelForQuestionAnswering),
+        task,
+        settings,
+        total_steps=1,
+        digest="",
+    )
     optimizer = module.configure_optimizers()
     assert type(optimizer).__name__ == kind
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, weight_decay)

@@ -147,7 +147,7 @@ def test_who_lost_it_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -
         made.write_shard(writer, 0)
         thief = place_of(url)
         thief.write("ledger/1e/train/.lock", b"{}")  # as one that took over would
-        (held,) = writer._ledger.place._leases  # type: ignore[attr-defined]
+        (held,) = writer.ledger.place._leases  # type: ignore[attr-defined]
         held._thread.join(60)
         with pytest.raises(LockedError, match="lock.*was lost.*run the same command again"):
             made.write_shard(writer, 1)

@@ -424,7 +424,7 @@ def test_class_skip_concatenates_the_last_state(pooling: str) -> None:
 def test_all_tokens_given_to_a_classification_head_are_refused(name: str) -> None:
     head = build_head(name, layers=LAYERS, hidden=HIDDEN)
     states, lengths = batch(4, 3)
-    with pytest.raises(InputError, match=r"7 tokens of 2 examples.*extract --tokens cls"):
+    with pytest.raises(InputError, match=r"7 tokens of 2 examples.*extract --pool cls"):
         head(states, lengths)
 
 
@@ -467,6 +467,42 @@ def test_losses_of_examples_have_the_mean_that_is_the_loss() -> None:
     torch.testing.assert_close(each.mean(), span_loss(output, at, at))
     one = SpanOutput(*(logits[3:4] for logits in output))
     torch.testing.assert_close(each[3], span_loss(one, at[3:4], at[3:4]))
+
+
+def test_loss_of_one_logit_is_the_squared_error() -> None:
+    output = ClassOutput(torch.tensor([[2.0], [-1.0], [0.5]]).bfloat16())
+    scores = torch.tensor([2.5, 1.0, 0.5], dtype=torch.float64)
+    each = class_loss(output, scores, reduction="none")
+    torch.testing.assert_close(each, torch.tensor([0.25, 4.0, 0.0]))
+    torch.testing.assert_close(class_loss(output, scores), each.mean())
+    torch.testing.assert_close(class_loss(output, scores, reduction="sum"), each.sum())
+
+
+@pytest.mark.parametrize("classes", [1, 2, 6])
+@pytest.mark.parametrize("name", PLAIN_CLS)
+def test_classification_heads_have_a_logit_for_each_class(name: str, classes: int) -> None:
+    head = build_head(name, layers=LAYERS, hidden=HIDDEN, classes=classes)
+    two = build_head(name, layers=LAYERS, hidden=HIDDEN)
+    states, _ = batch(6)
+    assert head(states, torch.ones(6, dtype=torch.int64)).logits.shape == (6, classes)
+    width = head.output.in_features
+    more = count_parameters(head)[0] - count_parameters(two)[0]
+    assert more == (classes - 2) * (width + 1)
+
+
+@pytest.mark.parametrize("classes", [3, 1])
+@pytest.mark.parametrize("name", SPAN)
+def test_span_heads_are_the_same_whatever_the_classes(name: str, classes: int) -> None:
+    with torch.device("meta"):
+        head = build_head(name, layers=LAYERS, hidden=16, classes=classes)
+        assert count_parameters(head) == count_parameters(
+            build_head(name, layers=LAYERS, hidden=16)
+        )
+
+
+def test_no_classes_are_refused() -> None:
+    with pytest.raises(InputError, match="0 outputs: .*a logit for each class"):
+        build_head("cls-last-state", layers=LAYERS, hidden=HIDDEN, classes=0)
 
 
 def test_class_loss_is_the_negative_log_probability() -> None:

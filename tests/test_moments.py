@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from typing import Any
 
 import dask.array as da
@@ -16,13 +15,8 @@ from hypothesis import strategies as st
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis import moments as moments_module
 from bertvision.pipelines.analysis.moments import CrossMoments, Moments
-from bertvision.pipelines.analysis.reduce import (
-    aligned_blocks,
-    compute,
-    sampled_blocks,
-    tree_reduce,
-    use_scheduler,
-)
+from bertvision.pipelines.analysis.reduce import aligned_blocks, sampled_blocks, tree_reduce
+from bertvision.pipelines.scheduler import compute, use_scheduler
 
 N, LAYERS, HIDDEN = 60, 2, 5
 cuts = st.lists(st.integers(0, N), max_size=6).map(sorted)
@@ -201,31 +195,6 @@ def test_a_sample_is_read_once_however_often_it_is_used() -> None:
         for _ in range(3):
             compute(tree_reduce(blocks, len, int.__add__))
     assert reads == [20, 20, 20]
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "message"),
-    [
-        ("thread", "unknown scheduler 'thread'; use threads, processes"),
-        ("http://localhost:8786", "unknown scheduler"),
-        ("tcp://127.0.0.1:9", "no Dask scheduler answers at tcp://127.0.0.1:9"),
-    ],
-)
-def test_a_scheduler_that_cannot_be_used_is_named(
-    scheduler: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bertvision.pipelines.analysis.reduce.CONNECT_SECONDS", 0.2)
-    with pytest.raises(InputError, match=message), use_scheduler(scheduler):
-        pass
-
-
-def test_a_cluster_without_distributed_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    expected = r"pip install bertvision\[cluster\]"
-    with pytest.raises(InputError, match=expected), use_scheduler("tcp://a:1"):
-        pass
 
 
 @pytest.mark.parametrize(

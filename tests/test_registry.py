@@ -39,6 +39,16 @@ class OwnClassifier(nn.Module):
         self.output = nn.Linear(layers * hidden, 2)
 
 
+class OwnClassifierOfAny(OwnClassifier):
+    def __init__(self, *, layers: int, hidden: int, classes: int = 3) -> None:
+        super().__init__(layers=layers, hidden=hidden)
+        self.output = nn.Linear(layers * hidden, classes)
+
+
+def own_classifier(*, layers: int, hidden: int) -> OwnClassifier:
+    return OwnClassifier(layers=layers, hidden=hidden)
+
+
 class OfNoKind(OwnHead):
     kind = "token"
 
@@ -87,6 +97,26 @@ def test_dotted_path_builds_a_class_of_ones_own(own_module: str) -> None:
 def test_bad_dotted_path_says_what_is_wrong(own_module: str, target: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         build_head(target.format(own=own_module), layers=3, hidden=8)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_own_classifier_that_takes_classes_is_made_for_them(own_module: str, classes: int) -> None:
+    target = f"{own_module}:OwnClassifierOfAny"
+    head = build_head(target, layers=3, hidden=8, classes=classes)
+    assert isinstance(head, OwnClassifierOfAny)
+    assert head.output.out_features == classes
+
+
+@pytest.mark.parametrize("name", ["OwnClassifier", "own_classifier"])
+def test_own_classifier_of_two_classes_is_refused_for_others(own_module: str, name: str) -> None:
+    target = f"{own_module}:{name}"
+    assert isinstance(build_head(target, layers=3, hidden=8, classes=2), OwnClassifier)
+    with pytest.raises(InputError, match=r"for two classes, and there are 3.*'classes'"):
+        build_head(target, layers=3, hidden=8, classes=3)
+
+
+def test_own_span_head_has_nothing_to_do_with_classes(own_module: str) -> None:
+    assert isinstance(build_head(f"{own_module}:OwnHead", layers=3, hidden=8, classes=3), OwnHead)
 
 
 def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:

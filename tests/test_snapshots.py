@@ -19,7 +19,7 @@ from bertvision.pipelines.config import (
 )
 from bertvision.pipelines.loading import (
     find_checkpoint,
-    load_bert,
+    load_model,
     load_tokenizer,
     tokenizer_digest,
     weights_digest,
@@ -47,7 +47,7 @@ def snapshot(tiny_bert: Path, config: WorkspaceConfig, tmp_path: Path) -> Path:
     folder = tmp_path / "snapshots" / "0.3e"
     save_snapshot(
         folder,
-        load_bert(tiny_bert),
+        load_model(tiny_bert, AutoModelForQuestionAnswering),
         load_tokenizer(tiny_bert),
         config,
         tag=SnapshotTag("0.3e"),
@@ -61,7 +61,7 @@ def test_a_snapshot_reads_back_with_its_provenance(
     snapshot: Path, tiny_bert: Path, config: WorkspaceConfig
 ) -> None:
     loaded = load_snapshot(snapshot)
-    original = load_bert(tiny_bert).state_dict()
+    original = load_model(tiny_bert, AutoModelForQuestionAnswering).state_dict()
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, original[name])
     assert not loaded.model.training
@@ -101,7 +101,7 @@ def test_an_interrupted_save_leaves_nothing_and_can_be_repeated(
 
     folder = tmp_path / "snapshots" / "1e"
     arguments = {"tag": SnapshotTag("1e"), "step": 1, "steps_per_epoch": 1}
-    model = load_bert(tiny_bert)
+    model = load_model(tiny_bert, AutoModelForQuestionAnswering)
     with pytest.raises(OSError, match="No space left"):
         save_snapshot(folder, model, Full(), config, **arguments)
     assert list(folder.parent.iterdir()) == []
@@ -178,19 +178,22 @@ def test_the_tokenizer_digest_ignores_the_padding_of_the_last_call(tiny_bert: Pa
     assert tokenizer_digest(tokenizer) != before
 
 
-def test_another_architecture_is_refused_by_name(tiny_bert: Path, tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_by_name(tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(tiny_bert, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "roberta"}))
-    with pytest.raises(InputError, match="model_type 'roberta'"):
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "nobert"}))
+    with pytest.raises(InputError, match="model_type 'nobert'"):
         find_checkpoint(str(folder))
 
 
 def test_pickled_weights_are_never_read(tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     shutil.copytree(tiny_bert, folder)
-    torch.save(load_bert(tiny_bert).state_dict(), folder / "pytorch_model.bin")
+    torch.save(
+        load_model(tiny_bert, AutoModelForQuestionAnswering).state_dict(),
+        folder / "pytorch_model.bin",
+    )
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="only safetensors weights are read"):
         find_checkpoint(str(folder))
@@ -207,4 +210,4 @@ def test_damaged_pretrained_weights_are_an_input_error(tiny_bert: Path, tmp_path
     shutil.copytree(tiny_bert, folder)
     _truncate_weights(folder)
     with pytest.raises(InputError, match="damaged"):
-        load_bert(folder)
+        load_model(folder, AutoModelForQuestionAnswering)

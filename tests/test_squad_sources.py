@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.squad import Answer, Question, hold_out, load_squad
+from bertvision.pipelines.selection import hold_out
+from bertvision.pipelines.tasks.squad import Answer, Question, load_squad
 
 CONTEXT = "Anna founded Norvik in 1901. Zoë lives there."
 
@@ -102,6 +103,10 @@ def test_an_unknown_name_without_network_says_what_to_do() -> None:
         load_squad("nobody/no-such-data-set", "train")
 
 
+def _context(question: Question) -> str:
+    return question.context
+
+
 def _questions(contexts: list[str]) -> list[Question]:
     return [Question(f"q{i}", "?", c, (), True) for i, c in enumerate(contexts)]
 
@@ -115,7 +120,7 @@ def test_hold_out_splits_whole_contexts_exactly(
     contexts: list[str], fraction: float, seed: int
 ) -> None:
     questions = _questions(contexts)
-    kept, held = hold_out(questions, fraction, seed=seed)
+    kept, held = hold_out(questions, fraction, _context, seed=seed)
     assert sorted(kept + held, key=lambda q: int(q.id[1:])) == questions
     assert [q for q in questions if q in kept] == kept
     assert [q for q in questions if q in held] == held
@@ -125,16 +130,17 @@ def test_hold_out_splits_whole_contexts_exactly(
     if fraction > 0 and distinct > 1:
         expected = min(max(expected, 1), distinct - 1)
     assert len({q.context for q in held}) == expected
-    by_order = hold_out(questions[::-1], fraction, seed=seed)
+    by_order = hold_out(questions[::-1], fraction, _context, seed=seed)
     assert by_order == (kept[::-1], held[::-1])
 
 
 def test_hold_out_is_the_same_in_another_python_process() -> None:
     contexts = [f"context {i}" for i in range(40)]
     code = (
-        "from bertvision.pipelines.tasks.squad import Question, hold_out\n"
+        "from bertvision.pipelines.selection import hold_out\n"
+        "from bertvision.pipelines.tasks.squad import Question\n"
         "q = [Question(f'q{i}', '?', f'context {i}', (), True) for i in range(40)]\n"
-        "print(*(x.id for x in hold_out(q, 0.1, seed=3)[1]))"
+        "print(*(x.id for x in hold_out(q, 0.1, lambda x: x.context, seed=3)[1]))"
     )
     found = {
         subprocess.run(
@@ -146,11 +152,12 @@ def test_hold_out_is_the_same_in_another_python_process() -> None:
         ).stdout.strip()
         for hash_seed in ("1", "2")
     }
-    assert found == {" ".join(q.id for q in hold_out(_questions(contexts), 0.1, seed=3)[1])}
-    assert found != {" ".join(q.id for q in hold_out(_questions(contexts), 0.1, seed=4)[1])}
+    questions = _questions(contexts)
+    assert found == {" ".join(q.id for q in hold_out(questions, 0.1, _context, seed=3)[1])}
+    assert found != {" ".join(q.id for q in hold_out(questions, 0.1, _context, seed=4)[1])}
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_hold_out_refuses_a_fraction_outside_the_range(fraction: float) -> None:
     with pytest.raises(InputError, match="0 ≤ fraction < 1"):
-        hold_out(_questions(["a", "b"]), fraction, seed=0)
+        hold_out(_questions(["a", "b"]), fraction, _context, seed=0)

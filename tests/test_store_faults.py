@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from faults import Op, Recorder, contents, in_memory, small
 from stores import Made
+from transformers import AutoModelForQuestionAnswering
 
 from bertvision.errors import DiskSpaceError, LockedError
 from bertvision.featurestore.lock import exclusive
@@ -271,10 +272,13 @@ def test_a_snapshot_that_does_not_fit_is_one_clear_error_and_can_be_saved_again(
         WorkspaceConfig,
     )
     from bertvision.pipelines.files import write_json
-    from bertvision.pipelines.loading import load_bert, load_tokenizer
+    from bertvision.pipelines.loading import load_model, load_tokenizer
     from bertvision.pipelines.snapshots import load_snapshot, save_snapshot
 
-    model, tokenizer = load_bert(tiny_bert), load_tokenizer(tiny_bert)
+    model, tokenizer = (
+        load_model(tiny_bert, AutoModelForQuestionAnswering),
+        load_tokenizer(tiny_bert),
+    )
     config = WorkspaceConfig(
         model=ModelConfig(
             name_or_path="tiny", weights_sha256="0" * 64, hidden_size=32, num_hidden_layers=2

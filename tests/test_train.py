@@ -272,7 +272,7 @@ def test_evaluation_scores_the_predictions_it_writes_also_across_snapshots(
         for result in evaluate(space, HEADS, trained_on="0.5e", tag=tag, precision="32"):
             folder = space.head_dir("0.5e", result["head"]) / "eval" / tag
             predictions = json.loads((folder / "predictions.json").read_text())
-            official = squad_metrics(predictions, space.questions("dev"))
+            official = squad_metrics(predictions, space.items("dev"))
             assert result["rules"]["n-best"]["metrics"] == official
             assert {"HasAns_f1", "NoAns_f1"} <= official.keys()
             assert result["threshold_tuned_on"] == "tune"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.tasks.windows import Windows, make_windows
+from bertvision.pipelines.tasks.windows import Windows, make_windows, sentence_windows
 
 CLS, SEP = 2, 3
 
@@ -89,8 +90,8 @@ def test_windows_cover_overlap_and_label(
     )
     assert len(windows.input_ids) == windows.n_tokens.sum()
     assert windows.offset_mapping.shape == (len(windows.input_ids), 2)
-    assert set(windows.question_index.tolist()) == set(range(len(questions)))
-    assert (np.diff(windows.question_index) >= 0).all()
+    assert set(windows.item_index.tolist()) == set(range(len(questions)))
+    assert (np.diff(windows.item_index) >= 0).all()
     assert (windows.n_tokens <= max_length).all()
 
     for i, q in enumerate(questions):
@@ -104,7 +105,7 @@ def test_windows_cover_overlap_and_label(
         )
         n_context = len(encoded["input_ids"])
         capacity = max_length - len(question_ids) - 3
-        of_question = np.flatnonzero(windows.question_index == i)
+        of_question = np.flatnonzero(windows.item_index == i)
         for k, w in enumerate(of_question):
             at = window(windows, w)
             # Which context tokens this window must hold, by the definition of the overlap
@@ -137,7 +138,7 @@ def _check_label(
     first: int,
     last: int,
 ) -> None:
-    start, end = int(windows.start_positions[w]), int(windows.end_positions[w])
+    start, end = int(windows.labels["start_positions"][w]), int(windows.labels["end_positions"][w])
     covering = []
     if q.answers:
         begin, stop = q.answers[0].answer_start, q.answers[0].answer_start + len(q.answers[0].text)
@@ -164,7 +165,7 @@ def test_a_window_that_fits_is_what_the_tokenizer_makes_of_the_pair(
     assert windows.offset_mapping[of_context].tolist() == [
         list(o) for o, of in zip(pair["offset_mapping"], of_context, strict=True) if of
     ]
-    s, e = windows.start_positions[0], windows.end_positions[0]
+    s, e = windows.labels["start_positions"][0], windows.labels["end_positions"][0]
     begin, end = windows.offset_mapping[s, 0], windows.offset_mapping[e, 1]
     assert q.context[begin:end] == "Norvik"
     assert [a.dtype for a in (windows.input_ids, windows.token_type_ids, windows.n_tokens)] == [
@@ -181,8 +182,8 @@ def test_an_answer_is_labelled_in_each_window_that_holds_it_whole(
     q = question("who", "a of in and was is who what where when", Answer("was is", 12))
     windows = make_windows([q], tokenizer, max_length=10, max_question_length=1, overlap=4)
     assert windows.n_tokens.tolist() == [10, 10, 10]
-    assert windows.start_positions.tolist() == [3 + 4, 3 + 2, 3 + 0]
-    assert windows.end_positions.tolist() == [3 + 5, 3 + 3, 3 + 1]
+    assert windows.labels["start_positions"].tolist() == [3 + 4, 3 + 2, 3 + 0]
+    assert windows.labels["end_positions"].tolist() == [3 + 5, 3 + 3, 3 + 1]
     assert windows.first_token.tolist() == [0, 10, 20]
 
 
@@ -197,7 +198,10 @@ def test_an_empty_context_makes_one_window(tokenizer: PreTrainedTokenizerBase) -
     windows = make_windows([question("who", "")], tokenizer)
     assert windows.input_ids.tolist()[0::2] == [CLS, SEP]
     assert windows.n_tokens.tolist() == [4]
-    assert (windows.start_positions.tolist(), windows.end_positions.tolist()) == ([0], [0])
+    assert (
+        windows.labels["start_positions"].tolist(),
+        windows.labels["end_positions"].tolist(),
+    ) == ([0], [0])
 
 
 def test_no_questions_make_no_windows(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -231,15 +235,16 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
 
 class CountingTokenizer:
-    """The tokenizer given, keeping the texts it was called with."""
+    """The tokenizer given, keeping the lists of texts it was called with."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.texts: list[str] = []
 
-    def __call__(self, texts: list[str], **options: Any) -> Any:
-        self.texts += texts
-        return self.tokenizer(texts, **options)
+    def __call__(self, texts: list[str] | str, *pair: str, **options: Any) -> Any:
+        if isinstance(texts, list):  # and no pair, which the template is read from
+            self.texts += texts
+        return self.tokenizer(texts, *pair, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
@@ -255,3 +260,73 @@ def test_thousands_of_questions_take_seconds_and_each_context_once(
     make_windows(questions, counting)  # type: ignore[arg-type]
     assert time.perf_counter() - begin < 10  # 0.4 s on one idle core
     assert sorted(counting.texts) == sorted(contexts + ["who founded it?"] * 2000)
+
+
+def sentences(*texts: str | tuple[str, str], label: Any = None) -> list[Sentence]:
+    pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
+    return [Sentence(str(i), a, b, label) for i, (a, b) in enumerate(pairs)]
+
+
+@given(st.lists(st.one_of(TEXT, st.tuples(TEXT, TEXT)), max_size=5), st.integers(8, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_sentence_or_pair_is_one_window_as_the_tokenizer_makes_it(
+    tokenizer: PreTrainedTokenizerBase, texts: list[Any], max_length: int
+) -> None:
+    windows = sentence_windows(sentences(*texts), tokenizer, max_length=max_length)
+    assert windows.item_index.tolist() == list(range(len(texts)))
+    assert len(windows.input_ids) == windows.n_tokens.sum()
+    for i, text in enumerate(texts):
+        at = window(windows, i)
+        parts = text if isinstance(text, tuple) else (text,)
+        own = tokenizer(
+            *([part] for part in parts),
+            max_length=max_length,
+            truncation="longest_first",
+            split_special_tokens=True,
+        )
+        assert windows.input_ids[at].tolist() == own["input_ids"][0]
+        assert windows.token_type_ids[at].tolist() == own["token_type_ids"][0]
+        special = [s is None for s in own.sequence_ids(0)]
+        assert ((windows.offset_mapping[at] == -1).all(axis=1) == special).all()
+
+
+def test_a_pair_is_cut_where_it_is_longer(tokenizer: PreTrainedTokenizerBase) -> None:
+    pair = ("who is anna", " ".join(["rome"] * 30))
+    windows = sentence_windows(sentences(pair), tokenizer, max_length=12)
+    assert windows.n_tokens.tolist() == [12]
+    assert windows.token_type_ids.tolist() == [0] * 5 + [1] * 7  # [CLS] who is anna [SEP] rome …
+
+
+def test_labels_are_classes_or_scores(tokenizer: PreTrainedTokenizerBase) -> None:
+    def label_of(*labels: Any) -> np.ndarray:
+        items = [Sentence(str(i), "anna", None, label) for i, label in enumerate(labels)]
+        return sentence_windows(items, tokenizer).labels["label"]
+
+    assert label_of(2, None, 0).tolist() == [2, -1, 0]
+    assert label_of(2, None, 0).dtype == np.int32
+    assert label_of(None).tolist() == [-1]
+    scores = label_of(2.5, None, 0)
+    assert scores.dtype == np.float32
+    np.testing.assert_array_equal(scores, [2.5, np.nan, 0])
+
+
+def test_no_sentences_make_no_windows(tokenizer: PreTrainedTokenizerBase) -> None:
+    windows = sentence_windows([], tokenizer)
+    assert len(windows) == 0
+    assert windows.offset_mapping.shape == (0, 2)
+    assert windows.labels["label"].shape == (0,)
+
+
+def test_a_sentence_without_words_is_its_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert sentence_windows(sentences(""), tokenizer).input_ids.tolist() == [CLS, SEP]
+
+
+@pytest.mark.parametrize(
+    ("texts", "max_length", "least"), [(("anna",), 3, 4), ((("a", "b"),), 4, 5)]
+)
+def test_windows_without_room_for_a_text_are_refused(
+    tokenizer: PreTrainedTokenizerBase, texts: Any, max_length: int, least: int
+) -> None:
+    with pytest.raises(InputError, match=f"max_length {max_length} .* give at least {least}$"):
+        sentence_windows(sentences(*texts), tokenizer, max_length=max_length)
+    assert len(sentence_windows(sentences(*texts), tokenizer, max_length=least)) == 1

@@ -115,28 +115,28 @@ def test_a_wrong_yaml_is_refused_with_the_reason(
 
 
 def test_train_and_tune_part_the_training_questions_by_context(workspace: Workspace) -> None:
-    train, tune = workspace.questions("train"), workspace.questions("tune")
+    train, tune = workspace.items("train"), workspace.items("tune")
     assert workspace.splits() == ["train", "tune", "dev"]
     assert len(train) + len(tune) == 42
     assert len(tune) > 0
     assert not {q.context for q in train} & {q.context for q in tune}
     for split in workspace.splits():
-        assert len(workspace.questions(split)) == workspace.config.data[split].questions
-    with pytest.raises(UnknownNameError, match="it has train, tune, dev"):
-        workspace.questions("test")
+        assert len(workspace.items(split)) == workspace.config.data[split].questions
+    with pytest.raises(UnknownNameError, match="there are train, tune, dev"):
+        workspace.items("test")
 
 
 def test_train_questions_keeps_at_most_so_many_and_whole_contexts(
     tmp_path: Path, workspace: Workspace, options: FinetuneOptions
 ) -> None:
-    everything = workspace.questions("train") + workspace.questions("tune")
+    everything = workspace.items("train") + workspace.items("tune")
     config = new_config(FinetuneOptions(**{**vars(options), "train_questions": 17}))
     small = Workspace.create(tmp_path / "small", config)
-    chosen = small.questions("train") + small.questions("tune")
+    chosen = small.items("train") + small.items("tune")
     assert len(chosen) == 15
     contexts = {q.context for q in chosen}
     assert {q.id for q in chosen} == {q.id for q in everything if q.context in contexts}
-    assert len(small.questions("dev")) == len(workspace.questions("dev"))
+    assert len(small.items("dev")) == len(workspace.items("dev"))
 
 
 def test_answerable_only_leaves_no_unanswerable_question_and_never_abstains(
@@ -146,8 +146,8 @@ def test_answerable_only_leaves_no_unanswerable_question_and_never_abstains(
     assert config.task.name == "squad_v1"
     workspace = Workspace.create(tmp_path / "answerable", config)
     for split in workspace.splits():
-        assert not any(q.is_impossible for q in workspace.questions(split))
-    assert len(workspace.questions("dev")) == 8
+        assert not any(q.is_impossible for q in workspace.items(split))
+    assert len(workspace.items("dev")) == 8
 
 
 def test_the_task_is_squad_v2_only_with_unanswerable_training_questions(
@@ -176,10 +176,10 @@ def test_a_changed_source_is_refused_by_name(
     document["data"][0]["paragraphs"].pop()
     train.write_text(json.dumps(document))
     with pytest.raises(WorkspaceError, match=r"mine\.json changed since"):
-        workspace.questions("train")
+        workspace.items("train")
     train.unlink()
     with pytest.raises(WorkspaceError, match=r"mine\.json"):
-        workspace.questions("tune")
+        workspace.items("tune")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_equal_or_omitted_settings_continue_the_workspace(
         ({"save_at": ()}, "names no snapshot"),
         ({"lr": -1.0}, "--lr -1.0: "),
         ({"max_length": 512}, "more than the 400 positions"),
-        ({"train_questions": 2}, "no question for the split 'train'"),
+        ({"train_questions": 2}, "nothing for the split 'train'"),
         ({"decay": "cosine"}, "--decay 'cosine': "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

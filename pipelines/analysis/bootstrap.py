@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,60 @@ def paired_bootstrap(
         InputError: there are no scores, they are not finite, or not as many on both sides.
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    _check(a, b, resamples, confidence)
+    sums, sizes = _by_cluster(a - b, clusters)
+    drawn = _draw(sums, sizes, resamples, np.random.default_rng(seed))
+    means = float(a.mean()), float(b.mean())
+    slack = 1e-9 * float(np.abs(a - b).max())
+    exact = float(sums.sum() / sizes.sum())
+    return _difference(*means, exact, drawn, slack, confidence, len(a), len(sums))
+
+
+def paired_bootstrap_of(
+    metric: Callable[[npt.NDArray[Any], npt.NDArray[Any]], float],
+    first: npt.NDArray[Any],
+    second: npt.NDArray[Any],
+    gold: npt.NDArray[Any],
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Difference:
+    """As `paired_bootstrap`, of a metric that is no mean over questions, such as a correlation.
+
+    The metric is computed anew on each resample, of both systems on the same questions.
+
+    Args:
+        metric: predictions and gold labels, (questions,) each → a score.
+        first: (questions,) predictions of the first system.
+        second: (questions,) of the second, in the same order.
+        gold: (questions,) labels.
+        clusters: as in `paired_bootstrap`.
+        resamples: how often to draw.
+        confidence: of the interval.
+        seed: of the draws.
+
+    Raises:
+        InputError: there are no predictions, they are not finite, or not as many on all sides.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    _check(a, b, resamples, confidence)
+    members = _members(len(a), clusters)
+    random = np.random.default_rng(seed)
+    drawn = np.empty(resamples)
+    for i in range(resamples):
+        chosen = random.integers(0, len(members), len(members))
+        rows = np.concatenate([members[c] for c in chosen])
+        drawn[i] = metric(first[rows], gold[rows]) - metric(second[rows], gold[rows])
+    scores = metric(first, gold), metric(second, gold)
+    exact, slack = scores[0] - scores[1], 1e-9 * max(map(abs, scores))
+    return _difference(*scores, exact, drawn, slack, confidence, len(a), len(members))
+
+
+def _check(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], resamples: int, confidence: float
+) -> None:
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise InputError(
             f"scores of shapes {a.shape} and {b.shape} cannot be paired: give one score per "
@@ -102,24 +156,45 @@ def paired_bootstrap(
             f"{resamples} resamples at confidence {confidence}: give at least one, and a "
             "confidence between 0 and 1"
         )
-    sums, sizes = _by_cluster(a - b, clusters)
-    drawn = _draw(sums, sizes, resamples, np.random.default_rng(seed))
-    difference = float(sums.sum() / sizes.sum())
+
+
+def _difference(
+    first: float,
+    second: float,
+    difference: float,
+    drawn: npt.NDArray[np.float64],
+    slack: float,
+    confidence: float,
+    questions: int,
+    clusters: int,
+) -> Difference:
+    """What the resampled differences say.
+
+    Args:
+        first: score of the first system.
+        second: of the second.
+        difference: first minus second.
+        drawn: (resamples,) differences.
+        slack: by how much a difference may fall short of another that it equals: sums in another
+            order differ in their last bits.
+        confidence: of the interval.
+        questions: scores of each system.
+        clusters: what was drawn.
+    """
     tail = 50 * (1 - confidence)
     low, high = np.percentile(drawn, [tail, 100 - tail])
-    # Sums in another order differ in their last bits: what is as far must not fall short of it
-    far = np.abs(drawn - difference) >= abs(difference) - 1e-9 * np.abs(a - b).max()
+    far = np.abs(drawn - difference) >= abs(difference) - slack
     return Difference(
-        first=float(a.mean()),
-        second=float(b.mean()),
+        first=first,
+        second=second,
         difference=difference,
         low=float(low),
         high=float(high),
-        p=(int(far.sum()) + 1) / (resamples + 1),
+        p=(int(far.sum()) + 1) / (len(drawn) + 1),
         standard_error=float(drawn.std()),
-        questions=len(a),
-        clusters=len(sums),
-        resamples=resamples,
+        questions=questions,
+        clusters=clusters,
+        resamples=len(drawn),
     )
 
 
@@ -151,6 +226,16 @@ def mcnemar(only_first: int, only_second: int) -> float:
         ways = ways * (n - k + 1) // k  # n over k, exactly
         tail += ways
     return float(min(1.0, 2 * tail / (1 << n)))
+
+
+def _members(count: int, clusters: Sequence[Hashable] | None) -> list[npt.NDArray[np.int64]]:
+    """The questions of each cluster."""
+    if clusters is None:
+        return list(np.arange(count)[:, None])
+    found: dict[Hashable, list[int]] = {}
+    for row, cluster in enumerate(clusters):
+        found.setdefault(cluster, []).append(row)
+    return [np.array(rows) for rows in found.values()]
 
 
 def _by_cluster(

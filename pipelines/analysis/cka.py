@@ -26,14 +26,8 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, CrossMoments, Moments
 from bertvision.pipelines.analysis.plots import heat_map, new_figure, save_figure
-from bertvision.pipelines.analysis.reduce import (
-    Blocks,
-    check_finite,
-    compute,
-    sampled_blocks,
-    tree_reduce,
-    use_scheduler,
-)
+from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.tables import format_table
 
 GROUP_BYTES = 2**29

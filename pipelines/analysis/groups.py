@@ -1,4 +1,4 @@
-"""Groups of questions that an error analysis sets side by side: by answer, length and wording.
+"""Groups of items that an error analysis sets side by side: by answer or class, length, wording.
 
 Lengths are counted in words, what stands between white space, so that they do not depend on a
 tokenizer.
@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.squad import Question
+
+_Item = TypeVar("_Item")
 
 _ASKS = re.compile(r"\b(what|whom|whose|who|when|where|which|why|how(?: (?:many|much))?)\b", re.I)
 _ALIKE = {"whom": "who", "whose": "who", "how many": "how many/much", "how much": "how many/much"}
 _WORDS = ["what", "who", "when", "where", "which", "why", "how", "how many/much", "other"]
+
+
+MOST_CLASSES = 20
+"""Groups by class that can be looked at side by side."""
 
 
 def question_word(question: str) -> str:
@@ -64,11 +72,32 @@ def groups_of(questions: Sequence[Question]) -> dict[str, dict[str, list[int]]]:
     }
 
 
+def groups_of_sentences(
+    sentences: Sequence[Sentence], classes: Sequence[str]
+) -> dict[str, dict[str, list[int]]]:
+    """Rows of the sentences in each group, by grouping; groups in reading order, none empty.
+
+    Groupings: ``class`` (the gold one, where there are at most `MOST_CLASSES`) and ``length``
+    (words, of a pair those of both).
+    """
+    lengths = (0, 6, 11, 21, 41)
+    found = {
+        "length (words)": _group(
+            sentences,
+            lambda s: length_range(len(f"{s.text} {s.pair or ''}".split()), lengths),
+            [length_range(n, lengths) for n in lengths],
+        )
+    }
+    if len(classes) > MOST_CLASSES:
+        return found
+    return {"class": _group(sentences, lambda s: classes[int(s.label or 0)], classes), **found}
+
+
 def _group(
-    questions: Sequence[Question | None], name: Callable[[Question], str], order: Sequence[str]
+    items: Sequence[_Item | None], name: Callable[[_Item], str], order: Sequence[str]
 ) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {group: [] for group in order}
-    for row, question in enumerate(questions):
-        if question is not None:
-            found.setdefault(name(question), []).append(row)
+    for row, item in enumerate(items):
+        if item is not None:
+            found.setdefault(name(item), []).append(row)
     return {group: rows for group, rows in found.items() if rows}

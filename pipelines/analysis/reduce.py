@@ -1,4 +1,4 @@
-"""From the blocks of Dask arrays to one result: aligning, sampling, tree reduction, schedulers.
+"""From the blocks of Dask arrays to one result: aligning, sampling, tree reduction.
 
 The graph is fixed by the blocks alone and every merge has its place in it, so that all schedulers
 add the same numbers in the same order.
@@ -6,22 +6,16 @@ add the same numbers in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import dask
 import dask.array as da
 import numpy as np
-from dask.base import compute as dask_compute
 from dask.base import persist as dask_persist
-from dask.callbacks import Callback
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.pipelines.progress import progress
 
 T = TypeVar("T")
 Blocks = list[tuple[Delayed, ...]]
@@ -29,9 +23,6 @@ Blocks = list[tuple[Delayed, ...]]
 SAMPLE_ROWS = 1024
 """Sampled tokens are gathered into blocks of about this many, so that products are large enough
 to be fast and numerous enough to be shared out."""
-
-CONNECT_SECONDS = 10.0
-"""How long a Dask cluster may take to answer."""
 
 
 def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
@@ -66,7 +57,7 @@ def sampled_blocks(arrays: Sequence[da.Array], max_tokens: int | None, seed: int
     Where there are more than ``max_tokens`` tokens, the sample is read once and held (in memory, or
     on the workers of a cluster): ``max_tokens`` × layers × hidden × 4 bytes per array. Otherwise
     the blocks are those of the arrays, and each pass reads them again. Call it inside
-    ``use_scheduler``.
+    `use_scheduler`.
 
     Args:
         arrays: (token, layer, hidden) each, with the same tokens.
@@ -120,58 +111,11 @@ def tree_reduce(
         leaf: picklable; from one block (an array per element of the tuple) to a partial result.
         merge: picklable; associative; must not change its operands.
     """
-    level: list[Delayed] = [delayed(leaf)(*block) for block in blocks]
+    level: list[Delayed] = [delayed(_leaf)(leaf, *block) for block in blocks]
     while len(level) > 1:
         pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
         level = [delayed(merge)(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
     return level[0]
-
-
-@contextmanager
-def use_scheduler(scheduler: str, desc: str = "analysis") -> Iterator[None]:
-    """Runs what Dask computes inside the block on a scheduler; local ones show progress on stderr.
-
-    Args:
-        scheduler: ``threads``, ``processes``, or the address of a Dask cluster,
-            ``tcp://host:port`` (or ``tls://``).
-        desc: label of the progress bar.
-
-    Raises:
-        InputError: an unknown scheduler, no answer at the address, or ``distributed`` is missing.
-    """
-    if scheduler in ("threads", "processes"):
-        # The tasks share the cores out. Threads of BLAS inside them would only wait for each other
-        # (five times the processor time of a 384 × 384 product); workers of a cluster have one.
-        settings = {"scheduler": scheduler, "multiprocessing.initializer": _one_blas_thread}
-        with dask.config.set(settings), threadpool_limits(1, user_api="blas"), _Bar(desc):
-            yield
-        return
-    if not scheduler.startswith(("tcp://", "tls://")):
-        raise InputError(
-            f"unknown scheduler {scheduler!r}; use threads, processes, or the address of a Dask "
-            f"cluster such as tcp://localhost:8786"
-        )
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise InputError(
-            f"scheduler {scheduler} needs Dask's distributed: pip install bertvision[cluster]"
-        ) from error
-    try:
-        client = Client(scheduler, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"no Dask scheduler answers at {scheduler} ({error}); start one with `dask scheduler` "
-            f"and at least one `dask worker {scheduler}`"
-        ) from error
-    # A client makes itself the default of dask.compute and dask.persist until it is closed.
-    with client:
-        yield
-
-
-def compute(value: Delayed) -> Any:
-    """Computes one delayed value on the scheduler in use (see ``use_scheduler``)."""
-    return dask_compute(value)[0]  # type: ignore[no-untyped-call]
 
 
 def check_finite(values: NDArray[np.floating[Any]]) -> None:
@@ -184,8 +128,10 @@ def check_finite(values: NDArray[np.floating[Any]]) -> None:
         )
 
 
-def _one_blas_thread() -> None:
-    threadpool_limits(1, user_api="blas")
+def _leaf(leaf: Callable[..., T], *block: Any) -> T:
+    # sums over axes in another order in memory add in another order, and an array that came from
+    # another process is in order
+    return leaf(*(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for x in block))
 
 
 def _take(block: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -195,21 +141,3 @@ def _take(block: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _concatenate(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(parts)
-
-
-class _Bar(Callback):
-    """A progress bar over the tasks of each computation of a local scheduler."""
-
-    def __init__(self, desc: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.desc = desc
-
-    def _start_state(self, dsk: Any, state: dict[str, Any]) -> None:
-        total = sum(len(state[key]) for key in ("ready", "waiting"))
-        self.bar = progress(total, self.desc, "task")
-
-    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
-        self.bar.update()
-
-    def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
-        self.bar.close()

@@ -32,7 +32,7 @@ _COLUMNS = 6
 
 
 def error_analysis(workspace: Workspace, results: Results) -> Section:
-    """Groups of questions, agreement with BERT, and examples to read.
+    """Groups of items, agreement with BERT, and examples to read.
 
     Raises:
         WorkspaceError: an ``errors.json`` is damaged.
@@ -43,8 +43,11 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
         return Section(
             ident,
             title,
-            missing="No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` "
-            "does, for BERT as `bert`.",
+            missing="Scores are near or far, neither right nor wrong: `bertvision compare` sets two "
+            "systems side by side."
+            if results.key in ("pearson", "spearman")
+            else "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, "
+            "for BERT as `bert`.",
         )
     # drawn and read are the best of the last snapshot
     last = max(SnapshotTag(a["checkpoint"]) for a in analyses)
@@ -52,27 +55,30 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
         (a for a in analyses if a["checkpoint"] == last and a["agreement"]), key=_by_score
     ) or [max(analyses, key=lambda a: SnapshotTag(a["checkpoint"]))]
     shown = shown[: _SYSTEMS - 1]
-    metric = "accuracy" if results.score == "accuracy" else "f1"
+    spans = "exact" in shown[0]["metrics"]
+    metric, score = ("f1", "F1") if spans else ("accuracy", "Accuracy")
     rows = _grouped(shown, metric)
     systems = [name for name in ("BERT", *(a["system"] for a in shown)) if name in rows[0]]
     caption = (
-        f"{results.title} by groups of questions: by whether there is an answer, its length, the "
-        "length of the context, and the question word. The line between the marks is the "
-        "difference between the systems; groups of few questions (n) move by chance."
+        f"{score} by groups of {results.items}: {', '.join(shown[0]['groups'])}. The line between "
+        f"the marks is the difference between the systems; groups of few {results.items} (n) move "
+        "by chance."
     )
     figure = make_figure(
         ident,
-        f"{results.label} by groups of questions",
+        f"{score} (%) by groups of {results.items}",
         caption,
         _SOURCE,
         _COMMAND,
-        lambda width: marks.group_dots(rows, systems, results.label, width),
+        lambda width: marks.group_dots(rows, systems, f"{score} (%)", width),
     )
-    tables = _agreement_table(analyses) + _groups_tables(analyses, metric, results.title)
+    tables = _agreement_table(analyses, results.items)
+    tables += _groups_tables(analyses, metric, f"{score} by groups of {results.items}")
+    tables += _confusions_table(shown[0])
     lead = (
         "Systems are written NAME:TRAINED ON:EVALUATED ON, as `bertvision errors` and `bertvision "
         f"compare` take them. The examples below are answers of {shown[0]['system']}, a seeded "
-        "choice" + ("." if metric == "accuracy" else "; the gold answer stands in [brackets].")
+        "choice" + ("; the gold answer stands in [brackets]." if spans else ".")
     )
     return Section(
         ident, title, lead, figures=[figure], tables=tables, examples=_examples(shown[0])
@@ -94,6 +100,8 @@ def _read(workspace: Workspace, results: Results) -> list[Row]:
                     {float(group[metric]) for metric in values["metrics"]}
             if values["agreement"]:
                 {int(values["agreement"][cell]) for cell in CELLS}
+            for confused in values.setdefault("confusions", None) or []:
+                str(confused["gold"]), str(confused["answer"]), int(confused["n"]), confused["of"]
             values["system"], SnapshotTag(values["checkpoint"]), values["second"]
         except FileNotFoundError:
             continue
@@ -127,7 +135,7 @@ def _grouped(analyses: Sequence[Row], metric: str) -> list[Row]:
     return list(rows.values())
 
 
-def _groups_tables(analyses: Sequence[Row], metric: str, score: str) -> list[Table]:
+def _groups_tables(analyses: Sequence[Row], metric: str, title: str) -> list[Table]:
     """A table for each snapshot that was evaluated on: only there BERT is the same."""
     tables = []
     for tag in sorted({SnapshotTag(a["checkpoint"]) for a in analyses}, reverse=True):
@@ -140,9 +148,9 @@ def _groups_tables(analyses: Sequence[Row], metric: str, score: str) -> list[Tab
         tables.append(
             Table(
                 f"error_groups_{tag}",
-                f"{score} by groups of questions, on {tag}{best}",
+                f"{title}, on {tag}{best}",
                 [
-                    Column("value", "questions", "text"),
+                    Column("value", "group", "text"),
                     Column("questions", "n", "count"),
                     *bert,
                     *(Column(system, system) for system in systems[:_COLUMNS]),
@@ -157,7 +165,28 @@ def _groups_tables(analyses: Sequence[Row], metric: str, score: str) -> list[Tab
     return tables
 
 
-def _agreement_table(analyses: Sequence[Row]) -> list[Table]:
+def _confusions_table(analysis: Row) -> list[Table]:
+    """Which classes a system takes for which."""
+    if not analysis["confusions"]:
+        return []
+    return [
+        Table(
+            "confusions",
+            f"The most frequent confusions of {analysis['system']}",
+            [
+                Column("gold", "class", "text"),
+                Column("answer", "taken for", "text"),
+                Column("n", "n", "count"),
+                Column("of", "of", "count"),
+            ],
+            analysis["confusions"],
+            analysis["file"],
+            analysis["command"],
+        )
+    ]
+
+
+def _agreement_table(analyses: Sequence[Row], items: str) -> list[Table]:
     rows = []
     for a in analyses:
         if a["agreement"]:
@@ -167,16 +196,17 @@ def _agreement_table(analyses: Sequence[Row]) -> list[Table]:
     if not rows:
         return []
     second = Column("second", "second (%)")
+    has_second = any(row["second"] is not None for row in rows)
     return [
         Table(
             "agreement",
-            "Agreement with BERT at the same snapshot, in questions answered exactly right; "
-            "second: of the wrong answers, those whose second choice is right",
+            f"Agreement with BERT at the same snapshot, in {items} answered exactly right"
+            + ("; second: of the wrong answers, those whose second choice is right" * has_second),
             [
                 Column("system", "system", "text"),
                 *(Column(cell.replace(" ", "_"), cell, "count") for cell in CELLS),
                 Column("p", "p (McNemar)", digits=3),
-                *([second] if any(row["second"] is not None for row in rows) else []),
+                *([second] if has_second else []),
             ],
             rows,
             _SOURCE,

@@ -23,7 +23,8 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
     config = workspace.config
     model, task, tuned = config.model, config.task, config.finetune
     data = [
-        f"{name}: {split.questions:,} questions of {split.source}, sha256 {split.sha256[:12]}…"
+        f"{name}: {split.questions:,} {results.items} of {split.source}, sha256 "
+        f"{split.sha256[:12]}…"
         for name, split in config.data.items()
     ]
     revision = f", revision {model.revision}" if model.revision else ""
@@ -35,7 +36,9 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         ),
         (
             "Task",
-            f"{task.name}, windows of {task.max_length} tokens, overlap {task.overlap}"
+            f"{task.name}, windows of {task.max_length} tokens"
+            + (f", overlap {task.overlap}" if results.items == "questions" else "")
+            + (f", classes {', '.join(task.classes)}" if 0 < len(task.classes) <= 20 else "")
             + (", answerable questions only" if task.answerable_only else ""),
         ),
         ("Data", data),

@@ -129,10 +129,10 @@ def _baseline(results: Results) -> str:
     if results.baseline is None:
         return ""
     base = results.baseline
-    what = "Always giving the commoner class" if results.score == "accuracy" else "Never answering"
+    what = "Always giving the commonest class" if results.key == "accuracy" else "Never answering"
     below = [r["checkpoint"] for r in results.bert if r["score"] < base]
     text = f"{what} would score {base:.1f} {_unit(results)}"
-    text += f" on these {results.questions:,} questions" if results.questions else ""
+    text += f" on these {results.questions:,} {results.items}" if results.questions else ""
     if below:
         text += f": BERT at {_and(below)} is below that"
     return text + "."
@@ -171,7 +171,7 @@ def _score(row: dict[str, Any], results: Results) -> str:
 
 
 def _unit(results: Results) -> str:
-    return "% accuracy" if results.score == "accuracy" else results.score
+    return "% accuracy" if results.key == "accuracy" else results.score
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, heading, order, pair
 from bertvision.pipelines.report.table import Column, Table
 from bertvision.pipelines.reproduce import BERT_COMMAND
-from bertvision.pipelines.rows import CLASS_METRICS, COSTS, Results, is_control
+from bertvision.pipelines.rows import COSTS, Results, columns_of, is_control
 
 ARGMAX = ("argmax_exact", "argmax_f1")
 
@@ -96,7 +96,7 @@ def other_task(results: Results) -> list[Section]:
             Column("checkpoint", "evaluated on", "text"),
             Column("seeds", "seeds", "count"),
             Column("percent", "% of the encoder", digits=3),
-            *CLASS_METRICS,
+            *columns_of(results.others),
         ],
         sorted(results.others, key=lambda r: (pair(r), r["name"])),
         HEADS,
@@ -168,8 +168,9 @@ def sources(results: Results) -> Section:
 
 
 def _metrics_lead(results: Results) -> str:
-    if results.score == "accuracy":
-        return "F1, precision and recall are those of answerable questions."
+    held = {column.key for column in results.metrics}
+    if "exact" not in held:
+        return " ".join(text for keys, text in _MEANINGS if held.issuperset(keys))
     text = (
         "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "
         "span; the argmax columns take the most likely start and end, each by itself."
@@ -181,3 +182,13 @@ def _metrics_lead(results: Results) -> str:
             "over all."
         )
     return text
+
+
+_MEANINGS = (
+    (["precision"], "F1, precision and recall are those of answerable questions."),
+    (["f1", "macro_f1"], "F1 is that of the class that is looked for."),
+    (["macro_f1"], "Macro F1 is the mean of all classes' F1."),
+    (["matthews"], "Matthews is the correlation of the classes × 100: guessing scores 0."),
+    (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
+)
+"""What metrics of classes and scores say, by the columns that there must be."""

@@ -8,46 +8,48 @@ answerable where any of its windows does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional
-from transformers import BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from bertvision.errors import InputError
+from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.batching import Batch
+from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.scoring import ClassLogits, Scores
-from bertvision.pipelines.tasks.registry import Predicted, Task
+from bertvision.pipelines.tasks.questions import QuestionTask, window_labels
+from bertvision.pipelines.tasks.registry import Labels, Predicted
 from bertvision.pipelines.tasks.squad import Question
 from bertvision.pipelines.tasks.windows import Windows
 
 
-class AnswerableTask(Task):
+class AnswerableTask(QuestionTask):
     """Two classes of a window: 0 it holds no answer, 1 it holds the gold answer."""
 
-    model_class = BertForSequenceClassification
-    model_options = {"num_labels": 2}
-    output_layer = "classifier"
-    per_token = False
+    model_class = AutoModelForSequenceClassification
 
-    def check_data(self, questions: Sequence[Question], source: str) -> None:
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """Two classes."""
+        return {"num_labels": 2}
+
+    def check_data(self, items: Sequence[Question], source: str) -> None:
         """Refuse data of one class alone.
 
         Raises:
             InputError: all questions are answerable, or none is.
         """
-        impossible = sum(question.is_impossible for question in questions)
-        if impossible in (0, len(questions)):
+        impossible = sum(question.is_impossible for question in items)
+        if impossible in (0, len(items)):
             lacking = "unanswerable" if impossible == 0 else "answerable"
             raise InputError(
                 f"{source} has no {lacking} question, and the task answerable needs both kinds: "
                 "use data in the form of SQuAD 2.0"
             )
 
-    def labels(self, windows: Windows) -> dict[str, npt.NDArray[np.integer]]:
+    def labels(self, windows: Windows) -> Labels:
         """Whether a window holds the gold answer."""
         return {"answerable": window_labels(windows)}
 
@@ -61,14 +63,10 @@ class AnswerableTask(Task):
         """Logits of both classes, (batch, 2)."""
         return {"logits": output.logits}
 
+    def head_loss(self, output: ClassOutput, labels: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy of whether the window holds the answer."""
+        return class_loss(output, labels["answerable"].long())
+
     def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
         """Accuracy and F1 of the questions."""
-        return ClassLogits(dev.logits["logits"], dev.windows.question_index, dev.questions).score()
-
-
-def window_labels(windows: Windows) -> npt.NDArray[np.int8]:
-    """1 for each window that wholly holds the first gold answer, else 0: (windows,).
-
-    An answer never begins at token 0, the [CLS], which is where windows without one point.
-    """
-    return (windows.start_positions > 0).astype(np.int8)
+        return ClassLogits(dev.logits["logits"], dev.item_index, dev.items).score()

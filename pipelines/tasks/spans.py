@@ -5,38 +5,30 @@ Devlin et al. 2019 (arXiv:1810.04805); a window without the answer has both on i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import BertForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering
 
+from bertvision.models.outputs import SpanOutput, span_loss
 from bertvision.pipelines.batching import Batch
 from bertvision.pipelines.scoring import Scores, SplitLogits, score
-from bertvision.pipelines.tasks.registry import Predicted, Task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.questions import QuestionTask
+from bertvision.pipelines.tasks.registry import Predicted
 
 
-class SpanTask(Task):
+class SpanTask(QuestionTask):
     """``squad_v2``, which may answer with nothing, and ``squad_v1``, which always answers."""
 
-    model_class = BertForQuestionAnswering
-    output_layer = "qa_outputs"
+    model_class = AutoModelForQuestionAnswering
     per_token = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.tunes = name == "squad_v2"
-
-    def labels(self, windows: Windows) -> dict[str, npt.NDArray[np.integer]]:
-        """First and last token of the answer, counted inside the window."""
-        return {
-            "start_positions": windows.start_positions,
-            "end_positions": windows.end_positions,
-        }
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy of start and end position, averaged over both, summed over the windows.
@@ -56,18 +48,12 @@ class SpanTask(Task):
         """Start and end logits, (batch, seq)."""
         return {"start_logits": output.start_logits, "end_logits": output.end_logits}
 
+    def head_loss(self, output: SpanOutput, labels: Mapping[str, Tensor]) -> Tensor:
+        """Mean of the cross-entropies of start and end (see `span_loss`)."""
+        start, end = (labels[f"{which}_positions"].long() for which in ("start", "end"))
+        return span_loss(output, start, end)
+
     def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
         """EM and F1 by each decoding rule."""
-        held_out = None if tune is None else _with_offsets(tune)
-        return score(_with_offsets(dev), held_out, abstains=self.tunes)
-
-
-def _with_offsets(predicted: Predicted) -> SplitLogits:
-    return SplitLogits(
-        predicted.logits["start_logits"],
-        predicted.logits["end_logits"],
-        predicted.windows.n_tokens,
-        predicted.windows.offset_mapping,
-        predicted.windows.question_index,
-        predicted.questions,
-    )
+        held_out = None if tune is None else SplitLogits.of(tune)
+        return score(SplitLogits.of(dev), held_out, abstains=self.tunes)

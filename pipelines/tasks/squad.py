@@ -127,38 +127,6 @@ def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
         return reader.finish(None, None)
 
 
-def hold_out(
-    questions: Sequence[Question], fraction: float, *, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Split questions into a kept and a held-out part, by whole context.
-
-    The contexts with the smallest SHA-256 of (seed, context) are held out, so that the choice is
-    the same on every machine and whatever the order of the questions.
-
-    Args:
-        questions: the questions of a training split.
-        fraction: part of the distinct contexts to hold out, 0 ≤ fraction < 1; the number is
-            rounded, but above 0 it is at least one context, if there are two.
-        seed: which contexts.
-
-    Returns:
-        (kept, held out), both in the order given.
-
-    Raises:
-        InputError: the fraction is outside [0, 1).
-    """
-    if not 0 <= fraction < 1:
-        raise InputError(f"cannot hold out a fraction of {fraction}: give 0 ≤ fraction < 1")
-    contexts = list(dict.fromkeys(q.context for q in questions))
-    count = round(fraction * len(contexts))
-    if fraction > 0 and len(contexts) > 1:
-        count = min(max(count, 1), len(contexts) - 1)
-    contexts.sort(key=lambda c: hashlib.sha256(f"{seed}\n{c}".encode()).digest())
-    held = set(contexts[:count])
-    kept = [q for q in questions if q.context not in held]
-    return kept, [q for q in questions if q.context in held]
-
-
 def read_json(path: Path) -> tuple[Any, str]:
     """Parse a ``.json`` or ``.json.gz`` file of UTF-8.
 

@@ -1,0 +1,152 @@
+"""``bertvision probe``: what each layer knows, by linear probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertvision.commands.options import (
+    Data,
+    Json,
+    LabelColumn,
+    PairColumn,
+    Precision,
+    Store,
+    TextColumn,
+    Workspace,
+    open_data,
+    parse_layers,
+    parse_names,
+    parse_poolings,
+    parse_tags,
+    show,
+)
+from bertvision.errors import InputError
+
+_GIB = 1 << 30
+
+
+def probe(
+    task: Annotated[
+        list[str], typer.Argument(help="Data sets by their task, such as bigram_shift; several.")
+    ],
+    data: Data = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
+    checkpoint: Annotated[str, typer.Option(help="Snapshots, such as 0e,1e.")] = "0e",
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Also the twin with random weights.")
+    ] = False,
+    layers: Annotated[
+        str, typer.Option(help="Hidden states, such as 0,6,12 (0: embeddings), or all.")
+    ] = "all",
+    pool: Annotated[
+        str, typer.Option(help="Of a window's tokens: of cls,sep,mean,max.")
+    ] = "cls,mean",
+    concat: Annotated[
+        str | None, typer.Option(help="Layers end to end besides: first+last,0+3+6.")
+    ] = None,
+    mlp: Annotated[
+        bool, typer.Option("--mlp", help="A hidden layer of 50 sigmoids, not a linear probe.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Also the control task, for selectivity.")
+    ] = False,
+    mdl: Annotated[
+        bool, typer.Option("--mdl", help="Also the description length, by online coding.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of starts, batches and folds.")] = 1111,
+    folds: Annotated[
+        int, typer.Option(min=2, help="Of the cross-validation of data in one piece.")
+    ] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="At most.")] = 200,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples to a step.")] = 64,
+    weight_decays: Annotated[
+        str, typer.Option(help="Of which the best on held-out examples is taken.")
+    ] = "1e-5,1e-4,1e-3,1e-2",
+    standardise: Annotated[
+        bool, typer.Option("--standardise", help="Scale features by the training examples.")
+    ] = False,
+    memory: Annotated[
+        float, typer.Option(min=0, help="GiB of features and probes at once, about.")
+    ] = 2.0,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Of what is extracted: int8, int4, bfloat16, float16 or float32.")
+    ] = "int8",
+    precision: Precision = "auto",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write all probes to this file too.")] = None,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    r"""Train a probe on every layer and pooling of snapshots, and score it.
+
+    Extracts what is missing; --data is needed the first time, a folder may hold several data sets.
+    Training follows SentEval unless options say otherwise. A second call does only what is missing.
+    """
+    from bertvision.pipelines.probing.options import ProbeOptions
+    from bertvision.pipelines.probing.run import probe as run
+    from bertvision.pipelines.probing.summary import probe_rows
+    from bertvision.pipelines.probing.tables import probes_table, write_csv
+
+    options = ProbeOptions(
+        hidden=50 if mlp else 0,
+        batch_size=batch_size,
+        max_epochs=epochs,
+        weight_decays=_weight_decays(weight_decays),
+        standardise=standardise,
+        folds=folds,
+        seed=seed,
+    )
+    found = []
+    opened = [
+        open_data(workspace, model, name, data, text=text, pair=pair, label=label)
+        for name in dict.fromkeys(task)
+    ]
+    for space, dataset in opened:
+        found += run(
+            space.at(store),
+            dataset,
+            parse_tags(checkpoint),
+            layers=parse_layers(layers),
+            poolings=parse_poolings(pool),
+            concat=parse_names(concat) or [],
+            untrained=untrained,
+            control=control,
+            mdl=mdl,
+            options=options,
+            encoding=encoding,
+            precision=precision,
+            scheduler=scheduler,
+            memory=int(memory * _GIB),
+        )
+    rows = probe_rows(found)
+    if csv is not None:
+        write_csv(csv, rows)
+    show(rows, as_json, probes_table)
+
+
+def _weight_decays(text: str) -> tuple[float, ...]:
+    """``1e-5,1e-4`` → numbers, in increasing order.
+
+    Raises:
+        InputError: they are none, or negative.
+    """
+    try:
+        found = tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or found[0] < 0:
+        raise InputError(f"--weight-decays {text!r}: give numbers from 0, such as 1e-5,1e-4")
+    return found

@@ -1,0 +1,111 @@
+"""``bertvision rank``: candidate passages of questions, beside BM25."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertvision.commands.options import (
+    Data,
+    Json,
+    Precision,
+    Store,
+    Workspace,
+    open_data,
+    parse_choice,
+    parse_names,
+    parse_poolings,
+    parse_tags,
+    show,
+)
+
+
+def rank(
+    task: Annotated[str, typer.Argument(help="Questions with candidate passages: wikiqa.")],
+    data: Data = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="Snapshots, such as 0e,1e; untrained has random weights.")
+    ] = "0e",
+    scorers: Annotated[
+        str,
+        typer.Option(help="Of cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv."),
+    ] = "cosine,bilinear,logistic,mlp",
+    pool: Annotated[str, typer.Option(help="Of a text's tokens: of cls,sep,mean,max.")] = "mean",
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="all: each hidden state alone; numbers, first (1), last; + puts them end to end: "
+            "all,first+last."
+        ),
+    ] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each scorer.")] = 1,
+    margin: Annotated[float, typer.Option(help="Of the pairwise hinge.")] = 1.0,
+    epochs: Annotated[int, typer.Option(min=0, help="At most; the best on dev is kept.")] = 30,
+    patience: Annotated[
+        int, typer.Option(min=1, help="Epochs without a better MAP on dev that end a training.")
+    ] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions to a step.")] = 32,
+    lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-2,
+    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap's intervals.")] = 10_000,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="Of what is extracted: int8, int4, bfloat16, float16 or float32.")
+    ] = "int8",
+    precision: Precision = "auto",
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table to this file too.")] = None,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Rank the candidate passages of each question, and compare with BM25.
+
+    Extracts what is missing; --data is needed the first time. Scorers are trained on train, the
+    epoch is chosen on dev, and MAP, MRR and P@1 are those of test. A second call does only what is
+    missing.
+    """
+    from bertvision.pipelines.config import validated
+    from bertvision.pipelines.files import write_text
+    from bertvision.pipelines.ranking.rank import rank as run
+    from bertvision.pipelines.ranking.rows import as_csv, table
+    from bertvision.pipelines.ranking.scorers import SCORERS
+    from bertvision.pipelines.ranking.training import Training
+
+    names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
+    poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
+    given = {
+        "margin": margin,
+        "epochs": epochs,
+        "patience": patience,
+        "batch_size": batch_size,
+        "lr": lr,
+        "weight_decay": weight_decay,
+    }
+    training = validated(Training, given)
+    space, dataset = open_data(workspace, model, task, data)
+    result = run(
+        space.at(store),
+        dataset or task,
+        tags,
+        scorers=names,
+        poolings=poolings,
+        layers=layers,
+        seeds=seeds,
+        training=training,
+        resamples=resamples,
+        encoding=encoding,
+        precision=precision,
+        scheduler=scheduler,
+    )
+    if csv is not None:
+        write_text(csv, as_csv(result["rows"]))
+    show(result, as_json, table)

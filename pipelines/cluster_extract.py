@@ -1,0 +1,298 @@
+"""Extraction on a Dask cluster: whole shards, handed to workers a few at a time.
+
+The client has created the splits and holds their locks; it lends the workers the right to write
+(see `featurestore.delegation`). A shard is a function of snapshot and shard, so it does not matter
+who computes it, nor how often: the store that comes out is that of a single process, byte for byte
+where the workers' processors and libraries do the same arithmetic. The shards of a worker that dies
+are computed by another one, except those that were committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from bertvision.errors import (
+    BertvisionError,
+    InputError,
+    ProvenanceError,
+    StoreNotFoundError,
+    WorkspaceError,
+)
+from bertvision.featurestore.delegation import Grant, granted
+from bertvision.featurestore.writer import SplitWriter, granted_writer
+from bertvision.pipelines.extraction_job import ExtractionJob
+from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster
+from bertvision.pipelines.shardwork import ShardWork, Written
+from bertvision.pipelines.snapshots import read_snapshot_info
+from bertvision.pipelines.split_contents import provenance
+from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.workspace import Workspace
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+log = logging.getLogger(__name__)
+
+PIECE_SHARDS = 8
+"""Most shards of a task: enough that writing one hides behind computing the next."""
+PIECES_AHEAD = 2
+"""Tasks per worker that are handed out at a time, however many there are: one is computed, and the
+next is there when it ends."""
+ATTEMPTS = 3
+"""How often a single shard may fail, or kill its worker, before the extraction gives up."""
+_LOOK_SECONDS = 5.0
+"""How often the client looks how many workers there are."""
+
+
+class Piece(NamedTuple):
+    """Shards that are computed by one task.
+
+    Attributes:
+        shards: by number, what the splits that lack it keep of a window.
+        failed: how often it was tried in vain.
+    """
+
+    shards: Mapping[int, Sequence[Tokens]]
+    failed: int = 0
+
+
+class ClusterWork:
+    """Computes and writes shards on the workers of a cluster, as `ShardWork` does here.
+
+    Args:
+        writers: by what they keep of a window; their locks are held by this process.
+        job: what decides the activations.
+        scheduler: address of the cluster, ``tcp://host:port``.
+
+    Attributes:
+        seconds: that workers spent computing so far, added up.
+
+    Raises:
+        InputError: the scheduler is none of a cluster.
+    """
+
+    def __init__(
+        self, writers: Mapping[Tokens, SplitWriter], job: ExtractionJob, scheduler: str
+    ) -> None:
+        if not is_cluster(scheduler):
+            raise InputError(
+                f"scheduler {scheduler!r}: shards are computed here, where none is named, or on a "
+                "Dask cluster such as tcp://localhost:8786"
+            )
+        self.seconds = 0.0
+        self._writers = writers
+        self._job = job
+        self._scheduler = scheduler
+
+    def write(self, shards: Mapping[int, Sequence[Tokens]]) -> Iterator[Written]:
+        """Write shards; gives the record of each once it is known to be committed.
+
+        Args:
+            shards: by number, the splits that lack it.
+
+        Raises:
+            InputError: no answer from the cluster.
+            ClusterError: it has no workers or was lost, a worker does not see the workspace or the
+                store, or a shard failed `ATTEMPTS` times.
+            LockedError: another process took the lock over.
+            NonFiniteError: names shard and window.
+            DiskSpaceError: the disk is full.
+        """
+        if not shards:
+            return
+        with connect(self._scheduler) as client, ExitStack() as stack:
+            grants = {
+                kept: stack.enter_context(granted(writer.ledger))
+                for kept, writer in self._writers.items()
+            }
+            stack.callback(_forget_on_workers, client)
+            yield from _Dealer(client, self, self._job, grants).deal(shards)
+
+
+class _Dealer:
+    """Hands pieces to the workers of a cluster, and takes back what comes of them."""
+
+    def __init__(
+        self, client: Client, work: ClusterWork, job: ExtractionJob, grants: Mapping[Tokens, Grant]
+    ) -> None:
+        self._client, self._work, self._job, self._grants = client, work, job, grants
+        self._running: dict[object, tuple[Future[Any], Piece]] = {}
+        self._finished: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._workers = self._count_workers()
+
+    def deal(self, shards: Mapping[int, Sequence[Tokens]]) -> Iterator[Written]:
+        waiting = deque(_cut(shards, self._workers))
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < PIECES_AHEAD * max(1, self._workers):
+                    self._submit(waiting.popleft())
+                try:
+                    future = self._finished.get(timeout=_LOOK_SECONDS)
+                except Empty:
+                    self._look()
+                    continue
+                _, piece = self._running.pop(future.key)
+                if future.status == "finished":
+                    written, seconds = future.result()
+                    self._work.seconds += seconds
+                    yield from written
+                else:
+                    # first: what fails again should do so soon
+                    waiting.extendleft(self._again(future, piece))
+                self._workers = self._count_workers()
+        finally:
+            if self._running and self._client.status == "running":
+                futures = [future for future, _ in self._running.values()]
+                self._client.cancel(futures)  # type: ignore[no-untyped-call]
+
+    def _submit(self, piece: Piece) -> None:
+        future = self._client.submit(
+            write_shards, self._job, self._grants, dict(piece.shards), pure=False
+        )
+        self._running[future.key] = future, piece
+        future.add_done_callback(self._finished.put)  # type: ignore[no-untyped-call]
+
+    def _again(self, future: Future[Any], piece: Piece) -> list[Piece]:
+        """What is to be tried again after a failure; raises where that would not help."""
+        from distributed import KilledWorker
+
+        if future.status != "error":
+            raise ClusterError(
+                "the cluster lost its scheduler, or somebody cancelled the extraction there; what "
+                "was committed is whole: run the same command again, it goes on from there"
+            )
+        error = future.exception()  # type: ignore[no-untyped-call]
+        if isinstance(error, BertvisionError):
+            raise error
+        if isinstance(error, ModuleNotFoundError):
+            raise ClusterError(
+                f"a worker says: {error}; install the same bertvision on the machines of the "
+                "workers"
+            ) from error
+        failed = piece.failed + 1
+        first, *rest = piece.shards
+        if not rest and failed >= ATTEMPTS:
+            what = "killed its worker" if isinstance(error, KilledWorker) else f"failed ({error!r})"
+            raise ClusterError(
+                f"shard {first} of {self._job.split} of {self._job.tag} {what} {failed} times: "
+                "look at the workers' logs; most often a worker had too little memory (`dask "
+                "worker --memory-limit`, one worker per GPU); what was committed is whole: run the "
+                "same command again, it goes on from there"
+            ) from error
+        log.warning("%d shards from %d on are tried again: %r", len(piece.shards), first, error)
+        # one by one, so that one that kills its worker does not take others along
+        return [Piece({shard: kept}, failed) for shard, kept in piece.shards.items()]
+
+    def _look(self) -> None:
+        """While nothing ends: are there workers, is there a scheduler?"""
+        before, self._workers = self._workers, self._count_workers()
+        if self._workers == 0 and before > 0:
+            log.warning("the cluster has no workers any more: waiting for one to come back")
+
+    def _count_workers(self) -> int:
+        try:
+            return len(self._client.nthreads())  # type: ignore[no-untyped-call]
+        except (OSError, TimeoutError):
+            return 0
+
+
+def write_shards(
+    job: ExtractionJob, grants: Mapping[Tokens, Grant], shards: Mapping[int, Sequence[Tokens]]
+) -> tuple[list[Written], float]:
+    """What a worker does: compute and write shards, except those that are committed already.
+
+    Args:
+        job: what decides the activations.
+        grants: the right to write each split.
+        shards: by number, the splits that lack it.
+
+    Returns:
+        The records of all these shards, and the seconds spent computing.
+    """
+    with _ONE_AT_A_TIME:
+        _use_threads_of_worker()
+        work, writers = _open(job, tuple(grants.items()))
+        found, missing = [], dict[int, list[Tokens]]()
+        for shard, wanted in shards.items():
+            for kept in wanted:
+                record = writers[kept].ledger.find_shard(shard)
+                if record is None:
+                    missing.setdefault(shard, []).append(kept)
+                else:
+                    found.append(Written(kept, record))
+        before = work.seconds
+        found += work.write(missing)
+        return found, work.seconds - before
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A process has one encoder, which uses all threads of the worker."""
+
+
+@lru_cache(maxsize=1)
+def _open(
+    job: ExtractionJob, grants: tuple[tuple[Tokens, Grant], ...]
+) -> tuple[ShardWork, dict[Tokens, SplitWriter]]:
+    """The encoder, windows and writers; made once per process and extraction."""
+    host = socket.gethostname()
+    try:
+        writers = {kept: granted_writer(grant) for kept, grant in grants}
+        workspace = Workspace.find(job.root)
+        info = read_snapshot_info(workspace.require_snapshot(job.tag))
+        encoder, windows = job.load()
+    except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
+        raise ClusterError(
+            f"the worker on {host} does not find what it needs: {error}; every worker must see the "
+            f"workspace {job.root} and the store {grants[0][1].store} under these very paths: put "
+            "them on a file system that all machines share (the store may be in an object store), "
+            "and run the same command again"
+        ) from error
+    data = workspace.dataset(job.dataset)
+    for kept, writer in writers.items():
+        stored = writer.split.record.provenance
+        here = provenance(
+            *(workspace, data, info, job.split, kept, job.precision, job.nonfinite),
+            encoder.attention,
+        )
+        for field in stored.keys() | here.keys():
+            if stored.get(field) != here.get(field):
+                raise ProvenanceError(
+                    f"the worker on {host} sees another {job.root} than the process that hands out "
+                    f"shards: {field} = {here.get(field)!r} there, {stored.get(field)!r} here; "
+                    "every worker must see the same workspace"
+                )
+    return ShardWork(writers, windows, encoder, job.nonfinite), writers
+
+
+def _use_threads_of_worker() -> None:
+    from distributed import get_worker
+
+    # the nanny sets one thread for everything, as Dask's own tasks fill the cores; here one task
+    # has all of them
+    torch.set_num_threads(get_worker().state.nthreads)
+
+
+def _forget_on_workers(client: Client) -> None:
+    """Let the workers free the memory of the encoder."""
+    if client.status == "running":
+        with suppress(Exception):  # a worker that is gone has forgotten already
+            client.run(_open.cache_clear, on_error="ignore")
+
+
+def _cut(shards: Mapping[int, Sequence[Tokens]], workers: int) -> Iterator[Piece]:
+    """Pieces of consecutive shards; small enough at the end that all workers end together."""
+    size = max(1, min(PIECE_SHARDS, len(shards) // (8 * max(1, workers))))
+    items = iter(shards.items())
+    while part := dict(islice(items, size)):
+        yield Piece(part)

@@ -1,0 +1,95 @@
+"""Checkpoints as they come: the files that are fetched from the hub, and their configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+
+from bertvision.errors import InputError
+
+_FILES = [
+    "config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+]
+
+
+def fetch(name: str, revision: str | None) -> Path:
+    """The folder of a checkpoint of the hub, downloaded or in the cache.
+
+    Args:
+        name: on the hub.
+        revision: branch, tag or commit; None is the newest.
+
+    Raises:
+        InputError: there is none, or it cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    try:
+        if looks_like_path:
+            raise InputError(f"there is no folder {name}")
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except HFValidationError as error:
+        raise InputError(f"{name!r} is neither a folder nor a hub name: {error}") from error
+    except OSError as error:
+        # offline, unknown name or revision, no permission: the hub's errors are all OSErrors
+        raise InputError(
+            f"{name!r} is no local folder and could not be fetched from the hub "
+            f"({type(error).__name__}): check the name and the network, or give a local folder"
+        ) from error
+
+
+def read_config(folder: Path, name: str) -> PreTrainedConfig:
+    """The configuration of a checkpoint of an encoder of text.
+
+    Args:
+        folder: of the checkpoint.
+        name: what messages call it.
+
+    Raises:
+        InputError: there is none, it cannot be read without the checkpoint's own code, or it is of
+            another kind of model.
+    """
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        kind = values.get("model_type")
+    except FileNotFoundError:
+        raise InputError(f"{name} is no checkpoint: {path} does not exist") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not a model configuration: {error}") from error
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{name} has model_type {kind!r}, which this version of transformers cannot make "
+            "without running the checkpoint's own code, and that is never run: take a model of a "
+            f"family that it knows, such as bert or roberta ({error})"
+        ) from error
+    try:
+        known = type(config) in AutoModel._model_mapping and config.vocab_size > 0
+        layers, width = config.num_hidden_layers, config.hidden_size
+    except AttributeError:
+        known, layers, width = False, None, None
+    if not known or config.is_encoder_decoder or not isinstance(layers, int) or not width:
+        raise InputError(
+            f"{name} has model_type {kind!r}, which is no single stack of layers over text: take "
+            "an encoder such as bert-base-uncased or FacebookAI/roberta-base, or a decoder-only "
+            "model such as openai-community/gpt2"
+        )
+    return config

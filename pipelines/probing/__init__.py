@@ -1,0 +1,1 @@
+"""Probes: what a linear classifier can read from frozen hidden states, layer by layer."""

@@ -1,0 +1,183 @@
+"""Probes that were trained, as kept in ``probes/<data set>/``: what is there is not trained again.
+
+One file holds the probes of a snapshot and a pooling with the same settings, and what they were
+made from. It is replaced as a whole whenever probes are added.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bertvision.errors import ProvenanceError, WorkspaceError
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.files import write_json
+from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.tasks.registry import Tokens
+
+FOLDER = "probes"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ControlRecord(_Record):
+    """The control task; see `Control`."""
+
+    accuracy: float
+    selectivity: float
+    memorised: float
+    unseen: float
+
+
+class MdlRecord(_Record):
+    """The online code of the training labels; see `OnlineCode`."""
+
+    bits: float
+    uniform_bits: float
+    compression: float
+    ends: list[int]
+
+
+class ProbeRecord(_Record):
+    """A probe on one input."""
+
+    layers: tuple[int, ...]
+    """Hidden states, end to end where there are several."""
+    accuracy: float
+    """Per cent of the scored examples."""
+    low: float
+    """Lower end of its 95 % interval over resampled examples."""
+    high: float
+    """Upper end."""
+    held_out: float
+    """Per cent of the held-out examples, by which the best layer is chosen; mean over folds."""
+    weight_decay: list[float]
+    """Chosen, fold by fold."""
+    epochs: list[int]
+    """Of the chosen probe, fold by fold."""
+    correct: str
+    """Which scored examples are right: a bit each, packed, as base64."""
+    control: ControlRecord | None = None
+    mdl: MdlRecord | None = None
+
+    def bits(self, examples: int) -> npt.NDArray[np.bool_]:
+        """(examples,) whether each scored example is right."""
+        packed = np.frombuffer(base64.b64decode(self.correct), np.uint8)
+        return np.unpackbits(packed, count=examples).astype(bool)
+
+
+class ProbeFile(_Record):
+    """All probes of a snapshot, a pooling and one choice of settings."""
+
+    dataset: str
+    """Name of the data set, or of the workspace's task."""
+    task: str
+    tag: str
+    pooling: Tokens
+    settings: ProbeOptions
+    made_from: dict[str, str | int | float | bool | None]
+    """Of the hidden states and of the data: any difference is refused."""
+    classes: list[str]
+    examples: dict[str, int]
+    """How many train, are held out, and are scored; in a cross-validation, of the first fold and of
+    all."""
+    majority: float
+    """Per cent that the most frequent class of the training examples scores."""
+    probes: list[ProbeRecord] = Field(default_factory=list)
+
+    def find(self, layers: tuple[int, ...]) -> ProbeRecord | None:
+        """The probe on an input, if it was trained."""
+        return next((probe for probe in self.probes if probe.layers == layers), None)
+
+    def put(self, probe: ProbeRecord) -> None:
+        """Add a probe, or replace that on the same input."""
+        others = [held for held in self.probes if held.layers != probe.layers]
+        self.probes = sorted([*others, probe], key=lambda p: (len(p.layers), p.layers))
+
+
+def packed(correct: npt.NDArray[np.bool_]) -> str:
+    """The text that `ProbeRecord.bits` reads.
+
+    Args:
+        correct: (examples,)
+    """
+    return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
+
+
+def place(root: Path, probes: ProbeFile) -> Path:
+    """Where a file of probes is kept in the workspace at ``root``."""
+    name = f"{probes.tag}-{probes.pooling}-{probes.settings.digest}.json"
+    return root / FOLDER / probes.dataset / name
+
+
+def write(root: Path, probes: ProbeFile) -> None:
+    """Keep probes; the file is whole at any time."""
+    path = place(root, probes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, probes.model_dump(mode="json"))
+
+
+def resume(root: Path, new: ProbeFile) -> ProbeFile:
+    """What was kept before of the same snapshot, pooling and settings; ``new`` where nothing was.
+
+    Args:
+        root: of the workspace.
+        new: without probes, with what they would be made from now.
+
+    Raises:
+        ProvenanceError: what was kept was made from something else; names the field.
+        WorkspaceError: the file is damaged.
+    """
+    path = place(root, new)
+    if not path.exists():
+        return new
+    held = read(path)
+    for name, here, there in _fields(new, held):
+        if here != there:
+            raise ProvenanceError(
+                f"{path} holds probes made with {name} = {there!r}, now it is {here!r}: delete "
+                "that file to train them again, or use another --workspace"
+            )
+    return held
+
+
+def read(path: Path) -> ProbeFile:
+    """Read a file of probes.
+
+    Raises:
+        WorkspaceError: it is damaged.
+    """
+    try:
+        return ProbeFile.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise WorkspaceError(
+            f"{path} is damaged ({error}): delete it, and `bertvision probe` trains them again"
+        ) from error
+
+
+def read_all(root: Path) -> list[ProbeFile]:
+    """All probes of the workspace at ``root``, by data set, snapshot and pooling.
+
+    Raises:
+        WorkspaceError: a file is damaged.
+    """
+    found = [read(path) for path in (root / FOLDER).glob("*/*.json")]
+    return sorted(
+        found, key=lambda f: (f.dataset, f.settings.digest, SnapshotTag(f.tag), f.pooling)
+    )
+
+
+def _fields(new: ProbeFile, held: ProbeFile) -> list[tuple[str, object, object]]:
+    """What two files say, by field, all but their probes."""
+    sides: list[Mapping[str, object]] = []
+    for side in (new, held):
+        values = side.model_dump(mode="json", exclude={"probes", "made_from", "settings"})
+        sides.append(side.made_from | values)
+    return [(key, sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]

@@ -1,0 +1,158 @@
+"""Probe the layers of snapshots on a data set: train what is missing, keep every result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertvision.featurestore.lock import exclusive
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.features import ensure_features, feature_layers, feature_split
+from bertvision.pipelines.probing.data import ProbeData, read_data
+from bertvision.pipelines.probing.layers import wanted_layers
+from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.probing.results import FOLDER, ProbeFile, resume, write
+from bertvision.pipelines.probing.scores import majority
+from bertvision.pipelines.probing.shelf import Need, Shelf, Wanted
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.workspace import Workspace
+
+log = logging.getLogger(__name__)
+UNTRAINED = "untrained"
+MEMORY = 2 << 30
+"""Bytes of features and parameters that are held at once, unless told otherwise."""
+
+
+def probe(
+    workspace: Workspace,
+    dataset: str | None,
+    tags: Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
+    poolings: Sequence[Tokens] = ("cls", "mean"),
+    concat: Sequence[str] = (),
+    untrained: bool = False,
+    control: bool = False,
+    mdl: bool = False,
+    options: ProbeOptions | None = None,
+    encoding: str = "int8",
+    precision: str = "auto",
+    scheduler: str | None = None,
+    memory: int = MEMORY,
+) -> list[ProbeFile]:
+    """Train probes on pooled hidden states of each layer, or find those trained before.
+
+    Hidden states that are missing are extracted. Probes of several layers and poolings are trained
+    at once, as many as ``memory`` holds; each is what it would be if it were trained alone, so that
+    it does not matter how often this is stopped and called again.
+
+    Args:
+        workspace: with the snapshots.
+        dataset: an added data set; None is the workspace's own data.
+        tags: the snapshots.
+        layers: indices of hidden states; None is all, from the embedding output to the last.
+        poolings: over the tokens of each window.
+        concat: layers to be put end to end besides, such as ``first+last`` or ``0+3+6``.
+        untrained: also the twin with random weights, which differences are taken from.
+        control: also the control task and selectivity.
+        mdl: also the online code of the labels.
+        options: settings of the training.
+        encoding: of the hidden states that are extracted.
+        precision: of the forward pass that extracts them.
+        scheduler: where they are extracted.
+        memory: bytes of features and of parameters at once, about.
+
+    Returns:
+        What is now there of each snapshot and pooling, snapshots in order.
+
+    Raises:
+        InputError: the data cannot be probed, or there is no such layer.
+        ProvenanceError: probes or hidden states were made from something else; names the field.
+        LockedError: another process probes the same data set.
+    """
+    options = options or ProbeOptions()
+    source = workspace.dataset(dataset)
+    data = read_data(source, options)
+    twin = [UNTRAINED] if untrained else []
+    snapshots = sorted({SnapshotTag(tag) for tag in (*tags, *twin)})
+    ensure_features(
+        workspace,
+        snapshots,
+        source.name,
+        list(data.sizes),
+        poolings,
+        encoding=encoding,
+        precision=precision,
+        scheduler=scheduler,
+    )
+    needs: list[Need] = ["probe"]
+    needs += ["control"] if control else []
+    needs += ["mdl"] if mdl else []
+    depth = workspace.config.model.num_hidden_layers
+    folder = workspace.root / FOLDER / data.name
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[ProbeFile] = []
+    with exclusive(folder / ".lock", f"probing {data.name}"):
+        for tag in snapshots:
+            files, wanted = {}, []
+            for pooling in poolings:
+                files[pooling] = resume(
+                    workspace.root, _new(workspace, data, tag, pooling, options)
+                )
+                stored = feature_layers(
+                    workspace, tag, source.name, next(iter(data.sizes)), pooling
+                )
+                wanted += [
+                    Wanted(pooling, key) for key in wanted_layers(layers, concat, depth, stored)
+                ]
+            _complete(Shelf(workspace, data, tag, files, options), wanted, needs, memory)
+            found += files.values()
+    return found
+
+
+def _complete(shelf: Shelf, wanted: list[Wanted], needs: list[Need], memory: int) -> None:
+    """Measure what is missing of a snapshot and write it, group by group."""
+    groups = shelf.missing(wanted, needs, memory)
+    if not groups:
+        log.info("%s of %s: all %d probes are there", shelf.data.name, shelf.tag, len(wanted))
+        return
+    total = sum(shelf.work(group) for group in groups)
+    with progress(total, f"{shelf.data.name} {shelf.tag}", "probe") as bar:
+        for group in groups:
+            inputs = shelf.load(group.inputs)
+            for need in group.needs:
+                shelf.measure(need, inputs, group.inputs, bar.update)
+                for pooling in dict.fromkeys(key.pooling for key in group.inputs):
+                    write(shelf.workspace.root, shelf.files[pooling])
+
+
+def _new(
+    workspace: Workspace, data: ProbeData, tag: str, pooling: Tokens, options: ProbeOptions
+) -> ProbeFile:
+    """A file without probes, with everything that decides what they become."""
+    made_from: dict[str, str | int | float | bool | None] = {}
+    for split in data.sizes:
+        record = feature_split(workspace, tag, data.dataset, split, pooling).record
+        made_from[f"{split}: encoding"] = record.encoding
+        made_from |= {f"{split}: {key}": value for key, value in record.provenance.items()}
+    first = data.folds[0]
+    guesses = [majority(data.labels[f.train], data.labels[f.test]) for f in data.folds]
+    return ProbeFile(
+        dataset=data.name,
+        task=data.task,
+        tag=tag,
+        pooling=pooling,
+        settings=options,
+        made_from=made_from,
+        classes=list(data.classes),
+        examples={
+            "folds": len(data.folds),
+            "train": len(first.train),
+            "held_out": len(first.held_out),
+            "scored": len(data.scored),
+        },
+        majority=float(np.average(guesses, weights=[len(f.test) for f in data.folds])),
+    )

@@ -1,0 +1,1 @@
+"""Ranking of candidate passages from stored hidden states, beside BM25."""

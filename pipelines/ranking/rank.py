@@ -1,0 +1,159 @@
+"""Rank the candidate passages of questions by stored hidden states, beside BM25."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.lock import exclusive
+from bertvision.pipelines.features import ensure_features
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.probing.layers import layers_text
+from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
+from bertvision.pipelines.ranking.inputs import parse_inputs
+from bertvision.pipelines.ranking.metrics import Candidates
+from bertvision.pipelines.ranking.records import Record, qrels_file, read_record
+from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
+from bertvision.pipelines.ranking.scorers import SCORERS, ScorerName
+from bertvision.pipelines.ranking.systems import Job, System, rank_systems
+from bertvision.pipelines.ranking.training import Training
+from bertvision.pipelines.tasks.ranking_data import PARTS, read_ranking
+from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.tasks.wikiqa import SPLITS, WikiqaTask
+from bertvision.pipelines.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+def rank(
+    workspace: Workspace,
+    dataset: str,
+    tags: Sequence[str],
+    *,
+    scorers: Sequence[ScorerName] = ("cosine",),
+    poolings: Sequence[Tokens] = ("mean",),
+    layers: str = "all",
+    seeds: int = 1,
+    training: Training | None = None,
+    resamples: int = 10_000,
+    encoding: str = "int8",
+    precision: str = "auto",
+    scheduler: str | None = None,
+) -> dict[str, Any]:
+    """Rank with every scorer × input × pooling × snapshot; do what is not done yet.
+
+    Args:
+        workspace: that the data set was added to.
+        dataset: its name, such as ``wikiqa``.
+        tags: snapshots.
+        scorers: of `SCORERS`.
+        poolings: of a text's tokens.
+        layers: as `parse_inputs` reads it.
+        seeds: how many, from 0; a scorer without a random part has the first alone.
+        training: how scorers are trained; None is the default.
+        resamples: how often questions are drawn for intervals.
+        encoding: of hidden states that are extracted now.
+        precision: of their forward pass.
+        scheduler: see `ensure_features`.
+
+    Returns:
+        ``rows``, the first of which are BM25 and a random order, and what they are of.
+
+    Raises:
+        InputError: a name is not known, the data lacks a part, or has no question to score.
+        WorkspaceError: the data changed, or a ranking was made with other settings.
+        LockedError: another process ranks the same data set.
+    """
+    job = _job(workspace, dataset, scorers, seeds, training or Training())
+    depth = workspace.config.model.num_hidden_layers
+    parse_inputs(layers, depth, range(depth + 2))  # or a typing error would cost an extraction
+    ensure_features(
+        workspace,
+        tags,
+        dataset,
+        SPLITS,
+        poolings,
+        encoding=encoding,
+        precision=precision,
+        scheduler=scheduler,
+    )
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(job.folder / ".lock", f"ranking {dataset}"):
+        baseline = _baseline(job)
+        records: dict[System, Record] = {}
+        for tag in tags:
+            for pooling in poolings:
+                records |= rank_systems(job, tag, pooling, scorers, layers, seeds)
+    groups: dict[System, list[Record]] = {}
+    for system, record in records.items():
+        groups.setdefault(replace(system, seed=0), []).append(record)
+    rows = [
+        system_row(
+            group,
+            baseline,
+            resamples=resamples,
+            system=system.scorer,
+            checkpoint=str(system.tag),
+            pooling=system.pooling,
+            layers=layers_text(system.layers),
+        )
+        for system, group in groups.items()
+    ]
+    mark_best(rows, ("system", "checkpoint", "pooling"))
+    first = system_row([baseline], None, resamples=resamples, system="bm25")
+    chance = random_row(job.candidates.get("dev"), job.candidates["test"], system="random order")
+    return {
+        "dataset": dataset,
+        "data": workspace.dataset(dataset).data[SPLITS[0]].source,
+        "data_sha256": job.data.sha256,
+        "training": job.training.model_dump(),
+        "resamples": resamples,
+        "folder": str(job.folder),
+        "rows": [first, chance, *rows],
+    }
+
+
+def _job(
+    workspace: Workspace, name: str, scorers: Sequence[str], seeds: int, training: Training
+) -> Job:
+    """Read and check everything that is not the encoder's."""
+    if unknown := [scorer for scorer in scorers if scorer not in SCORERS]:
+        raise InputError(f"{unknown[0]!r} is no scorer: choose from {', '.join(SCORERS)}")
+    if not scorers or seeds < 1:
+        raise InputError(f"{len(scorers)} scorers and {seeds} seeds: give at least one of each")
+    dataset = workspace.dataset(name)
+    if not isinstance(dataset.task, WikiqaTask):
+        raise InputError(f"{name} has nothing to rank: the ranking task is wikiqa")
+    recorded = dataset.data[SPLITS[0]]
+    data = read_ranking(recorded.source)
+    if data.sha256 != recorded.sha256:
+        raise WorkspaceError(
+            f"{recorded.source} changed since it was added to {workspace.root} (sha256 "
+            f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old files back, or "
+            "use another --workspace"
+        )
+    for line in data.skipped:
+        log.warning("left out %s", line)
+    there = {pair.part for pair in data.pairs}
+    needed = ("test",) if all(scorer == "cosine" for scorer in scorers) else PARTS
+    candidates = {
+        part: Candidates.of(data, part) for part in PARTS if part in there or part in needed
+    }
+    return Job(workspace, name, data, candidates, training)
+
+
+def _baseline(job: Job) -> Record:
+    """BM25, and the labels for trec_eval."""
+    for part in job.ranked:
+        path = job.folder / "qrels" / f"{part}.qrels"
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, qrels_file(job.candidates[part], job.passages))
+    settings = {"data_sha256": job.data.sha256, "scorer": "bm25", **SETTINGS, **TOKENS}
+    if record := read_record(job.folder / "bm25", settings):
+        return record
+    scores = {part: bm25(job.data, job.candidates[part]) for part in job.ranked}
+    return job.write(Path("bm25"), settings, scores)

@@ -1,0 +1,143 @@
+"""Where a task's sentences come from: files, folders of files, and data sets of the hub."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertvision.errors import InputError
+
+_GZIP = b"\x1f\x8b"
+
+
+class Line(NamedTuple):
+    """A line of a file."""
+
+    number: int
+    """From 1."""
+    text: str
+    """Without its end."""
+
+
+def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
+    """Read a file of UTF-8, perhaps compressed with gzip and named ``.gz``.
+
+    Args:
+        path: of the file.
+        fallback: encoding of a file that is not UTF-8; None refuses it.
+
+    Returns:
+        (text without a byte order mark, SHA-256 of the file's bytes in hex).
+
+    Raises:
+        InputError: the file cannot be read, decompressed or decoded, or holds nothing.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    digest = hashlib.sha256(raw).hexdigest()
+    if path.name.endswith(".gz"):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{path}: is named .gz but is not whole gzip data ({error}): download it again"
+            ) from error
+    elif raw.startswith(_GZIP):
+        raise InputError(f"{path}: is gzip data: give it a name that ends with .gz")
+    if not raw.strip():
+        raise InputError(f"{path}: is empty")
+    try:
+        return raw.decode("utf-8-sig"), digest
+    except UnicodeDecodeError as error:
+        if fallback is not None:
+            return raw.decode(fallback), digest
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason}): "
+            "save the file as UTF-8"
+        ) from error
+
+
+def lines(text: str) -> Iterator[Line]:
+    r"""The lines of a text but blank ones, ended by ``\n`` or ``\r\n``.
+
+    Not by what else Unicode calls a line break: those occur inside sentences.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield Line(number, line.removesuffix("\r"))
+
+
+def find(source: str, names: Sequence[str], task: str) -> Path:
+    """The file that a source means: itself, or the first of these names in the folder.
+
+    Args:
+        source: path of a file or of a folder.
+        names: paths inside the folder, in order of preference; each may also end with ``.gz``.
+        task: what the file is for.
+
+    Raises:
+        InputError: there is none; names what was looked for.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise InputError(
+            f"{source}: there is no such file or folder, which {task} is to be read of"
+        )
+    if (found := find_in(path, names)) is not None:
+        return found
+    raise InputError(
+        f"{source}: holds no {' or '.join(names)} (or the same with .gz) to read {task} from"
+    )
+
+
+def find_in(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that a folder holds, each also with ``.gz``; None without any."""
+    candidates = (folder / f"{name}{end}" for name in names for end in ("", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def on_hub(source: str) -> bool:
+    """Whether ``datasets`` is to read a source: a name on the hub, or a folder of Parquet files."""
+    path = Path(source)
+    if path.is_dir():
+        return any(path.rglob("*.parquet"))
+    return not path.exists() and not path.is_absolute()
+
+
+def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
+    """Load a split through ``datasets``.
+
+    Args:
+        source: ``owner/name``, ``owner/name:config``, or a folder of Parquet files.
+        split: as the hub calls it.
+        columns: it must have.
+
+    Returns:
+        ``datasets.Dataset``.
+
+    Raises:
+        InputError: it cannot be loaded, or lacks a column.
+    """
+    import datasets
+
+    name, _, config = (source, "", "") if Path(source).is_dir() else source.partition(":")
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split)
+    except Exception as error:  # the hub's client raises errors of half a dozen libraries
+        raise InputError(
+            f"{source!r} is no file here, and loading it as a data set (split {split!r}) failed "
+            f"with {type(error).__name__}: {str(error).strip()}. Check the name, the split and the "
+            "network, or download the files and give their folder"
+        ) from error
+    if missing := [c for c in columns if c not in rows.column_names]:
+        raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")
+    return rows

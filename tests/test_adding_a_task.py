@@ -1,0 +1,181 @@
+"""The page about adding a task: its file and its line, added as written, and run to the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertvision.errors import InputError
+from bertvision.pipelines.compare import compare
+from bertvision.pipelines.error_analysis import errors
+from bertvision.pipelines.evaluate import evaluate
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.finetune import finetune
+from bertvision.pipelines.lab_tables import compare_table, errors_table
+from bertvision.pipelines.options import FinetuneOptions
+from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.rows import read_rows
+from bertvision.pipelines.tables import evaluated_table
+from bertvision.pipelines.tasks import registry
+from bertvision.pipelines.tasks.registry import TASKS, TaskEntry, load_task
+from bertvision.pipelines.train import TrainOptions, train
+from bertvision.pipelines.workspace import Workspace
+
+PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"
+TAG = "3e"
+HEADS = ["cls-learned-pooling", "cls-last-state"]
+
+
+def block(language: str, begins: str) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return next(text for text in found if text.startswith(begins))
+
+
+def write_data(folder: Path, rows: int, split: str, seed: int) -> None:
+    """Sentences whose last word and mark tell their tone."""
+    random = np.random.default_rng(seed)
+    names, places = ["anna", "boris", "clara", "david"], ["paris", "london", "rome"]
+    forms = {"question": "who is {} in {} ?", "order": "- {} , {} -", "statement": "{} was in {} ."}
+    lines = []
+    for i in range(rows):
+        label = list(forms)[i % 3]
+        sentence = forms[label].format(random.choice(names), random.choice(places))
+        lines.append(f"{label}\t{sentence} {random.integers(1, 9)}\n")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{split}.txt").write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of the task, added as the page says; its file is in a package of its own."""
+    package = tmp_path_factory.mktemp("package")
+    (package / "tone.py").write_text(block("python", "# tone.py"))
+    name, line = re.fullmatch(r'"(\w+)": (.*),\n', block("text", '"')).groups()  # type: ignore[union-attr]
+    entry = eval(line, {"TaskEntry": TaskEntry})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(package)
+        target = entry.target.replace("bertvision.pipelines.tasks.tone", "tone")
+        patch.setitem(TASKS, name, entry._replace(target=target))
+        yield name
+
+
+@pytest.fixture(scope="module")
+def space(added: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Fine-tuned, extracted, trained and evaluated."""
+    folder = tmp_path_factory.mktemp("tone")
+    write_data(folder / "tone", 150, "train", 1)
+    write_data(folder / "tone", 30, "dev", 2)
+    finetune(
+        folder / "workspace",
+        FinetuneOptions(
+            model=str(tiny_bert),
+            task=added,
+            data=str(folder / "tone"),
+            epochs=3.0,
+            save_at=("0e", "3e"),
+            batch_size=8,
+            lr=3e-3,
+            tune_fraction=0.1,
+            precision="32",
+        ),
+    )
+    made = Workspace.find(folder / "workspace")
+    extract(made, TAG, encoding="float32", precision="32")
+    train(made, HEADS, TAG, TrainOptions(precision="32", lr=0.02, epochs=10))
+    evaluate(made, HEADS, trained_on=TAG, tag=TAG, precision="32")
+    return made
+
+
+def test_the_task_is_small_and_one_line(added: str) -> None:
+    assert len(block("python", "# tone.py").splitlines()) < 50
+    assert load_task(added).name == added == "tone"
+    assert "tone" not in registry.__doc__
+    assert TASKS[added].max_length == 64
+
+
+def test_bert_and_heads_learn_three_classes(space: Workspace) -> None:
+    assert space.config.task.classes == ("question", "order", "statement")
+    bert = json.loads((space.bert_dir(TAG) / "metrics.json").read_text())["rules"]["argmax"]
+    assert bert["metrics"]["total"] == 30
+    assert bert["metrics"]["majority"] == pytest.approx(100 / 3)
+    results = read_rows(space)
+    assert results.key == "macro_f1"
+    assert results.items == "items"
+    assert {row["name"] for row in results.heads} == set(HEADS)
+    # the tones can be told apart, and are
+    assert max(row["score"] for row in results.heads) > 60
+    said = json.loads((space.head_dir(TAG, HEADS[0]) / f"eval/{TAG}/predictions.json").read_text())
+    assert set(said.values()) <= {0, 1, 2}
+    assert len(said) == 30
+
+
+def test_scores_are_those_of_the_predictions(space: Workspace) -> None:
+    items = {item.id: item.label for item in space.items("dev")}
+    for row in read_rows(space).runs:
+        said = json.loads((space.root / row["file"]).with_name("predictions.json").read_text())
+        right = np.mean([said[name] == label for name, label in items.items()])
+        assert row["accuracy"] == pytest.approx(100 * right)
+
+
+def test_store_keeps_the_labels_and_the_text(space: Workspace) -> None:
+    split = space.split(TAG, "dev-cls")
+    items = space.items("dev")
+    assert load_task("tone").items_of(split.table()) == items
+    ids = split.plan.example_id
+    labels = split.array("label")
+    assert [items[i].label for i in ids] == labels.tolist()
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy", "matthews", "macro_f1"])
+def test_systems_are_compared(space: Workspace, metric: str | None) -> None:
+    found = compare(space, f"{HEADS[0]}:{TAG}", "bert:0e", metric=metric, resamples=200)  # type: ignore[arg-type]
+    assert found["metric"] == metric or metric is None
+    assert found["metric"] != "macro_f1" or metric in (None, "macro_f1")
+    recorded = {row["written"]: row for row in read_rows(space).runs}
+    assert found["first_score"] == pytest.approx(recorded[f"{HEADS[0]}:{TAG}"][found["metric"]])
+    assert found["second_score"] == pytest.approx(recorded["bert:0e"][found["metric"]])
+    assert found["low"] <= found["difference"] <= found["high"]
+    assert "items explains" in found["sentence"] or "items alone" in found["sentence"]
+    assert f"{found['first_score']:.2f}" in compare_table(found)
+
+
+def test_metrics_of_other_tasks_are_refused(space: Workspace) -> None:
+    for metric in ("exact", "pearson"):
+        with pytest.raises(InputError, match="can be compared by macro_f1 and accuracy"):
+            compare(space, "bert:0e", f"bert:{TAG}", metric=metric)  # type: ignore[arg-type]
+
+
+def test_errors_are_told_by_class(space: Workspace) -> None:
+    found = errors(space, "bert:0e")
+    by_class = {row["group"]: row for row in found["groups"]["class"]}
+    assert set(by_class) == {"question", "order", "statement"}
+    assert sum(row["n"] for row in by_class.values()) == 30
+    accuracy = sum(row["n"] * row["accuracy"] for row in by_class.values()) / 30
+    recorded = {row["written"]: row for row in read_rows(space).runs}["bert:0e"]["accuracy"]
+    assert accuracy == pytest.approx(recorded)
+    wrong = sum(confused["n"] for confused in found["confusions"])
+    assert wrong == pytest.approx(30 * (1 - recorded / 100))
+    for confused in found["confusions"]:
+        assert confused["gold"] != confused["answer"]
+        assert confused["n"] <= confused["of"] == 10
+    assert {e["gold"] for e in found["examples"]} <= set(by_class)
+    text = errors_table(found)
+    assert "taken for" in text
+    assert "macro F1" in evaluated_table(evaluate(space, HEADS, trained_on=TAG, tag=TAG))
+
+
+def test_report_has_the_metric_of_the_task(space: Workspace, tmp_path: Path) -> None:
+    errors(space, f"{HEADS[0]}:{TAG}")
+    report = write_report(space, tmp_path / "report")
+    page = report.page.read_text()
+    assert "macro F1" in page
+    assert "classes question, order, statement" in page
+    assert "EM" not in re.sub(r"<[^>]*>", " ", page).split()
+    assert {"confusions", f"error_groups_{TAG}", "results"} <= set(report.tables)
+    row = json.loads((report.page.parent / "tables/results.json").read_text())["rows"][0]
+    assert {"accuracy", "macro_f1", "matthews"} <= set(row)
+    assert not {"exact", "f1", "pearson"} & set(row)

@@ -1,0 +1,344 @@
+"""Probing a workspace: from sentences to a table, stopped at any time, refused where it must be."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bertvision.errors import InputError, ProvenanceError, WorkspaceError
+from bertvision.pipelines.dataset import add_dataset
+from bertvision.pipelines.features import features
+from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.probing import run as module
+from bertvision.pipelines.probing.layers import parse_concat, wanted_layers
+from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all
+from bertvision.pipelines.probing.run import probe
+from bertvision.pipelines.probing.shelf import Shelf
+from bertvision.pipelines.probing.summary import best_layer, probe_rows
+from bertvision.pipelines.workspace import Workspace
+
+OPTIONS = ProbeOptions(max_epochs=24, lr=0.02, weight_decays=(1e-4, 1e-2))
+
+
+def write_probing(path: Path, seed: int = 0, examples: int = 160) -> Path:
+    """A file like SentEval's: is there a king in the sentence or a queen?"""
+    words = [
+        "the",
+        "a",
+        "of",
+        "in",
+        "and",
+        "was",
+        "who",
+        "what",
+        "did",
+        "works",
+        "river",
+        "city",
+        "firm",
+        "book",
+        "anna",
+        "boris",
+        "london",
+    ]
+    draw, lines = random.Random(seed), []
+    for i in range(examples):
+        label = draw.choice("IO")
+        sentence = draw.choices(words, k=draw.randint(3, 8))
+        sentence.insert(draw.randint(0, len(sentence)), "king" if label == "I" else "queen")
+        lines.append(f"{('tr', 'tr', 'va', 'te')[i % 4]}\t{label}\t{' '.join(sentence)} .")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def extracted(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace without a task, with the features of a probing task; nothing is probed."""
+    folder = tmp_path_factory.mktemp("probing")
+    space = feature_workspace(folder / "workspace", str(tiny_bert))
+    source = write_probing(folder / "bigram_shift.txt")
+    name = add_dataset(space.root, "bigram_shift", str(source)).name
+    from bertvision.pipelines.features import ensure_features
+
+    splits, poolings = ("train", "dev", "test"), ("cls", "mean")
+    ensure_features(space, ["untrained", "0e"], name, splits, poolings, precision="32")
+    return space
+
+
+@pytest.fixture
+def space(extracted: Workspace, tmp_path: Path) -> Workspace:
+    """A copy that may be changed."""
+    shutil.copytree(extracted.root, tmp_path / "workspace")
+    return Workspace.find(tmp_path / "workspace")
+
+
+def run(space: Workspace, **options: Any) -> list[ProbeFile]:
+    given: dict[str, Any] = {"options": OPTIONS, "precision": "32", **options}
+    return probe(space, "bigram_shift", given.pop("tags", ["0e"]), **given)
+
+
+def test_the_probes_of_a_snapshot(space: Workspace) -> None:
+    found = run(space, untrained=True, concat=["first+last"])
+    assert [(f.tag, f.pooling) for f in found] == [
+        ("untrained", "cls"),
+        ("untrained", "mean"),
+        ("0e", "cls"),
+        ("0e", "mean"),
+    ]
+    for file in found:
+        assert [p.layers for p in file.probes] == [(0,), (1,), (2,), (1, 2)]
+        assert file.examples == {"folds": 1, "train": 80, "held_out": 40, "scored": 40}
+        assert read(place(space.root, file)) == file
+        for p in file.probes:
+            assert p.low <= p.accuracy <= p.high
+            assert 100 * p.bits(40).mean() == pytest.approx(p.accuracy)
+    cls, mean = found[2:]
+    assert mean.probes[0].accuracy > 95  # a word's own vector is in the mean
+    # [CLS] of the embedding output knows nothing of the sentence
+    assert cls.probes[0].accuracy == pytest.approx(cls.majority)
+    assert best_layer(mean) == max(
+        ((0,), (1,), (2,)),
+        key=lambda k: (mean.find(k).held_out, -k[0]),  # type: ignore[union-attr]
+    )
+
+
+def test_the_differences_are_of_the_same_examples(space: Workspace) -> None:
+    found = run(space, untrained=True)
+    rows = probe_rows(found)
+    twins = {(f.pooling, p.layers): p for f in found[:2] for p in f.probes}
+    for row, probe_ in zip(rows[6:], [p for f in found[2:] for p in f.probes], strict=True):
+        twin = twins[row["pooling"], probe_.layers]
+        assert row["difference"] == pytest.approx(probe_.accuracy - twin.accuracy)
+        assert row["difference_low"] <= row["difference"] <= row["difference_high"]
+    assert all(row["difference"] is None for row in rows[:6])
+    assert [sum(row["best"] for row in rows[i : i + 3]) for i in range(0, 12, 3)] == [1] * 4
+
+
+def test_probes_read_the_layer_and_the_rows_they_say(space: Workspace) -> None:
+    """The record's scores are those of a probe on features read by hand."""
+    import torch
+
+    from bertvision.pipelines.probing.data import read_data
+    from bertvision.pipelines.probing.inputs import Inputs
+    from bertvision.pipelines.probing.measure import measure
+
+    (file,) = run(space, poolings=("mean",), concat=["0+2"])
+    data = read_data(space.dataset("bigram_shift"), OPTIONS)
+    splits = [features(space, "0e", "bigram_shift", s, "mean") for s in ("train", "dev", "test")]
+    every = np.concatenate(splits)
+    for key in ((2,), (0, 2)):
+        x = np.concatenate([every[:, i] for i in key], axis=1)[:, None]
+        alone = measure(Inputs(torch.from_numpy(x)), data, OPTIONS)
+        record = file.find(key)
+        assert record is not None
+        assert (record.bits(40) == alone.correct[0]).all()
+
+
+def test_a_second_call_trains_nothing_and_another_layer_alone(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(space, layers=[2])
+    loaded: list[Any] = []
+    load = Shelf.load
+    monkeypatch.setattr(
+        Shelf, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
+    )
+    before = place(space.root, run(space, layers=[2])[0]).read_bytes()
+    assert not loaded
+    found = run(space)
+    assert loaded == [[("cls", (0,)), ("cls", (1,)), ("mean", (0,)), ("mean", (1,))]]
+    whole = place(space.root, found[0]).read_bytes()
+    shutil.rmtree(space.root / "probes")
+    assert place(space.root, run(space)[0]).read_bytes() == whole != before
+
+
+def test_control_and_code_are_added_to_what_is_there(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plain,) = run(space, poolings=("mean",))
+    trained = []
+    train = Shelf._train
+    monkeypatch.setattr(Shelf, "_train", lambda self, *a: trained.append(a) or train(self, *a))
+    (more,) = run(space, poolings=("mean",), control=True, mdl=True)
+    assert not trained
+    for before, after in zip(plain.probes, more.probes, strict=True):
+        assert before.correct == after.correct
+        assert after.control is not None
+        assert after.mdl is not None
+        assert after.control.selectivity == pytest.approx(after.accuracy - after.control.accuracy)
+        assert after.control.unseen > 90
+        assert after.mdl.uniform_bits == 80
+        assert after.mdl.compression == pytest.approx(80 / after.mdl.bits)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertvision.pipelines.probing import run as module
+from test_probe_run import OPTIONS, run
+from bertvision.pipelines.workspace import Workspace
+
+write, calls = module.write, []
+def killing(root, probes):
+    write(root, probes)
+    calls.append(1)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+module.write = killing
+run(Workspace.find(Path(sys.argv[1])), control=True, memory=1)
+"""
+
+
+def test_a_killed_run_is_finished_with_the_same_files(
+    extracted: Workspace, space: Workspace, tmp_path: Path
+) -> None:
+    whole = Workspace.find(shutil.copytree(extracted.root, tmp_path / "whole"))
+    expected = [place(whole.root, f).read_bytes() for f in run(whole, control=True)]
+    code = subprocess.run(
+        [sys.executable, "-c", KILLED, str(space.root), "5"],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TQDM_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert code.returncode == -signal.SIGKILL, code.stderr
+    assert [len(f.probes) for f in read_all(space.root)] == [3]  # a probe and its control, twice
+    found = run(space, control=True)
+    assert [place(space.root, f).read_bytes() for f in found] == expected
+
+
+def test_other_settings_have_files_of_their_own(space: Workspace) -> None:
+    run(space, poolings=("mean",))
+    mlp = OPTIONS.model_copy(update={"hidden": 50})
+    run(space, poolings=("mean",), options=mlp)
+    assert [f.settings.hidden for f in read_all(space.root)].count(50) == 1
+    assert len(read_all(space.root)) == 2
+    assert {row["probe"] for row in probe_rows(read_all(space.root))} == {"linear", "mlp-50"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("train: weights_sha256", "0" * 64), ("test: data_sha256", "1" * 64), ("majority", 12.5)],
+    ids=["snapshot", "data", "labels"],
+)
+def test_probes_of_something_else_are_refused_by_field(
+    space: Workspace, field: str, value: object
+) -> None:
+    (file,) = run(space, poolings=("mean",), layers=[0])
+    path = place(space.root, file)
+    held = json.loads(path.read_text())
+    (held["made_from"] if ":" in field else held)[field] = value
+    path.write_text(json.dumps(held))
+    with pytest.raises(ProvenanceError, match=field):
+        run(space, poolings=("mean",), layers=[0])
+
+
+def test_a_damaged_file_is_named(space: Workspace) -> None:
+    (file,) = run(space, poolings=("mean",), layers=[0])
+    place(space.root, file).write_text("{}")
+    with pytest.raises(WorkspaceError, match="damaged"):
+        run(space, poolings=("mean",), layers=[0])
+
+
+def test_layers_that_are_not_there_are_refused(space: Workspace) -> None:
+    with pytest.raises(InputError, match="layer 9 is not stored"):
+        run(space, layers=[9])
+
+
+def test_layers_known_answers() -> None:
+    assert wanted_layers(None, ["first+last"], 2, [0, 1, 2, 3]) == [(0,), (1,), (2,), (1, 2)]
+    assert wanted_layers([3, 3], [], 2, [0, 1, 2, 3]) == [(3,)]
+    assert parse_concat("0+last+4", 6) == (0, 6, 4)
+
+
+@pytest.mark.parametrize("text", ["first", "1+1", "a+b", "last+6", ""])
+def test_what_cannot_be_joined_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="first\\+last"):
+        parse_concat(text, 6)
+
+
+def test_scores_and_spans_are_refused(
+    tiny_bert: Path, tmp_path: Path, workspace: Workspace
+) -> None:
+    with pytest.raises(InputError, match="no classes"):
+        probe(workspace, None, ["1e"])
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "rates.csv").write_text("a,b\n" + "the king,2.5\nthe queen,1\n" * 5)
+    space = feature_workspace(tmp_path / "w", str(tiny_bert))
+    name = add_dataset(space.root, "csv", str(folder / "rates.csv"), text="a", label="b").name
+    with pytest.raises(InputError, match="rates has no classes"):
+        probe(space, name, ["0e"])
+
+
+def test_data_in_one_piece_is_cross_validated(tiny_bert: Path, tmp_path: Path) -> None:
+    lines = [line.split("\t") for line in write_probing(tmp_path / "x").read_text().splitlines()]
+    source = tmp_path / "royal.csv"
+    with source.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["text", "label"], *([text, label] for _, label, text in lines)]
+        )
+    space = feature_workspace(tmp_path / "w", str(tiny_bert))
+    name = add_dataset(space.root, "csv", str(source), text="text", label="label").name
+    options = OPTIONS.model_copy(update={"folds": 4, "max_epochs": 12})
+    (found,) = probe(space, name, ["0e"], layers=[0], poolings=["mean"], options=options)
+    assert found.examples["folds"] == 4
+    assert found.examples["scored"] == 160
+    assert len(found.probes[0].epochs) == 4
+    assert found.probes[0].accuracy > 85
+
+
+def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path: Path) -> None:
+    from bertvision.cli import app
+
+    write_probing(tmp_path / "bigram_shift.txt")
+    args = ["probe", "bigram_shift", "--workspace", str(tmp_path / "w"), "--epochs", "8"]
+    first = [*args, "--model", str(tiny_bert), "--data", str(tmp_path), "--untrained"]
+    runner = CliRunner()
+    result = runner.invoke(app, [*first, "--csv", str(tmp_path / "out.csv")])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["data", "snapshot", "majority", "cls", "mean"]
+    assert [line.split()[:2] for line in lines[1:3]] == [
+        ["bigram_shift", "untrained"],
+        ["bigram_shift", "0e"],
+    ]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 2 * 2 * 3
+    # again without the data: from what is kept
+    again = runner.invoke(app, [*args, "--untrained", "--json"])
+    assert again.exit_code == 0, again.output
+    rows = json.loads(again.stdout)
+    assert [str(r["accuracy"]) for r in rows] == [r["accuracy"] for r in table]
+    assert rows[-1]["difference"] is not None
+    # what the program cannot know
+    lost = runner.invoke(app, ["probe", "mr", "--workspace", str(tmp_path / "w")])
+    assert lost.exit_code == 2
+    assert "--data" in lost.stderr
+
+
+def test_the_module_is_not_left_locked(space: Workspace) -> None:
+    """Two at once would overwrite each other's files."""
+    from bertvision.errors import LockedError
+    from bertvision.featurestore.lock import exclusive
+
+    folder = space.root / module.FOLDER / "bigram_shift"
+    folder.mkdir(parents=True)
+    with exclusive(folder / ".lock", "testing"), pytest.raises(LockedError, match="probing"):
+        run(space)
+    run(space, layers=[0])

@@ -1,0 +1,287 @@
+"""Scorers, their training, their inputs, and BM25."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rankings import candidates, random_candidates
+
+from bertvision.errors import InputError
+from bertvision.pipelines.ranking.bm25 import bm25
+from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
+from bertvision.pipelines.ranking.metrics import (
+    Candidates,
+    expected_at_random,
+    score_questions,
+    tie_order,
+)
+from bertvision.pipelines.ranking.scorers import SCORERS, Bilinear, ScorerName, make_scorer
+from bertvision.pipelines.ranking.training import (
+    Batch,
+    Trained,
+    Training,
+    Vectors,
+    hinge_loss,
+    score,
+    train,
+)
+from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.ranking_data import RankingData
+
+LEARNED = [name for name in SCORERS if name != "cosine"]
+QUICK = Training(epochs=3)
+
+
+def vectors(of: Candidates, inputs: int, width: int, seed: int) -> Vectors:
+    """Random vectors of all queries and passages."""
+    generator = torch.Generator().manual_seed(seed)
+    queries, passages = int(of.query.max()) + 1, int(of.passage.max()) + 1
+    return Vectors(
+        torch.randn(inputs, queries, width, generator=generator),
+        torch.randn(inputs, passages, width, generator=generator),
+    )
+
+
+def mean_ap(trained: Trained, of: Vectors, test: Candidates) -> float:
+    found = score_questions(score(trained.scorer, of, test), test.label, test.question, test.tie)
+    return float(found.ap.mean())
+
+
+def test_a_bilinear_scorer_starts_as_the_dot_product() -> None:
+    of = random_candidates(5, seed=0)
+    given = vectors(of, inputs=2, width=7, seed=1)
+    scores = score(make_scorer("bilinear", 2, 7, 0), given, of)
+    u, v = given.queries[:, of.query], given.passages[:, of.passage]
+    torch.testing.assert_close(torch.from_numpy(scores), (u * v).sum(-1))
+
+
+def test_a_bilinear_scorer_is_u_w_v() -> None:
+    scorer = Bilinear(1, 3)
+    with torch.no_grad():
+        scorer.change.copy_(torch.randn(1, 3, 3, generator=torch.Generator().manual_seed(0)))
+    u, v = torch.randn(2, 1, 5, 3, generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([u[0, i] @ scorer.weight[0] @ v[0, i] for i in range(5)])
+    torch.testing.assert_close(scorer.score(u, v)[0], expected)
+    rows = torch.tensor([4, 0, 0, 2]), torch.tensor([1, 3, 2, 2])
+    torch.testing.assert_close(
+        scorer(u, v, *rows), scorer.score(u[:, rows[0]], v[:, rows[1]]), check_stride=False
+    )
+
+
+def test_a_cosine_ignores_the_lengths_of_vectors() -> None:
+    scorer = make_scorer("cosine", 1, 4, 0)
+    u, v = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(2))
+    expected = (u * v).sum(-1) / (u.norm(dim=-1) * v.norm(dim=-1))
+    torch.testing.assert_close(scorer.score(3 * u, 0.1 * v), expected)
+    assert (scorer.score(0 * u, v) == 0).all()
+
+
+def test_a_linear_scorer_of_u_and_v_alone_prefers_the_same_passage_for_every_question() -> None:
+    scorer = make_scorer("logistic-uv", 1, 4, 0)
+    with torch.no_grad():
+        scorer.weight.normal_(generator=torch.Generator().manual_seed(0))  # type: ignore[operator]
+    queries, passages = torch.randn(2, 1, 2, 4, generator=torch.Generator().manual_seed(1))
+    first, second = (
+        scorer(queries, passages, torch.tensor([q, q]), torch.tensor([0, 1]))[0] for q in (0, 1)
+    )
+    torch.testing.assert_close(first[0] - first[1], second[0] - second[1])
+
+
+def test_the_hinge_pulls_the_right_way_and_stops_at_the_margin() -> None:
+    scores = torch.tensor([[0.0, 0.5, -2.0], [3.0, 0.5, -2.0]], requires_grad=True)
+    rows = torch.zeros(3, dtype=torch.int64)
+    pairs = torch.tensor([0, 0]), torch.tensor([1, 2]), torch.tensor([0.25, 0.75])
+    loss = hinge_loss(scores, Batch(rows, rows, *pairs), margin=1.0)
+    # input 0: the first pair falls short by 1.5, the second is farther apart than the margin
+    assert loss.tolist() == [0.25 * 1.5, 0.0]
+    loss.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [[-0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_inputs_trained_together_learn_what_each_learns_alone(name: ScorerName) -> None:
+    of = random_candidates(40, seed=5)
+    given = vectors(of, inputs=3, width=6, seed=6)
+    parts = {"train": of, "dev": random_candidates(40, seed=5)}
+    training = Training(epochs=12, patience=2, batch_size=16, lr=1e-2)
+    together = train(name, given, parts, training, seed=1)
+    for i in range(3):
+        one = given.take([i])
+        alone = train(name, one, parts, training, seed=1)
+        assert alone.epochs == [together.epochs[i]]
+        np.testing.assert_allclose(alone.curves[0], together.curves[i])
+        np.testing.assert_allclose(
+            score(alone.scorer, one, of)[0], score(together.scorer, given, of)[i], atol=1e-4
+        )
+
+
+def test_another_seed_is_another_training_and_the_same_seed_the_same() -> None:
+    of = random_candidates(30, seed=7)
+    given, parts = vectors(of, inputs=1, width=6, seed=8), {"train": of, "dev": of}
+    first, again, other = (
+        score(train("mlp", given, parts, QUICK, seed=seed).scorer, given, of) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+def test_the_epoch_that_is_best_on_dev_is_kept() -> None:
+    of, dev = random_candidates(60, seed=9), random_candidates(60, seed=9)
+    given = vectors(of, inputs=4, width=8, seed=10)
+    training = Training(epochs=8, patience=3, lr=1e-2)
+    found = train("logistic", given, {"train": of, "dev": dev}, training)
+    scores = score(found.scorer, given, dev)
+    maps = 100 * score_questions(scores, dev.label, dev.question, dev.tie).ap.mean(-1)
+    for epoch, curve, value in zip(found.epochs, found.curves, maps, strict=True):
+        assert curve[epoch] == max(curve)
+        assert curve.index(max(curve)) == epoch  # the first of equals
+        assert len(curve) == min(epoch + 3, 8) + 1
+        assert value == pytest.approx(curve[epoch])
+
+
+def test_a_scorer_that_never_gets_better_stays_as_it_was() -> None:
+    of = random_candidates(10, seed=11)
+    given = vectors(of, inputs=1, width=4, seed=12)
+    found = train("bilinear", given, {"train": of, "dev": of}, Training(epochs=0))
+    assert found.epochs == [0]
+    assert (found.scorer.change == 0).all()
+
+
+def _rotated(seed: int) -> tuple[Vectors, dict[str, Candidates]]:
+    """Questions that the passages answer whose vector is the query's, turned: (vectors, parts)."""
+    sizes = {"train": 300, "dev": 60, "test": 100}
+    parts = {part: random_candidates(n, seed=n) for part, n in sizes.items()}
+    width, random = 8, torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=random))[0]
+    queries, passages, found, q, p = [], [], {}, 0, 0
+    for part, of in parts.items():
+        u = torch.randn(len(of.questions), width, generator=random)
+        v = torch.randn(len(of), width, generator=random)
+        answers = torch.from_numpy(of.label == 1)
+        v[answers] = (u @ turn)[of.question[of.label == 1]] + 0.3 * v[answers]
+        queries.append(u)
+        passages.append(v)
+        found[part] = Candidates(
+            of.questions, of.question, of.query + q, of.passage + p, of.label, of.tie
+        )
+        q, p = q + len(u), p + len(v)
+    return Vectors(torch.cat(queries)[None], torch.cat(passages)[None]), found
+
+
+def test_a_bilinear_scorer_finds_what_the_cosine_cannot_see() -> None:
+    given, parts = _rotated(0)
+    cosine = train("cosine", given, parts, QUICK)
+    learned = train("bilinear", given, parts, Training(epochs=40, lr=1e-2))
+    test = parts["test"]
+    chance = expected_at_random(test.label, test.question).ap.mean()
+    assert mean_ap(cosine, given, test) < chance + 0.1
+    assert mean_ap(learned, given, test) > 0.85
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_shuffled_labels_leave_chance_within_three_standard_errors(name: ScorerName) -> None:
+    given, parts = _rotated(1)
+    random = np.random.default_rng(2)
+    mixed = {}
+    for part, of in parts.items():
+        order = np.lexsort((random.random(len(of)), of.question))
+        mixed[part] = Candidates(
+            of.questions, of.question, of.query, of.passage, of.label[order], of.tie
+        )
+    test = mixed["test"]
+    trained = train(name, scaled(given, name, mixed["train"]), mixed, QUICK)
+    read = scaled(given, name, mixed["train"])
+    scores = score(trained.scorer, read, test)[0]
+    difference = (
+        score_questions(scores, test.label, test.question, test.tie).ap
+        - expected_at_random(test.label, test.question).ap
+    )
+    assert abs(difference.mean()) < 3 * difference.std() / math.sqrt(len(difference))
+
+
+def test_data_from_which_nothing_can_be_learned_are_refused() -> None:
+    one_sided, fine = candidates([[1, 1], [0, 0, 0]]), candidates([[1, 0], [1, 0], [0]])
+    given = vectors(fine, inputs=1, width=2, seed=0)
+    with pytest.raises(InputError, match="none of 2 training questions has both"):
+        train("logistic", given, {"train": one_sided, "dev": fine}, QUICK)
+    with pytest.raises(InputError, match="none of 1 dev questions has a positive"):
+        train("logistic", given, {"train": fine, "dev": candidates([[0, 0]])}, QUICK)
+
+
+def test_layers_are_read_as_they_are_written() -> None:
+    stored = [0, 1, 3, 4, 5]  # of 4 layers; 5 is the pooler's output
+    assert parse_inputs("all", 4, stored) == [(0,), (1,), (3,), (4,)]
+    assert parse_inputs("first+last, 3, all,5", 4, stored) == [(1, 4), (3,), (0,), (1,), (4,), (5,)]
+    with pytest.raises(InputError, match="there is no layer 2; there are 0,1,3,4,5"):
+        parse_inputs("0,2", 4, stored)
+    with pytest.raises(InputError, match="'top' is no layer"):
+        parse_inputs("top", 4, stored)
+
+
+def test_layers_end_to_end_are_one_wide_input() -> None:
+    random = np.random.default_rng(0)
+    queries, passages = (random.normal(size=(n, 3, 4)).astype(np.float32) for n in (2, 5))
+    given = stacked(queries, passages, [1, 3, 6], [(1, 6), (6, 3)])
+    assert given.queries.shape == (2, 2, 8)
+    np.testing.assert_array_equal(given.passages[1, :, :4], passages[:, 2])
+    np.testing.assert_array_equal(given.passages[1, :, 4:], passages[:, 1])
+
+
+def test_scales_are_those_of_the_training_data_alone() -> None:
+    of = random_candidates(50, seed=13)
+    given = vectors(of, inputs=2, width=5, seed=14)
+    given.queries[:, :, 2] = 7.0  # a channel that says nothing
+    some = Candidates(
+        of.questions[:30],
+        *(a[of.question < 30] for a in (of.question, of.query, of.passage, of.label, of.tie)),
+    )
+    read = scaled(given, "mlp", some)
+    known = read.passages[:, np.unique(some.passage)]
+    torch.testing.assert_close(known.mean(1), torch.zeros(2, 5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(known.std(1, correction=0), torch.ones(2, 5))
+    assert (read.queries[:, :, 2] == 0).all()
+    lengths = scaled(given, "bilinear", some).passages.norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.ones_like(lengths))
+
+
+def _texts(queries: list[str], passages: list[str]) -> RankingData:
+    return RankingData(
+        [Sentence(str(i), text) for i, text in enumerate(queries)],
+        [Sentence(str(i), text) for i, text in enumerate(passages)],
+        [],
+        "",
+        [],
+    )
+
+
+def _all_pairs(queries: int, passages: int) -> Candidates:
+    question = np.repeat(np.arange(queries), passages)
+    passage = np.tile(np.arange(passages), queries)
+    ids = [f"q{i}" for i in range(queries)]
+    ties = tie_order([str(i) for i in passage])
+    return Candidates(ids, question, question, passage, np.zeros(len(passage), int), ties)
+
+
+def test_bm25_is_the_formula() -> None:
+    passages = ["the red river Red", "a green river runs", "cities", "it is"]
+    data = _texts(["red river ?", "who is it"], passages)
+    scores = bm25(data, _all_pairs(2, 4)).reshape(2, 4)
+    words = [["red", "river", "red"], ["green", "river", "runs"], ["cities"], []]
+    mean = sum(map(len, words)) / 4
+
+    def term(word: str, passage: list[str]) -> float:
+        df, tf = sum(word in other for other in words), passage.count(word)
+        idf = math.log(1 + (4 - df + 0.5) / (df + 0.5))
+        return idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(passage) / mean))
+
+    expected = [term("red", passage) + term("river", passage) for passage in words]
+    np.testing.assert_allclose(scores[0], expected, rtol=1e-5)
+    assert (scores[1] == 0).all()  # "who" stands in no passage, the rest are stop words
+
+
+def test_bm25_of_passages_without_words_is_zero() -> None:
+    assert bm25(_texts(["red"], ["a", "?"]), _all_pairs(1, 2)).tolist() == [0, 0]

@@ -1,0 +1,169 @@
+"""Sentence tasks: what is learned, what is kept, how it is scored, and what changes no score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+from transformers import AutoTokenizer
+
+from bertvision.errors import InputError
+from bertvision.models.outputs import ClassOutput
+from bertvision.pipelines.batching import collate
+from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.registry import Predicted, load_task
+from bertvision.pipelines.tasks.sentence_rows import sorted_classes
+from bertvision.pipelines.tasks.sentences import SentenceTask
+
+CLASSES = ("no", "perhaps", "yes")
+ITEMS = [
+    Sentence("a", "anna lives in paris .", None, 2),
+    Sentence("b", "boris wrote a book .", "the book was in london .", 0),
+    Sentence("c", "", None, 1),
+    Sentence("d", "who is king ?", None, None),
+]
+
+
+def task_of(name: str = "csv") -> SentenceTask:
+    task = load_task(name)
+    assert isinstance(task, SentenceTask)
+    return task
+
+
+def predicted(logits: np.ndarray, items: list[Sentence]) -> Predicted:
+    rows = np.arange(len(items), dtype=np.int32)
+    return Predicted({"logits": logits}, np.full(len(items), 3), None, rows, items)
+
+
+def one_hot(classes: list[int], n: int) -> np.ndarray:
+    return np.eye(n, dtype=np.float32)[classes]
+
+
+def test_outputs_are_one_for_each_class_and_one_of_a_score():
+    task = task_of()
+    classes, scores = TaskConfig(name="csv", classes=CLASSES), TaskConfig(name="csv")
+    assert (task.outputs(classes), task.outputs(scores)) == (3, 1)
+    assert task.model_options(classes) == {"num_labels": 3}
+    assert task.model_options(scores) == {"num_labels": 1}
+
+
+def test_windows_labels_and_store_agree(tiny_bert: Path):
+    task, config = task_of(), TaskConfig(name="csv", classes=CLASSES, max_length=16)
+    windows = task.windows(ITEMS, AutoTokenizer.from_pretrained(tiny_bert), config)
+    assert len(windows) == len(ITEMS)
+    for arrays in (task.labels(windows), task.stored(windows)):
+        assert arrays["label"].tolist() == [2, 0, 1, -1]
+        assert np.issubdtype(arrays["label"].dtype, np.integer)
+    assert windows.n_tokens.tolist() == [7, 14, 2, 6]
+    scored = [item._replace(label=0.5) for item in ITEMS[:3]] + ITEMS[3:]
+    found = task.labels(task.windows(scored, AutoTokenizer.from_pretrained(tiny_bert), config))
+    assert found["label"].dtype == np.float32
+    assert np.array_equal(found["label"], [0.5, 0.5, 0.5, np.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("labels", [[2, 0, 1, None], [0.5, -1.25, 3.0, None], [None] * 4])
+def test_table_gives_the_items_back(labels: list[float | None]):
+    task = task_of()
+    items = [item._replace(label=x) for item, x in zip(ITEMS, labels, strict=True)]
+    found = task.items_of(task.table(items))
+    assert found == items
+    assert [type(i.label) for i in found] == [type(i.label) for i in items]
+
+
+def test_loss_is_summed_cross_entropy_and_the_heads_mean(tiny_bert: Path):
+    task, config = task_of(), TaskConfig(name="csv", classes=CLASSES, max_length=16)
+    windows = task.windows(ITEMS[:3], AutoTokenizer.from_pretrained(tiny_bert), config)
+    batch = collate(windows, windows.first_token, np.arange(3), 0, task.labels(windows))
+    logits = torch.randn(3, 3)
+    output = SimpleNamespace(logits=logits)
+    expected = functional.cross_entropy(logits, torch.tensor([2, 0, 1]), reduction="none")
+    torch.testing.assert_close(task.loss(output, batch), expected.sum())
+    stored = {"label": torch.from_numpy(task.stored(windows)["label"])}
+    torch.testing.assert_close(task.head_loss(ClassOutput(logits), stored), expected.mean())
+    assert task.logits(output)["logits"] is logits
+
+
+def test_loss_of_scores_is_the_squared_error(tiny_bert: Path):
+    task, config = task_of(), TaskConfig(name="csv", max_length=16)
+    items = [item._replace(label=x) for item, x in zip(ITEMS, (0.5, 2.25, -1.0), strict=False)]
+    windows = task.windows(items, AutoTokenizer.from_pretrained(tiny_bert), config)
+    batch = collate(windows, windows.first_token, np.arange(3), 0, task.labels(windows))
+    logits = torch.tensor([[0.0], [2.0], [1.0]])
+    found = task.loss(SimpleNamespace(logits=logits), batch)
+    torch.testing.assert_close(found, torch.tensor(0.25 + 0.0625 + 4))
+    stored = {"label": torch.from_numpy(task.stored(windows)["label"])}
+    torch.testing.assert_close(task.head_loss(ClassOutput(logits), stored), found / 3)
+
+
+def test_scores_of_classes_and_which_tasks_have_f1():
+    items = [Sentence(str(i), "a", "b", label) for i, label in enumerate([1, 1, 0, 0])]
+    logits = one_hot([1, 0, 0, 0], 2)
+    for name in ("rte", "mrpc", "cola", "csv"):
+        scores = task_of(name).score(predicted(logits, items), None)
+        metrics = scores.rules["argmax"]["metrics"]
+        assert scores.rules["argmax"]["threshold"] is None
+        assert metrics["accuracy"] == 75
+        assert metrics["matthews"] == pytest.approx(100 / 3**0.5)
+        assert metrics["majority"] == 50
+        assert metrics["total"] == 4
+        assert ("f1" in metrics) == (name == "mrpc")
+        assert scores.predictions == {"0": 1, "1": 0, "2": 0, "3": 0}
+        assert scores.na_scores == {}
+    assert task_of("mrpc").score(predicted(logits, items), None).rules["argmax"]["metrics"][
+        "f1"
+    ] == pytest.approx(200 / 3)
+
+
+def test_scores_of_a_regression():
+    items = [Sentence(str(i), "a", "b", x) for i, x in enumerate([0.0, 1.0, 2.0, 5.0])]
+    logits = np.array([[0.1], [0.2], [0.3], [0.35]], np.float32)
+    scores = task_of("stsb").score(predicted(logits, items), None)
+    metrics = scores.rules["argmax"]["metrics"]
+    assert metrics["spearman"] == pytest.approx(100)
+    assert metrics["pearson"] == pytest.approx(100 * np.corrcoef(logits[:, 0], [0, 1, 2, 5])[0, 1])
+    assert scores.predictions["3"] == pytest.approx(0.35)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=30),
+    st.permutations(CLASSES),
+    st.integers(0, 2**32 - 1),
+)
+def test_names_of_labels_and_order_of_rows_change_no_metric(pairs, names, seed):
+    """The same rows with the classes called otherwise, so that their indices move too."""
+    gold, said = ([CLASSES[i] for i in side] for side in zip(*pairs, strict=True))
+    called = dict(zip(CLASSES, names, strict=True))
+
+    def metrics(gold: list[str], said: list[str]) -> dict[str, float]:
+        classes = sorted_classes([*gold, *said])
+        items = [Sentence(str(i), "a", None, classes.index(x)) for i, x in enumerate(gold)]
+        logits = one_hot([classes.index(x) for x in said], max(2, len(classes)))
+        return task_of().score(predicted(logits, items), None).rules["argmax"]["metrics"]
+
+    rows = np.random.default_rng(seed).permutation(len(gold))
+    renamed = metrics([called[gold[i]] for i in rows], [called[said[i]] for i in rows])
+    assert renamed == pytest.approx(metrics(gold, said))
+
+
+def test_what_cannot_be_scored_is_refused():
+    task, items = task_of(), [Sentence("a", "x", None, 1), Sentence("b", "y", None, 0)]
+    nan = np.array([[0.0, np.nan], [1.0, 0.0]])
+    with pytest.raises(InputError, match="NaN"):
+        task.score(predicted(nan, items), None)
+    with pytest.raises(InputError, match="1 of 2 items have no label"):
+        task.score(predicted(np.eye(2), [items[0], items[1]._replace(label=None)]), None)
+    with pytest.raises(InputError, match=r"shape \(3, 2\).*2 items"):
+        task.score(predicted(np.zeros((3, 2)), items), None)
+
+
+def test_items_of_one_text_are_held_out_together():
+    task = task_of()
+    assert task.group(ITEMS[1]) == task.group(ITEMS[1]._replace(id="z", pair="other"))
+    assert task.group(ITEMS[0]) != task.group(ITEMS[1])
