@@ -9,15 +9,15 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from bertvision.errors import InputError
 
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
+"""Files that a fast tokenizer is made from, one of which a checkpoint must have."""
 _FILES = [
+    *VOCABULARIES,
     "config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
-    "tokenizer.json",
     "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from bertvision.errors import InputError
 from bertvision.pipelines.config import digest_of
 from bertvision.pipelines.files import sha256_of_files
-from bertvision.pipelines.hub import fetch, read_config
+from bertvision.pipelines.hub import VOCABULARIES, fetch, read_config
 
 
 class Checkpoint(NamedTuple):
@@ -209,12 +209,18 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         InputError: there is none, or it gives no character offsets.
     """
+    # without a vocabulary transformers makes a tokenizer to which every word is unknown
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise InputError(
+            f"{folder} has no {' or '.join(VOCABULARIES)}: take a checkpoint that comes with its "
+            "tokenizer, or save one beside it with transformers' save_pretrained"
+        )
     with quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_fast=True
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (ImportError, OSError, ValueError, KeyError) as error:
             raise InputError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise InputError(f"the tokenizer in {folder} gives no character offsets (not a fast one)")

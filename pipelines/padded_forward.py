@@ -89,15 +89,12 @@ class PaddedForward:
             kept.add_pooler(self._states, output.pooler_output, members)
 
 
-def groups(
-    lengths: npt.NDArray[np.integer], most: int, similar: float = _SIMILAR
-) -> list[npt.NDArray[np.int64]]:
+def groups(lengths: npt.NDArray[np.integer], most: int) -> list[npt.NDArray[np.int64]]:
     """Put windows of like length together, longest first.
 
     Args:
         lengths: (windows,) tokens of each.
         most: tokens of a group, with padding; a longer window is a group of its own.
-        similar: the shortest window of a group is at least so much of its longest.
 
     Returns:
         Rows of each group; every window is in one.
@@ -106,7 +103,7 @@ def groups(
     cuts, start = [], 0
     for i, n in enumerate(lengths[order].tolist()):
         longest = int(lengths[order[start]])
-        if i > start and (n < similar * longest or (i + 1 - start) * longest > most):
+        if i > start and (n < _SIMILAR * longest or (i + 1 - start) * longest > most):
             cuts.append(i)
             start = i
     return np.split(order, cuts)

@@ -73,15 +73,17 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
 
 def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
     config, checkpoint = workspace.config, pretrained(workspace)
+    model = load_pretrained(workspace, checkpoint)
     if tag.is_untrained:
-        kind = load_task(config.task.name)
+        kind, whole = load_task(config.task.name), model.base_model
         model = new_model(
             checkpoint.config,
             kind.model_class,
             seed=config.finetune.seed,
             **kind.model_options(config.task),
         )
-    else:
-        model = load_pretrained(workspace, checkpoint)
+        if getattr(whole, "pooler", None) is None and hasattr(model.base_model, "pooler"):
+            # a checkpoint without one: its twin has none either
+            model.base_model.register_module("pooler", None)
     tokenizer = load_tokenizer(checkpoint.folder)
     save_snapshot(folder, model, tokenizer, config, tag=tag, step=0, steps_per_epoch=0, seconds=0.0)

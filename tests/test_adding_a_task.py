@@ -26,7 +26,7 @@ from bertvision.pipelines.train import TrainOptions, train
 from bertvision.pipelines.workspace import Workspace
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"
-TAG = "3e"
+TAG = "6e"
 HEADS = ["cls-learned-pooling", "cls-last-state"]
 
 
@@ -39,7 +39,11 @@ def write_data(folder: Path, rows: int, split: str, seed: int) -> None:
     """Sentences whose last word and mark tell their tone."""
     random = np.random.default_rng(seed)
     names, places = ["anna", "boris", "clara", "david"], ["paris", "london", "rome"]
-    forms = {"question": "who is {} in {} ?", "order": "- {} , {} -", "statement": "{} was in {} ."}
+    forms = {
+        "question": "who is {} in {} ?",
+        "order": "find {} , find {} .",
+        "statement": "{} was in {} .",
+    }
     lines = []
     for i in range(rows):
         label = list(forms)[i % 3]
@@ -75,10 +79,10 @@ def space(added: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory)
             model=str(tiny_bert),
             task=added,
             data=str(folder / "tone"),
-            epochs=3.0,
-            save_at=("0e", "3e"),
-            batch_size=8,
-            lr=3e-3,
+            epochs=6.0,
+            save_at=("0e", TAG),
+            batch_size=16,
+            lr=2e-3,
             tune_fraction=0.1,
             precision="32",
         ),
@@ -106,8 +110,8 @@ def test_bert_and_heads_learn_three_classes(space: Workspace) -> None:
     assert results.key == "macro_f1"
     assert results.items == "items"
     assert {row["name"] for row in results.heads} == set(HEADS)
-    # the tones can be told apart, and are
-    assert max(row["score"] for row in results.heads) > 60
+    # a third is what guessing gets
+    assert max(row["accuracy"] for row in results.heads) > 60
     said = json.loads((space.head_dir(TAG, HEADS[0]) / f"eval/{TAG}/predictions.json").read_text())
     assert set(said.values()) <= {0, 1, 2}
     assert len(said) == 30

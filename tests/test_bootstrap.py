@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.bootstrap import mcnemar, over_seeds, paired_bootstrap
+from bertvision.pipelines.analysis.bootstrap import (
+    mcnemar,
+    over_seeds,
+    paired_bootstrap,
+    paired_bootstrap_of,
+)
+from bertvision.pipelines.tasks.class_metrics import accuracy, matthews, pearson
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
 
@@ -24,6 +30,45 @@ def test_standard_error_is_the_analytic_one_for_normal_scores() -> None:
     assert found.standard_error == pytest.approx(error, rel=0.03)
     assert found.low == pytest.approx(found.difference - 1.96 * error, abs=0.05)
     assert found.high == pytest.approx(found.difference + 1.96 * error, abs=0.05)
+
+
+def test_a_metric_that_is_a_mean_is_drawn_as_the_mean_is() -> None:
+    """Accuracy by recomputation against accuracy as a mean over questions, by clusters too."""
+    random = np.random.default_rng(5)
+    gold = random.integers(0, 3, 300)
+    first = np.where(random.random(300) < 0.8, gold, 1)
+    second = np.where(random.random(300) < 0.7, gold, 2)
+    for clusters in (None, (np.arange(300) // 4).tolist()):
+        whole = paired_bootstrap_of(
+            accuracy, first, second, gold, clusters=clusters, resamples=4000
+        )
+        right = [100.0 * (side == gold) for side in (first, second)]
+        mean = paired_bootstrap(*right, clusters=clusters, resamples=4000, seed=1)
+        assert whole.first == pytest.approx(mean.first)
+        assert whole.difference == pytest.approx(mean.difference)
+        assert whole.clusters == mean.clusters
+        assert whole.standard_error == pytest.approx(mean.standard_error, rel=0.06)
+        assert whole.low == pytest.approx(mean.low, abs=0.6)
+        assert whole.high == pytest.approx(mean.high, abs=0.6)
+
+
+def test_systems_change_places_with_the_sign_alone() -> None:
+    random = np.random.default_rng(6)
+    gold = random.normal(size=80)
+    first, second = gold + random.normal(size=80), random.normal(size=80)
+    there = paired_bootstrap_of(pearson, first, second, gold, resamples=500)
+    back = paired_bootstrap_of(pearson, second, first, gold, resamples=500)
+    assert (back.difference, back.p) == pytest.approx((-there.difference, there.p))
+    assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
+    assert there.p < 0.05
+    assert there.low > 0
+
+
+def test_a_system_has_the_metric_that_it_has_itself() -> None:
+    random = np.random.default_rng(7)
+    gold, said = random.integers(0, 2, (2, 60))
+    found = paired_bootstrap_of(matthews, said, said, gold, resamples=50)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
 
 
 def test_p_is_the_analytic_one_for_normal_scores() -> None:

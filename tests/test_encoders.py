@@ -483,3 +483,11 @@ def test_a_pooler_that_the_checkpoint_lacks_is_none(folders: Any, tmp_path: Path
     assert load_model(copied).pooler is None
     classifier: Any = load_model(copied, AutoModelForSequenceClassification)
     assert classifier.base_model.pooler is not None  # it learns with the task
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "deberta-v3"], indirect=True)
+def test_a_checkpoint_without_a_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "copy")
+    (copied / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="copy has no tokenizer.json or vocab.txt or vocab.json"):
+        load_tokenizer(copied)

@@ -43,15 +43,10 @@ def write_probing(path: Path, seed: int = 0, examples: int = 160) -> Path:
         "and",
         "was",
         "who",
-        "what",
-        "did",
         "works",
         "river",
         "city",
-        "firm",
-        "book",
         "anna",
-        "boris",
         "london",
     ]
     draw, lines = random.Random(seed), []
@@ -106,7 +101,7 @@ def test_the_probes_of_a_snapshot(space: Workspace) -> None:
             assert p.low <= p.accuracy <= p.high
             assert 100 * p.bits(40).mean() == pytest.approx(p.accuracy)
     cls, mean = found[2:]
-    assert mean.probes[0].accuracy > 95  # a word's own vector is in the mean
+    assert mean.probes[0].accuracy > mean.majority + 20  # a word's own vector is in the mean
     # [CLS] of the embedding output knows nothing of the sentence
     assert cls.probes[0].accuracy == pytest.approx(cls.majority)
     assert best_layer(mean) == max(
@@ -276,6 +271,9 @@ def test_scores_and_spans_are_refused(
 ) -> None:
     with pytest.raises(InputError, match="no classes"):
         probe(workspace, None, ["1e"])
+
+
+def test_scores_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "rates.csv").write_text("a,b\n" + "the king,2.5\nthe queen,1\n" * 5)

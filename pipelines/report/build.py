@@ -21,6 +21,7 @@ from bertvision.pipelines.report.listing import (
 )
 from bertvision.pipelines.report.page import GENERATOR, render
 from bertvision.pipelines.report.pooling import pooling_section
+from bertvision.pipelines.report.probing import FILES, probing_section, probing_sentence
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.reproduce import BERT_COMMAND
@@ -28,6 +29,8 @@ from bertvision.pipelines.rows import Results, read_rows
 from bertvision.pipelines.workspace import Workspace
 
 PAGE, TABLES, FIGURES = "index.html", "tables", "figures"
+_PROBES_AT = 4
+"""Behind the weights of the layers, which ask a similar question."""
 _KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
 
 
@@ -49,7 +52,7 @@ class Report(NamedTuple):
 
 
 def write_report(workspace: Workspace, out: Path | None = None) -> Report:
-    """Write the report of everything that was scored on dev.
+    """Write the report of everything that was scored on dev, and of probes.
 
     The same workspace gives the same bytes. An older report at the same place is replaced.
 
@@ -63,17 +66,19 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
     """
     target = (workspace.root / "report" if out is None else out).expanduser().resolve()
     check_place(target)
-    results = read_rows(workspace)
-    if not results.runs:
+    results, probes = read_rows(workspace), probing_section(workspace)
+    if not results.runs and probes is None:
         raise WorkspaceError(
             f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
             "snapshots; `bertvision status` says what can be run next"
         )
-    found = _sections(workspace, results)
+    found = _sections(workspace, results) if results.runs else []
+    if probes is not None:
+        found.insert(len(found) and _PROBES_AT, probes)
     page = render(
         name=workspace.root.name,
         facts=facts(workspace, results),
-        headline=sentences(results),
+        headline=sentences(results) if results.runs else [probing_sentence(workspace)],
         sections=found,
         newest=_newest(workspace, results),
     ).encode("utf-8")
@@ -153,5 +158,6 @@ def _sections(workspace: Workspace, results: Results) -> list[Section]:
 
 def _newest(workspace: Workspace, results: Results) -> str:
     """When the newest result was written, the only time that the report knows."""
-    seconds = max((workspace.root / run["file"]).stat().st_mtime for run in results.runs)
+    files = [workspace.root / run["file"] for run in results.runs]
+    seconds = max(path.stat().st_mtime for path in (*files, *workspace.root.glob(FILES)))
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -40,15 +40,16 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
     ident, title = "errors", "Where they err"
     analyses = _read(workspace, results)
     if not analyses:
-        return Section(
-            ident,
-            title,
-            missing="Scores are near or far, neither right nor wrong: `bertvision compare` sets two "
-            "systems side by side."
-            if results.key in ("pearson", "spearman")
-            else "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, "
-            "for BERT as `bert`.",
+        missing = (
+            "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, for "
+            "BERT as `bert`."
         )
+        if results.key in ("pearson", "spearman"):
+            missing = (
+                "Scores are near or far, neither right nor wrong: `bertvision compare` sets two "
+                "systems side by side."
+            )
+        return Section(ident, title, missing=missing)
     # drawn and read are the best of the last snapshot
     last = max(SnapshotTag(a["checkpoint"]) for a in analyses)
     shown = sorted(

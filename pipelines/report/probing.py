@@ -1,0 +1,283 @@
+"""Section about probes: what linear classifiers read from each layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.pipelines.probing.results import FOLDER, read_all
+from bertvision.pipelines.probing.summary import Row, probe_rows
+from bertvision.pipelines.report.figures import MOST_PANELS
+from bertvision.pipelines.report.probe_figures import gained, layer_curves, layer_map
+from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.table import Column, Table, signed
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
+from bertvision.pipelines.workspace import Workspace
+
+FILES = f"{FOLDER}/*/*.json"
+"""Where probes are, in a workspace."""
+SOURCE = "probes/<data set>/<snapshot>-<pooling>-<settings>.json"
+COMMAND = "bertvision probe DATA… --checkpoint TAG,TAG --pool cls,sep,mean,max --untrained"
+
+
+def probing_section(workspace: Workspace) -> Section | None:
+    """Probes of every data set; None where there are none.
+
+    Figures show the settings that most probes were trained with, and of poolings the one with the
+    highest mean of its best layers; tables show all.
+
+    Raises:
+        WorkspaceError: a file is damaged.
+    """
+    rows = probe_rows(read_all(workspace.root))
+    if not rows:
+        return None
+    single = _usual(rows)
+    tasks = _ordered({r["dataset"] for r in single})
+    pooling = _best_pooling(single)
+    of_pooling = [r for r in single if r["pooling"] == pooling]
+    lead = (
+        "A probe is a linear classifier on frozen hidden states. Read a score beside the untrained "
+        "twin, the same architecture with random weights: what the twin reaches, the words and "
+        "their positions give. Layers are chosen on held-out examples and scored on others; "
+        "intervals are of resampled examples (95 %), not of other trainings."
+    )
+    figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
+    tables = [_best(rows), *_joined(rows), *_controls(rows)]
+    return Section("probing", "What each layer knows", lead, figures=figures, tables=tables)
+
+
+def probing_sentence(workspace: Workspace) -> str:
+    """What probes found, in one sentence: the best pooling of the last snapshot on average.
+
+    Raises:
+        WorkspaceError: a file is damaged.
+    """
+    rows = _usual(probe_rows(read_all(workspace.root)))
+    pooling = _best_pooling(rows)
+    found = [r for r in rows if r["best"] and r["pooling"] == pooling]
+    tag = max(SnapshotTag(r["tag"]) for r in found)
+    found = [r for r in found if r["tag"] == tag]
+    score = sum(r["accuracy"] for r in found) / len(found)
+    what = found[0]["dataset"] if len(found) == 1 else f"the mean of {len(found)} data sets"
+    text = f"Probes of the best layer of {tag}, {pooling}-pooled, score {score:.1f} on {what}"
+    gains = [r["difference"] for r in found]
+    if all(gain is not None for gain in gains):
+        text += f", {signed(sum(gains) / len(gains))} against the untrained twin"
+    return f"{text}."
+
+
+def _maps(rows: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figure]:
+    """A heat map for each snapshot but the twin, all on one scale of colours."""
+    twin = any(r["difference"] is not None for r in rows)
+    caption = (
+        "Snapshot {}: accuracy of probes on "
+        f"{pooling}-pooled hidden states, and the difference from "
+        f"{'the untrained twin' if twin else 'the most frequent class'}, which is also the colour: "
+        "blue above, orange below. Framed: the best layer on held-out examples."
+    )
+    shown = [r for r in rows if not SnapshotTag(r["tag"]).is_untrained] or list(rows)
+    most = max(abs(gained(r)) for r in shown)
+    figures = []
+    for tag in sorted({SnapshotTag(r["tag"]) for r in shown}):
+        own = [r for r in shown if r["tag"] == tag]
+        figures.append(
+            make_figure(
+                f"probe-map-{tag.replace('.', '-')}",
+                f"Accuracy by task and layer at {tag}",
+                caption.format(tag),
+                SOURCE,
+                COMMAND,
+                partial(layer_map, own, [task for task in tasks if _has(own, task)], most),
+            )
+        )
+    return figures
+
+
+def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figure]:
+    """Snapshots side by side, then the poolings of the first one."""
+    tags = [str(tag) for tag in sorted({SnapshotTag(r["tag"]) for r in single})]
+    trained = [tag for tag in tags if not SnapshotTag(tag).is_untrained] or tags
+    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in single)]
+    caption = (
+        f"Accuracy over layers, {pooling}-pooled, a line for each snapshot; dotted: the most "
+        "frequent class. How far a line is from the dashed one, the untrained twin, is what the "
+        "training brought."
+    )
+    rows = [r for r in single if r["pooling"] == pooling]
+    names = [*trained, *(tag for tag in tags if tag not in trained)]
+    figures = _panels("snapshots", caption, rows, tasks, "tag", names)
+    caption = (
+        f"Accuracy over layers of snapshot {trained[0]}, a line for each pooling; dotted: the most "
+        "frequent class."
+    )
+    rows = [r for r in single if r["tag"] == trained[0]]
+    return figures + _panels("poolings", caption, rows, tasks, "pooling", poolings)
+
+
+def _panels(
+    kind: str,
+    caption: str,
+    rows: Sequence[Row],
+    tasks: Sequence[str],
+    by: str,
+    names: Sequence[str],
+) -> list[Figure]:
+    """At most `MOST_PANELS` tasks to a figure; none where there is a single line."""
+    found = [task for task in tasks if _has(rows, task)]
+    parts = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
+    return [
+        make_figure(
+            f"probe-{kind}" + (f"-{i + 1}" if len(parts) > 1 else ""),
+            f"Accuracy over layers by {kind}",
+            caption,
+            SOURCE,
+            COMMAND,
+            partial(layer_curves, rows, part, by, names),
+        )
+        for i, part in enumerate(parts)
+        if len(names) > 1
+    ]
+
+
+def _best(rows: Sequence[Row]) -> Table:
+    """A row for each data set, snapshot and kind of probe, with the best layer of each pooling."""
+    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in rows)]
+    lines: dict[tuple[str, str, str], Row] = {}
+    for r in _in_order(rows):
+        line = lines.setdefault(
+            (r["dataset"], r["settings"], r["tag"]),
+            {
+                key: r[key]
+                for key in ("dataset", "tag", "probe", "majority", "examples", "settings")
+            },
+        )
+        if r["best"]:
+            gain = "" if r["difference"] is None else f" ({signed(r['difference'])})"
+            p = r["pooling"]
+            line[p] = f"{r['accuracy']:.1f}{gain} @{r['layers']}"
+            line |= {f"{p}_{key}": r[key] for key in _DETAILS}
+    return Table(
+        "probes",
+        "Probes: accuracy of the best layer (@ layer), in brackets its difference from untrained",
+        [
+            Column("tag", "snapshot", "text"),
+            Column("probe", "probe", "text"),
+            Column("majority", "majority"),
+            Column("examples", "examples", "count"),
+            *(Column(p, p, "text") for p in poolings),
+        ],
+        list(lines.values()),
+        SOURCE,
+        COMMAND,
+        group="dataset",
+        more=["settings", *(f"{p}_{key}" for p in poolings for key in _DETAILS)],
+    )
+
+
+_KEYS = ("dataset", "tag", "probe", "majority", "examples", "settings")
+_DETAILS = (
+    "layers",
+    "accuracy",
+    "low",
+    "high",
+    "held_out",
+    "difference",
+    "difference_low",
+    "difference_high",
+)
+
+
+def _joined(rows: Sequence[Row]) -> list[Table]:
+    """Layers end to end beside the best single layer."""
+    best = {_key(r): r["accuracy"] for r in rows if r["best"]}
+    lines = [
+        {**r, "single": best.get(_key(r)), "more": r["accuracy"] - best.get(_key(r), r["accuracy"])}
+        for r in _in_order(rows)
+        if "+" in r["layers"]
+    ]
+    if not lines:
+        return []
+    columns = [
+        Column("tag", "snapshot", "text"),
+        Column("pooling", "pooling", "text"),
+        Column("layers", "layers", "text"),
+        Column("accuracy", "accuracy"),
+        Column("difference", "− untrained", "signed"),
+        Column("single", "best single layer"),
+        Column("more", "difference", "signed"),
+    ]
+    title = "Probes of layers end to end, beside the best single layer"
+    command = f"{COMMAND} --concat first+last"
+    return [Table("probes_joined", title, columns, lines, SOURCE, command, group="dataset")]
+
+
+def _controls(rows: Sequence[Row]) -> list[Table]:
+    """Selectivity and description length of the best layers, where they were measured."""
+    lines = [
+        r
+        for r in _in_order(rows)
+        if r["best"] and (r["selectivity"] is not None or r["bits"] is not None)
+    ]
+    if not lines:
+        return []
+    columns = [
+        Column("tag", "snapshot", "text"),
+        Column("pooling", "pooling", "text"),
+        Column("layers", "layer", "text"),
+        Column("accuracy", "accuracy"),
+        Column("control", "control task"),
+        Column("selectivity", "selectivity", "signed"),
+        Column("memorised", "control, memorised"),
+        Column("unseen", "unseen sentences (%)"),
+        Column("bits", "code (bits)", digits=0),
+        Column("compression", "compression", digits=2),
+    ]
+    title = "Control task and description length of the best layers"
+    command = f"{COMMAND} --control --mdl"
+    return [Table("probes_control", title, columns, lines, SOURCE, command, group="dataset")]
+
+
+def _usual(rows: Sequence[Row]) -> list[Row]:
+    """Single layers with the settings that most probes were trained with."""
+    usual = Counter(r["settings"] for r in rows).most_common(1)[0][0]
+    return [r for r in rows if r["settings"] == usual and "+" not in r["layers"]]
+
+
+def _key(r: Row) -> tuple[str, str, str, str]:
+    return r["dataset"], r["settings"], r["tag"], r["pooling"]
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by data set as the registry lists tasks, settings, snapshot and pooling."""
+    place = {task: i for i, task in enumerate(_ordered({r["dataset"] for r in rows}))}
+    return sorted(
+        rows,
+        key=lambda r: (
+            place[r["dataset"]],
+            r["settings"],
+            SnapshotTag(r["tag"]).fraction,
+            POOLINGS.index(r["pooling"]),
+        ),
+    )
+
+
+def _ordered(names: set[str]) -> list[str]:
+    """Data sets as the registry lists their tasks: probing tasks from surface to semantics."""
+    known = [task for task in TASKS if task in names]
+    return known + sorted(names.difference(known))
+
+
+def _best_pooling(rows: Sequence[Row]) -> str:
+    """The pooling with the highest mean of held-out accuracies over its best layers."""
+    scores: dict[str, list[float]] = {}
+    for r in rows:
+        if r["best"]:
+            scores.setdefault(r["pooling"], []).append(r["held_out"])
+    return max(scores, key=lambda p: sum(scores[p]) / len(scores[p]))
+
+
+def _has(rows: Sequence[Row], task: str) -> bool:
+    return any(r["dataset"] == task for r in rows)

@@ -1,0 +1,235 @@
+"""Added data sets, pooled extraction, and features in the order of the data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sentences import write_probing
+
+from bertvision.errors import (
+    InputError,
+    ProvenanceError,
+    UnknownNameError,
+    WorkspaceError,
+)
+from bertvision.featurestore.schema import SnapshotTag
+from bertvision.featurestore.writer import SplitWriter
+from bertvision.pipelines.dataset import add_dataset
+from bertvision.pipelines.extract import extract
+from bertvision.pipelines.features import ensure_features, feature_layers, features
+from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.pretrained import ensure_snapshot
+from bertvision.pipelines.selection import parse_stored_split, stored_split
+from bertvision.pipelines.snapshots import load_snapshot
+from bertvision.pipelines.status import status
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, Tokens
+from bertvision.pipelines.workspace import Workspace
+
+NAME = "bigram_shift"
+EXACT: dict[str, Any] = {"encoding": "float32", "precision": "32"}
+
+
+@pytest.fixture(scope="module")
+def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace without a task, with a data set of which all poolings are stored in float32."""
+    folder = tmp_path_factory.mktemp("features")
+    space = feature_workspace(folder / "ws", str(tiny_bert))
+    add_dataset(space.root, NAME, str(write_probing(folder / f"{NAME}.txt")))
+    ensure_features(space, ["0e", "untrained"], NAME, ["train", "dev"], POOLINGS, **EXACT)
+    return space
+
+
+@pytest.fixture
+def copy(made: Workspace, tmp_path: Path) -> Workspace:
+    shutil.copytree(made.root, tmp_path / "copy")
+    return Workspace.find(tmp_path / "copy")
+
+
+def direct(space: Workspace, tag: str, split: str, pooling: Tokens) -> np.ndarray:
+    """(items, layers, hidden), one window at a time by transformers' own forward pass."""
+    snapshot, data = load_snapshot(space.snapshot_dir(tag)), space.dataset(NAME)
+    windows = data.windows(split, snapshot.tokenizer)
+    found = []
+    for first, n in zip(windows.first_token, windows.n_tokens, strict=True):
+        ids = torch.from_numpy(windows.input_ids[first : first + n].astype(np.int64))[None]
+        types = torch.from_numpy(windows.token_type_ids[first : first + n].astype(np.int64))[None]
+        with torch.inference_mode():
+            states = snapshot.model.base_model(
+                input_ids=ids, token_type_ids=types, output_hidden_states=True
+            ).hidden_states
+        of_layers = torch.stack(states)[:, 0].numpy()  # (layers, tokens, hidden)
+        pooled = {
+            "cls": of_layers[:, 0],
+            "sep": of_layers[:, -1],
+            "mean": of_layers.mean(axis=1),
+            "max": of_layers.max(axis=1),
+        }
+        found.append(pooled[pooling])
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("tag", ["0e", "untrained"])
+def test_features_are_the_pooled_hidden_states_in_the_order_of_the_data(
+    made: Workspace, tag: str, pooling: Tokens
+) -> None:
+    split = made.split(tag, stored_split("train", pooling, NAME))
+    assert split.plan.example_id.tolist() != list(range(len(split)))  # it is stored permuted
+    truth = direct(made, tag, "train", pooling)
+    found = features(made, tag, NAME, "train", pooling, [0, 1, 2])
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+    last = features(made, tag, NAME, "train", pooling, [2])
+    np.testing.assert_array_equal(last[:, 0], found[:, 2])
+
+
+def test_twins_offer_the_same_layers(made: Workspace) -> None:
+    """The checkpoint, saved with an output layer for spans, has no pooler."""
+    for tag in ("0e", "untrained"):
+        for pooling in POOLINGS:
+            assert feature_layers(made, tag, NAME, "dev", pooling) == [0, 1, 2]
+
+
+def test_labels_are_stored_beside_the_states(made: Workspace) -> None:
+    split = made.split("0e", f"{NAME}-train-mean")
+    labels = [item.label for item in made.dataset(NAME).items("train")]
+    np.testing.assert_array_equal(split.labels["label"], np.array(labels)[split.plan.example_id])
+    assert made.dataset(NAME).task.items_of(split.table()) == made.dataset(NAME).items("train")
+
+
+def test_all_poolings_have_the_same_plan(made: Workspace) -> None:
+    plans = {made.split("0e", f"{NAME}-train-{p}").record.plan_sha256 for p in POOLINGS}
+    assert len(plans) == 1
+
+
+def test_a_pooling_added_later_is_the_same_as_one_extracted_together(copy: Workspace) -> None:
+    alone = copy.at(str(copy.root / "alone"))
+    extract(alone, "0e", dataset=NAME, splits=["dev"], tokens=["max"], **EXACT)
+    (one, both) = (s.split("0e", f"{NAME}-dev-max").record for s in (alone, copy))
+    assert one.difference(both) is None
+    np.testing.assert_array_equal(
+        features(alone, "0e", NAME, "dev", "max"), features(copy, "0e", NAME, "dev", "max")
+    )
+
+
+def test_a_killed_extraction_of_several_poolings_is_finished(
+    copy: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death between the poolings of one shard leaves one of them behind; both come out whole."""
+    elsewhere = copy.at(str(copy.root / "killed"))
+    write, written = SplitWriter.write_shard, []
+
+    def dying(self: SplitWriter, *args: Any, **kwargs: Any) -> Any:
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(1)
+        return write(self, *args, **kwargs)
+
+    options: dict[str, Any] = {"dataset": NAME, "splits": ["train"], "shard_tokens": 8, **EXACT}
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitWriter, "write_shard", dying)
+        with pytest.raises(KeyboardInterrupt):
+            extract(elsewhere, "0e", tokens=["mean", "max"], **options)
+    done = extract(elsewhere, "0e", tokens=["mean", "max"], **options)
+    assert [d.split for d in done] == [f"{NAME}-train-mean", f"{NAME}-train-max"]
+    assert sum(d.shards_written for d in done) == 2 * 5 - 3
+    for pooling in ("mean", "max"):
+        assert elsewhere.split("0e", f"{NAME}-train-{pooling}").verify() == []
+        found = features(elsewhere, "0e", NAME, "train", pooling)  # type: ignore[arg-type]
+        held = features(copy, "0e", NAME, "train", pooling)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, held)
+
+
+def test_what_is_stored_is_not_extracted_again(
+    made: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bertvision.pipelines.features as module
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("it was extracted again")
+
+    monkeypatch.setattr(module, "extract", never)
+    ensure_features(made, ["0e", "untrained"], NAME, ["train", "dev"], POOLINGS, **EXACT)
+
+
+def test_features_of_another_encoder_are_refused_by_field(copy: Workspace) -> None:
+    path = copy.snapshot_dir("untrained")
+    shutil.rmtree(path)
+    config = copy.root / "bertvision.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    other = Workspace.find(copy.root)
+    with pytest.raises(ProvenanceError, match=r"untrained/.*weights_sha256"):
+        ensure_features(other, ["untrained"], NAME, ["dev"], ["mean"], **EXACT)
+
+
+def test_the_untrained_twin_is_the_same_architecture_with_other_weights(made: Workspace) -> None:
+    pretrained, twin = (load_snapshot(made.snapshot_dir(tag)) for tag in ("0e", "untrained"))
+    ours, other = (x.model.base_model.state_dict() for x in (pretrained, twin))
+    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in other.items()}
+    matrices = [k for k in ours if ours[k].dim() == 2]
+    assert not any(torch.equal(ours[k], other[k]) for k in matrices)
+    assert ensure_snapshot(made, "untrained") == made.snapshot_dir("untrained")
+
+
+def test_other_snapshots_are_only_made_by_fine_tuning(made: Workspace) -> None:
+    with pytest.raises(UnknownNameError, match="no snapshot 0.3e"):
+        ensure_features(made, ["0.3e"], NAME, ["dev"], ["mean"])
+
+
+def test_a_data_set_is_named_once_and_known_from_then_on(made: Workspace) -> None:
+    data = made.dataset(NAME)
+    assert (data.name, data.splits, data.classes) == (NAME, ("train", "dev", "test"), ("I", "O"))
+    with pytest.raises(UnknownNameError, match=r"no data set 'mr' \(there are: bigram_shift\)"):
+        made.dataset("mr")
+    with pytest.raises(UnknownNameError, match="'tune' is no split of bigram_shift"):
+        data.items("tune")
+
+
+def test_a_changed_file_is_refused(copy: Workspace, tmp_path: Path) -> None:
+    source = write_probing(tmp_path / f"{NAME}.txt", train=20)
+    with pytest.raises(WorkspaceError, match=r"was added with data = "):
+        add_dataset(copy.root, NAME, str(source))
+    held = json.loads((copy.root / "datasets" / f"{NAME}.json").read_text())
+    with pytest.raises(WorkspaceError, match=r"max_length = 128, now it is 64"):
+        add_dataset(copy.root, NAME, held["data"]["train"]["source"], max_length=64)
+
+
+@pytest.mark.parametrize("name", ["../up", "A", "", "a b"])
+def test_names_of_data_sets_cannot_lead_elsewhere(made: Workspace, name: str) -> None:
+    with pytest.raises(InputError, match="data set name"):
+        made.dataset(name)
+
+
+def test_a_workspace_without_a_task_says_what_it_is_for(made: Workspace) -> None:
+    with pytest.raises(InputError, match="no data of its own: name a data set"):
+        extract(made, "0e")
+    found = status(made)
+    assert (found["task"], found["items"]) == ("features", {})
+    assert "bertvision finetune --resume" not in found["next"]
+    with pytest.raises(WorkspaceError, match="was made with model = "):
+        feature_workspace(made.root, "other-model")
+
+
+@given(
+    st.sampled_from(["train", "tune", "dev", "test", "all", "queries"]),
+    st.sampled_from(["all", *POOLINGS]),
+    st.one_of(st.none(), st.sampled_from(sorted(TASKS))),
+)
+def test_names_of_stored_splits_are_read_back(
+    split: str, tokens: Tokens, dataset: str | None
+) -> None:
+    assert parse_stored_split(stored_split(split, tokens, dataset)) == (dataset, split, tokens)
+
+
+def test_untrained_comes_before_all_other_tags() -> None:
+    tags = [SnapshotTag(text) for text in ("1e", "0e", "untrained", "0.3e")]
+    assert sorted(tags) == ["untrained", "0e", "0.3e", "1e"]
+    assert SnapshotTag.is_valid("untrained")
+    assert not SnapshotTag.is_valid("Untrained")
