@@ -33,6 +33,17 @@ from bertvision.pipelines.tasks.windows import Windows
 
 FAMILIES = ("bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "gpt2", "llama")
 LAYERS = 6
+_SETTINGS: dict[str, dict[str, object]] = {
+    "distilbert": {"hidden_dim": 1536},
+    "deberta-v2": {  # as of the published ones
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+    },
+}
 _OURS = "as extracted"
 
 
@@ -80,6 +91,7 @@ def _model(family: str) -> PreTrainedModel:
         intermediate_size=1536,
         max_position_embeddings=514,
         pad_token_id=0,
+        **_SETTINGS.get(family, {}),
     )
     return new_model(config, seed=0)
 

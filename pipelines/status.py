@@ -66,7 +66,7 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     if not path.is_file():
         return None
     metrics = headline(json.loads(path.read_text(encoding="utf-8"))["rules"])
-    first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1")
+    first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1", "pearson")
     return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from scipy.special import softmax
 
 from bertvision.errors import InputError
 from bertvision.pipelines.compare import compare
+from bertvision.pipelines.ensemble import ensemble
 from bertvision.pipelines.error_analysis import errors
 from bertvision.pipelines.evaluate import evaluate
 from bertvision.pipelines.extract import extract
@@ -183,3 +186,12 @@ def test_report_has_the_metric_of_the_task(space: Workspace, tmp_path: Path) -> 
     row = json.loads((report.page.parent / "tables/results.json").read_text())["rows"][0]
     assert {"accuracy", "macro_f1", "matthews"} <= set(row)
     assert not {"exact", "f1", "pearson"} & set(row)
+
+
+def test_an_ensemble_takes_the_likeliest_class_of_any_member(space: Workspace) -> None:
+    found = ensemble(space, [HEADS[0]], with_bert=True, trained_on=TAG, tag=TAG)
+    bert = load_file(space.bert_dir(TAG) / "dev.safetensors")["logits"]
+    head = load_file(space.head_dir(TAG, HEADS[0]) / f"eval/{TAG}/dev.safetensors")["logits"]
+    likely = np.maximum(softmax(bert, axis=1), softmax(head, axis=1)).argmax(axis=1)
+    right = np.mean(likely == [item.label for item in space.items("dev")])
+    assert found["rules"]["argmax"]["metrics"]["accuracy"] == pytest.approx(100 * right)

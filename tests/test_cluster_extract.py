@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +24,15 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines import cluster_extract, scheduler
 from bertvision.pipelines.cluster_extract import ClusterWork
+from bertvision.pipelines.dataset import add_dataset
 from bertvision.pipelines.extract import Extracted, extract
+from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.pretrained import ensure_snapshot
 from bertvision.pipelines.scheduler import ClusterError
 from bertvision.pipelines.workspace import Workspace
 
-SPLIT, SHARD_TOKENS = "train", 128
+SPLIT, SHARD_TOKENS = "sentences-all", 128
+WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
 
 
 def workers(n_workers: int = 2, **options: Any) -> AbstractContextManager[Any]:
@@ -46,19 +49,22 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def space(workspace: Workspace, tmp_path: Path) -> Workspace:
-    """A workspace with the shared snapshots and no activations."""
-    root = tmp_path / "workspace"
-    root.mkdir()
-    (root / "snapshots").symlink_to(workspace.root / "snapshots")
-    shutil.copy(workspace.root / "bertvision.yaml", root)
-    return Workspace.find(root)
+def space(tiny_bert: Path, tmp_path: Path) -> Workspace:
+    """A workspace with a tiny encoder, its untrained twin, and sentences of many lengths."""
+    space = feature_workspace(tmp_path / "workspace", str(tiny_bert))
+    drawn = random.Random(0)
+    lines = [f"{' '.join(drawn.choices(WORDS, k=drawn.randint(3, 60)))},{i % 2}" for i in range(90)]
+    (tmp_path / "sentences.csv").write_text("\n".join(["text,label", *lines]))
+    source = str(tmp_path / "sentences.csv")
+    add_dataset(space.root, "csv", source, text="text", label="label", max_length=100)
+    ensure_snapshot(space, "0e")
+    return space
 
 
 def run(space: Workspace, store: Path | str, **options: Any) -> list[Extracted]:
-    settings: dict[str, Any] = {"splits": [SPLIT], "encoding": "int8", "precision": "32"}
-    settings |= {"shard_tokens": SHARD_TOKENS, "store": str(store)}
-    return extract(space, "1e", **settings | options)
+    settings: dict[str, Any] = {"dataset": "sentences", "encoding": "int8", "precision": "32"}
+    settings |= {"tokens": ("all",), "shard_tokens": SHARD_TOKENS, "store": str(store)}
+    return extract(space, "0e", **settings | options)
 
 
 def files(store: Path) -> dict[str, bytes]:
@@ -71,7 +77,7 @@ def files(store: Path) -> dict[str, bytes]:
 def alone(space: Workspace, tmp_path: Path) -> Path:
     """The store that a single process writes."""
     run(space, tmp_path / "alone")
-    split = ActivationSplit(tmp_path / "alone", "1e", SPLIT)
+    split = ActivationSplit(tmp_path / "alone", "0e", SPLIT)
     assert split.plan.n_shards >= 16  # or there is nothing to hand out
     return tmp_path / "alone"
 
@@ -101,11 +107,11 @@ def test_what_is_there_already_is_not_computed_again(
     run(space, tmp_path / "shared", shards=[0, 3, 4])
     before = {
         path: path.stat().st_mtime_ns
-        for path in (tmp_path / "shared" / "ledger" / "1e" / SPLIT).glob("0*.json")
+        for path in (tmp_path / "shared" / "ledger" / "0e" / SPLIT).glob("0*.json")
     }
     assert len(before) == 3
     (done,) = run(space, tmp_path / "shared", scheduler=address)
-    assert done.shards_written == ActivationSplit(alone, "1e", SPLIT).plan.n_shards - 3
+    assert done.shards_written == ActivationSplit(alone, "0e", SPLIT).plan.n_shards - 3
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert files(tmp_path / "shared") == files(alone)
     (again,) = run(space, tmp_path / "shared", scheduler="tcp://127.0.0.1:9")  # asks nobody
@@ -183,7 +189,7 @@ def test_workers_that_are_killed_at_random_lose_nothing(
     """Three workers die, each at another moment of writing a shard, and the nanny starts others."""
     from distributed import Client, WorkerPlugin
 
-    n_shards = ActivationSplit(alone, "1e", SPLIT).plan.n_shards
+    n_shards = ActivationSplit(alone, "0e", SPLIT).plan.n_shards
     drawn = random.Random(seed)
     shards = drawn.sample(range(n_shards), 3)
     moments = dict(zip(shards, drawn.sample(range(4), 3), strict=True))
@@ -221,10 +227,10 @@ def test_a_shard_that_kills_everybody_ends_the_extraction_and_loses_no_other(
     with workers(1, allowed_failures=0) as made:
         with Client(made) as client:
             client.register_plugin(Plugin(), name="killer")
-        expected = r"shard 7 of train of 1e killed its worker 2 times: .*--memory-limit.*run the"
+        expected = r"shard 7 of all of 0e killed its worker 2 times: .*--memory-limit.*run the"
         with pytest.raises(ClusterError, match=expected):
             run(space, tmp_path / "shared", scheduler=made.scheduler_address)
-    held = ActivationSplit(tmp_path / "shared", "1e", SPLIT)
+    held = ActivationSplit(tmp_path / "shared", "0e", SPLIT)
     assert 7 in held.missing_shards()
     assert held.ledger.shards() >= set(range(6))
     run(space, tmp_path / "shared")
@@ -244,7 +250,7 @@ run(Workspace.find(Path(sys.argv[2])), sys.argv[3], scheduler=sys.argv[4])
 def test_a_client_that_is_killed_leaves_a_store_that_anybody_can_finish(
     space: Workspace, alone: Path, tmp_path: Path, address: str
 ) -> None:
-    here, ledger = Path(__file__).parent, tmp_path / "shared" / "ledger" / "1e" / SPLIT
+    here, ledger = Path(__file__).parent, tmp_path / "shared" / "ledger" / "0e" / SPLIT
     command = [sys.executable, "-c", _CLIENT, here, space.root, tmp_path / "shared", address]
     with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE) as client:
         while not list(ledger.glob("0*.json")):  # until the first shard is committed
@@ -262,13 +268,13 @@ def test_a_client_that_is_killed_leaves_a_store_that_anybody_can_finish(
 
 def test_a_store_that_the_workers_do_not_see_is_named(space: Workspace, address: str) -> None:
     # the memory of this process
-    expected = r"the worker on .* does not find .*there is no split 1e/train in memory://hidden"
+    expected = rf"the worker on .* does not find .*there is no split 0e/{SPLIT} in memory://hidden"
     with pytest.raises(ClusterError, match=expected):
         run(space, "memory://hidden", scheduler=address)
 
 
-def _job_of(space: Workspace, store: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Extract on the cluster with workers that are told something else."""
+def _tell(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Workers are told something else than what is extracted."""
     real = ClusterWork.__init__
 
     def told(self: ClusterWork, writers: Any, job: Any, scheduler: str) -> None:
@@ -280,20 +286,21 @@ def _job_of(space: Workspace, store: Path, monkeypatch: pytest.MonkeyPatch, **ch
 def test_a_workspace_that_the_workers_do_not_see_is_named(
     space: Workspace, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _job_of(space, tmp_path, monkeypatch, root=tmp_path / "nowhere")
+    _tell(monkeypatch, root=tmp_path / "nowhere")
     expected = f"does not find .*no workspace in {tmp_path}/nowhere.*these very paths"
     with pytest.raises(ClusterError, match=expected):
         run(space, tmp_path / "shared", scheduler=address)
-    assert not ActivationSplit(tmp_path / "shared", "1e", SPLIT).ledger.shards()
+    assert not ActivationSplit(tmp_path / "shared", "0e", SPLIT).ledger.shards()
 
 
 def test_a_worker_with_another_snapshot_writes_nothing(
     space: Workspace, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _job_of(space, tmp_path, monkeypatch, tag="0.5e")
+    ensure_snapshot(space, "untrained")
+    _tell(monkeypatch, tag="untrained")
     with pytest.raises(ProvenanceError, match=r"sees another .*: (step|weights_sha256) = .* there"):
         run(space, tmp_path / "shared", scheduler=address)
-    assert not ActivationSplit(tmp_path / "shared", "1e", SPLIT).ledger.shards()
+    assert not ActivationSplit(tmp_path / "shared", "0e", SPLIT).ledger.shards()
 
 
 def test_schedulers_that_are_no_cluster_are_refused(space: Workspace, tmp_path: Path) -> None:
@@ -309,5 +316,5 @@ def test_a_cluster_that_does_not_answer_is_named_and_the_lock_is_free_again(
     monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 0.2)
     with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
         run(space, tmp_path / "shared", scheduler="tcp://127.0.0.1:9")
-    with place_of(tmp_path / "shared").lock(f"ledger/1e/{SPLIT}/.lock", "looking"):
+    with place_of(tmp_path / "shared").lock(f"ledger/0e/{SPLIT}/.lock", "looking"):
         pass

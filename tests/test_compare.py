@@ -127,7 +127,7 @@ def test_predictions_of_other_questions_are_refused(lab: Workspace) -> None:
     for changed, message in [
         (dict.fromkeys(predictions, "never"), "predictions.json scores 0.0"),
         (dict(list(predictions.items())[1:]), "not of the workspace's 24 items"),
-        ({**predictions, next(iter(predictions)): 3}, "has no answer"),
+        ({**predictions, next(iter(predictions)): None}, "has no answer"),
         ([], "damaged"),
     ]:
         path.write_text(json.dumps(changed))

@@ -50,6 +50,8 @@ TEXTS = [
     "the anna in rome founded the city in 1901, and who is in rome now? " * 4,
     "rome in 1901. " * 6,
     "rome in 1902. " * 6,
+    # of like length, so that they are padded together
+    *("rome in 1901, anna " + "who " * more for more in range(4, 9)),
 ]
 
 
@@ -115,6 +117,8 @@ def test_every_state_is_that_of_the_familys_own_forward_pass(
     (states,) = encoder(windows, np.arange(len(windows)))
     assert states.shape == (windows.n_tokens.sum(), LAYERS + 1, HIDDEN)
     np.testing.assert_allclose(states.numpy(), truth, rtol=1e-5, atol=1e-5)
+    padded = [windows.n_tokens[group] for group in groups(windows.n_tokens, 1024)]
+    assert any(of.min() < of.max() for of in padded)  # or padding would not be put to the test
     assert isinstance(encoder._forward, PackedForward if FAMILIES[name].packs else PaddedForward)
     assert (encoder.attention == PACKED_ATTENTION) == FAMILIES[name].packs
     assert np.abs(truth[:, 1] - truth[:, 2]).max() > 0.1  # layers do something

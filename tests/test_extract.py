@@ -19,8 +19,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.encoding import decode, encode, get_encoding
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines import extract as extract_module
-from bertvision.pipelines import quickstart
+from bertvision.pipelines import quickstart, split_extraction
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.encoder import Encoder, channel_stats
 from bertvision.pipelines.extract import extract
@@ -194,7 +193,7 @@ def test_a_disk_that_is_too_small_is_refused_before_computing(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(workspace.root, tmp_path / "copy", ignore=shutil.ignore_patterns("activations"))
-    monkeypatch.setattr(extract_module, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(split_extraction, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskSpaceError, match="are needed .* 1 kB are free"):
         extract(Workspace.find(tmp_path / "copy"), "1e")
     assert not (tmp_path / "copy/activations").exists()

@@ -29,7 +29,7 @@ from bertvision.featurestore.schema import ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines import extract as extract_module
+from bertvision.pipelines import split_extraction
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.encoder import Encoder
 from bertvision.pipelines.extract import extract
@@ -329,7 +329,7 @@ def test_a_split_that_lacks_a_label_is_finished_and_repaired(
     empty: Workspace, monkeypatch: pytest.MonkeyPatch, tokens: Any
 ) -> None:
     """As an older version wrote it, before there was ``answerable``."""
-    make = extract_module.split_contents
+    make = split_extraction.split_contents
 
     def older(*args: Any, **kwargs: Any) -> Any:
         contents = make(*args, **kwargs)
@@ -339,7 +339,7 @@ def test_a_split_that_lacks_a_label_is_finished_and_repaired(
     options: dict[str, Any] = {"splits": ["dev"], "tokens": (tokens,), "precision": "32"}
     options["shard_tokens"] = 16 if tokens == "cls" else 64
     with monkeypatch.context() as patch:
-        patch.setattr(extract_module, "split_contents", older)
+        patch.setattr(split_extraction, "split_contents", older)
         extract(empty, "1e", **options, shards=[0])
     name = "dev" if tokens == "all" else "dev-cls"
     assert not empty.split("1e", name).is_complete

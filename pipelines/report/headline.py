@@ -50,7 +50,7 @@ def _same_snapshot(results: Results) -> str:
         if best[-1] is not named[0]:
             named.append(best[-1])
     parts = [
-        f"{_score(r, results)} at {r['checkpoint']} ({r['name']}; BERT {r['bert']:.1f}, "
+        f"{_score(r, results)} at {r['checkpoint']} ({r['name']}; BERT {_number(r['bert'])}, "
         f"{signed(r['difference'])})"
         for r in named
     ]
@@ -109,7 +109,7 @@ def _across(results: Results) -> str:
     return (
         f"Trained on {first} and scored on {last}, an encoder it never saw in training, the best "
         f"head ({found['name']}) scores {_score(found, results)} against BERT's "
-        f"{found['bert']:.1f} at {last} ({signed(found['difference'])})."
+        f"{_number(found['bert'])} at {last} ({signed(found['difference'])})."
     )
 
 
@@ -167,7 +167,12 @@ def _score(row: dict[str, Any], results: Results) -> str:
     sd = n = ""
     if row.get("score_sd") is not None:
         sd, n = f" ± {row['score_sd']:.1f}", f" (n = {row['seeds']})"
-    return f"{row['score']:.1f}{sd} {_unit(results)}{n}"
+    return f"{_number(row['score'])}{sd} {_unit(results)}{n}"
+
+
+def _number(score: float) -> str:
+    """With a true minus: correlations may be below 0."""
+    return f"{score:.1f}".replace("-", "−")
 
 
 def _unit(results: Results) -> str:

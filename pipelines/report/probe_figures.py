@@ -35,7 +35,7 @@ def layer_map(rows: Sequence[Row], tasks: Sequence[str], most: float, width: flo
     layers = sorted({int(r["layers"]) for r in rows})
     longest = max(text_width(task) for task in tasks) + 10
     left = min(longest, 160.0 if width > 500 else 96.0)
-    cell = min(74.0, (width - left) / len(layers))
+    cell = min(74.0, (width - left - 6) / len(layers))  # the last label is wider than its cell
     c = Canvas(width, _TOP + _HIGH * len(tasks))
     c.text(0, _TOP - 8, "layer →", cls="tick")
     for j, layer in enumerate(layers):
@@ -51,42 +51,52 @@ def layer_map(rows: Sequence[Row], tasks: Sequence[str], most: float, width: flo
 
 
 def layer_curves(
-    rows: Sequence[Row], tasks: Sequence[str], by: str, names: Sequence[str], width: float
+    rows: Sequence[Row],
+    tasks: Sequence[str],
+    by: str,
+    names: Sequence[str],
+    value: str,
+    width: float,
 ) -> Canvas:
-    """A panel for each task: accuracy over layers, a line for each snapshot or pooling.
+    """A panel for each task: a score over layers with its interval, a line for each of some names.
 
     Args:
         rows: of single layers and one kind of probe; of one pooling, or of one snapshot.
         tasks: the data sets, a panel each.
         by: what lines differ in, ``tag`` or ``pooling``.
         names: of the lines, in order.
+        value: ``accuracy``, with the majority as reference, or ``difference``, with zero.
         width: px.
     """
     names = list(names)[:SERIES]
     layers = sorted({int(r["layers"]) for r in rows})
+    gains = value == "difference"
+    below, above = ("difference_low", "difference_high") if gains else ("low", "high")
+    label = "difference from untrained (points)" if gains else "accuracy (%)"
 
     def panel(c: Canvas, task: str, box: tuple[float, float, float, float]) -> None:
         found = [r for r in rows if r["dataset"] == task and r[by] in names]
-        ends = [r[end] for r in found for end in ("low", "high")] + [found[0]["majority"]]
-        low, high = round_range(ends)
-        p = Plot(c, *box, (layers[0] - 0.3, layers[-1] + 0.3), (max(0.0, low), min(high, 100.0)))
-        p.axes([(v, f"{v}") for v in layers], "layer (0 = embedding output)", "accuracy (%)")
-        guess = p.y(found[0]["majority"])
-        c.line(p.left, guess, p.right, guess, "reference")
+        found = [r for r in found if r[value] is not None]
+        guess = 0.0 if gains else found[0]["majority"]
+        low, high = round_range([r[end] for r in found for end in (below, above)] + [guess])
+        y_range = (low, high) if gains else (max(0.0, low), min(high, 100.0))
+        p = Plot(c, *box, (layers[0] - 0.3, layers[-1] + 0.3), y_range)
+        p.axes([(v, f"{v}") for v in layers], "layer (0 = embedding output)", label)
+        c.line(p.left, p.y(guess), p.right, p.y(guess), "reference")
         for i, name in enumerate(names):
             line = sorted((r for r in found if r[by] == name), key=lambda r: int(r["layers"]))
-            places = [(p.x(int(r["layers"])), p.y(r["accuracy"])) for r in line]
+            places = [(p.x(int(r["layers"])), p.y(r[value])) for r in line]
             if len(places) > 1:
                 c.path(places, f"line {_class(i, name)}")
             for r, (x, y) in zip(line, places, strict=True):
-                c.line(x, p.y(r["low"]), x, p.y(r["high"]), f"line s{i}")
+                c.line(x, p.y(r[below]), x, p.y(r[above]), f"line s{i}")
                 c.marker(SHAPES[i % len(SHAPES)], x, y, f"point s{i}", tip=probe_tip(r))
 
     entries = [
         (str(name), _class(i, name), SHAPES[i % len(SHAPES)]) for i, name in enumerate(names)
     ]
-    titles = [(task, task) for task in tasks]
-    return panels(titles, panel, [*entries, ("majority", "reference", "")], width)
+    reference = ("as the untrained twin" if gains else "majority", "reference", "")
+    return panels([(task, task) for task in tasks], panel, [*entries, reference], width)
 
 
 def probe_tip(r: Row) -> str:

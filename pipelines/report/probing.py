@@ -62,7 +62,7 @@ def probing_sentence(workspace: Workspace) -> str:
     found = [r for r in found if r["tag"] == tag]
     score = sum(r["accuracy"] for r in found) / len(found)
     what = found[0]["dataset"] if len(found) == 1 else f"the mean of {len(found)} data sets"
-    text = f"Probes of the best layer of {tag}, {pooling}-pooled, score {score:.1f} on {what}"
+    text = f"Probes of the best layer of {tag}, {pooling}-pooled, score {score:.1f} % on {what}"
     gains = [r["difference"] for r in found]
     if all(gain is not None for gain in gains):
         text += f", {signed(sum(gains) / len(gains))} against the untrained twin"
@@ -97,24 +97,33 @@ def _maps(rows: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figur
 
 
 def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figure]:
-    """Snapshots side by side, then the poolings of the first one."""
+    """Snapshots side by side, what they gained over the twin, and the poolings of the first."""
     tags = [str(tag) for tag in sorted({SnapshotTag(r["tag"]) for r in single})]
     trained = [tag for tag in tags if not SnapshotTag(tag).is_untrained] or tags
     poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in single)]
-    caption = (
-        f"Accuracy over layers, {pooling}-pooled, a line for each snapshot; dotted: the most "
-        "frequent class. How far a line is from the dashed one, the untrained twin, is what the "
-        "training brought."
-    )
-    rows = [r for r in single if r["pooling"] == pooling]
-    names = [*trained, *(tag for tag in tags if tag not in trained)]
-    figures = _panels("snapshots", caption, rows, tasks, "tag", names)
-    caption = (
-        f"Accuracy over layers of snapshot {trained[0]}, a line for each pooling; dotted: the most "
-        "frequent class."
-    )
-    rows = [r for r in single if r["tag"] == trained[0]]
-    return figures + _panels("poolings", caption, rows, tasks, "pooling", poolings)
+    of_pooling = [r for r in single if r["pooling"] == pooling]
+    figures = []
+    if len(tags) > 1:
+        caption = (
+            f"Accuracy over layers, {pooling}-pooled, a line for each snapshot, with 95 % "
+            "intervals; dotted: the most frequent class, dashed: the untrained twin."
+        )
+        names = [*trained, *(tag for tag in tags if tag not in trained)]
+        figures += _panels("snapshots", caption, of_pooling, tasks, "tag", names, "accuracy")
+    if gains := [r for r in of_pooling if r["difference"] is not None]:
+        caption = (
+            f"What training brought: accuracy less that of the untrained twin, {pooling}-pooled, "
+            "with 95 % intervals over the same resampled examples."
+        )
+        figures += _panels("gains", caption, gains, tasks, "tag", trained, "difference")
+    if len(poolings) > 1:
+        caption = (
+            f"Accuracy over layers of snapshot {trained[0]}, a line for each pooling; dotted: the "
+            "most frequent class."
+        )
+        rows = [r for r in single if r["tag"] == trained[0]]
+        figures += _panels("poolings", caption, rows, tasks, "pooling", poolings, "accuracy")
+    return figures
 
 
 def _panels(
@@ -124,21 +133,21 @@ def _panels(
     tasks: Sequence[str],
     by: str,
     names: Sequence[str],
+    value: str,
 ) -> list[Figure]:
-    """At most `MOST_PANELS` tasks to a figure; none where there is a single line."""
+    """At most `MOST_PANELS` tasks to a figure."""
     found = [task for task in tasks if _has(rows, task)]
     parts = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
     return [
         make_figure(
             f"probe-{kind}" + (f"-{i + 1}" if len(parts) > 1 else ""),
-            f"Accuracy over layers by {kind}",
+            f"Probes over layers: {kind}",
             caption,
             SOURCE,
             COMMAND,
-            partial(layer_curves, rows, part, by, names),
+            partial(layer_curves, rows, part, by, names, value),
         )
         for i, part in enumerate(parts)
-        if len(names) > 1
     ]
 
 

@@ -1,0 +1,112 @@
+"""Writing a split whose lock another process holds: while it may, and not a moment longer."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from stores import Made, record_path
+
+from bertvision.errors import LockedError, StoreNotFoundError
+from bertvision.featurestore.delegation import Grant, granted
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.writer import granted_writer, open_writer
+
+LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
+
+
+def files(store: Path) -> dict[str, bytes]:
+    paths = (path for path in store.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(store)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made(LENGTHS, encoding="int8")
+
+
+def test_shards_written_by_others_are_those_of_the_holder(tmp_path: Path, made: Made) -> None:
+    made.write(tmp_path / "alone")
+    with (
+        open_writer(tmp_path / "shared", made.spec, made.contents, made.stats) as writer,
+        granted(writer.ledger) as grant,
+    ):
+        for shard in writer.pending():
+            made.write_shard(granted_writer(grant), shard)
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+
+
+def test_the_same_shard_written_by_several_at_once_is_whole(tmp_path: Path, made: Made) -> None:
+    made.write(tmp_path / "alone")
+    with (
+        open_writer(tmp_path / "shared", made.spec, made.contents, made.stats) as writer,
+        granted(writer.ledger) as grant,
+    ):
+        start = threading.Barrier(4)
+
+        def everything() -> None:
+            other = granted_writer(grant)
+            start.wait()
+            for shard in range(other.plan.n_shards):
+                made.write_shard(other, shard)
+
+        threads = [threading.Thread(target=everything) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+    assert not ActivationSplit(tmp_path / "shared", "1e", "train").verify()
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+def test_who_lost_the_right_writes_no_more(tmp_path: Path, made: Made, url: str) -> None:
+    store = tmp_path if url == "folder" else f"memory://{tmp_path.name}"
+    with open_writer(store, made.spec, made.contents, made.stats) as writer:
+        with granted(writer.ledger) as grant:
+            late = granted_writer(grant)
+            made.write_shard(late, 0)
+        with pytest.raises(LockedError, match="has ended.*run the same command again"):
+            made.write_shard(late, 1)
+        with pytest.raises(LockedError):
+            granted_writer(grant)
+        assert writer.ledger.shards() == {0}
+
+
+def test_the_next_holder_takes_away_the_right_that_a_dead_one_lent(
+    tmp_path: Path, made: Made
+) -> None:
+    with open_writer(tmp_path, made.spec, made.contents, made.stats) as writer:
+        context = granted(writer.ledger)
+        grant = context.__enter__()  # and it dies
+        late = granted_writer(grant)
+        half = record_path(late.split, 1).with_name("..00001.json.0.tmp.tmp")
+        half.write_bytes(b"{")
+    made.write_shard(late, 0)  # nobody else writes: it may
+    with open_writer(tmp_path, made.spec, made.contents, made.stats) as writer:
+        with pytest.raises(LockedError):
+            made.write_shard(late, 1)
+        assert writer.pending() == list(range(1, writer.plan.n_shards))
+        assert not half.exists()
+
+
+def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, made: Made) -> None:
+    with open_writer(tmp_path, made.spec, made.contents, made.stats) as writer:
+        context = granted(writer.ledger)
+        late = granted_writer(context.__enter__())
+        place, write = late.ledger.place, late.ledger.place.write
+
+        def slowly(key: str, content: object) -> None:
+            write(key, content)  # type: ignore[arg-type]
+            context.__exit__(None, None, None)
+
+        place.write = slowly  # type: ignore[method-assign]
+        with pytest.raises(LockedError):
+            made.write_shard(late, 0)
+        assert writer.pending() == list(range(writer.plan.n_shards))
+
+
+def test_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError, match=f"no split 1e/train in {tmp_path}"):
+        granted_writer(Grant(str(tmp_path), "1e", "train", "token"))

@@ -1,0 +1,177 @@
+"""Probes in the report: what the tables and figures say is what the files say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, as_printed, measure
+from reports import Page, read_table
+
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.probing.results import (
+    ControlRecord,
+    MdlRecord,
+    ProbeFile,
+    ProbeRecord,
+    packed,
+    read_all,
+    write,
+)
+from bertvision.pipelines.probing.scores import accuracy
+from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.report.probe_figures import probe_tip
+from bertvision.pipelines.tasks.senteval import PROBING
+from bertvision.pipelines.workspace import Workspace
+
+N = 500
+
+
+def put_probes(
+    space: Workspace,
+    tasks: tuple[str, ...],
+    tags: tuple[str, ...],
+    poolings: tuple[str, ...],
+    layers: int,
+    more: bool = False,
+) -> None:
+    """Files of probes whose accuracy is largest in the middle, for mean pooling, at late tags."""
+    random = np.random.default_rng(0)
+    for task in tasks:
+        for at, tag in enumerate(tags):
+            for pooling in poolings:
+                file = ProbeFile(
+                    dataset=task,
+                    task=task,
+                    tag=tag,
+                    pooling=pooling,  # type: ignore[arg-type]
+                    settings=ProbeOptions(),
+                    made_from={"train: weights_sha256": tag},
+                    classes=["0", "1"],
+                    examples={"folds": 1, "train": 900, "held_out": 100, "scored": N},
+                    majority=50.0,
+                )
+                keys = [(i,) for i in range(layers)] + ([(1, layers - 1)] if more else [])
+                for key in keys:
+                    distance = abs(key[0] - layers // 2) / layers
+                    share = 0.6 + 0.08 * at - 0.1 * distance + 0.05 * (pooling == "mean")
+                    right = random.random(N) < share
+                    score = accuracy(right)
+                    record = ProbeRecord(
+                        layers=key,
+                        accuracy=score.value,
+                        low=score.low,
+                        high=score.high,
+                        held_out=100 * share,
+                        weight_decay=[1e-4],
+                        epochs=[40],
+                        correct=packed(right),
+                    )
+                    if more:
+                        record.control = ControlRecord(
+                            accuracy=50, selectivity=score.value - 50, memorised=60, unseen=100
+                        )
+                        record.mdl = MdlRecord(
+                            bits=400, uniform_bits=900, compression=2.25, ends=[1, 900]
+                        )
+                    file.put(record)
+                write(space.root, file)
+
+
+@pytest.fixture(scope="module")
+def space(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace for features alone."""
+    return feature_workspace(tmp_path_factory.mktemp("probed") / "probed", str(tiny_bert))
+
+
+@pytest.fixture
+def copy(space: Workspace, tmp_path: Path) -> Workspace:
+    return Workspace.find(shutil.copytree(space.root, tmp_path / "probed"))
+
+
+def test_a_workspace_of_probes_alone_has_a_report(copy: Workspace) -> None:
+    tags, poolings = ("untrained", "0e", "1e"), ("cls", "mean")
+    put_probes(copy, ("bigram_shift", "cr"), tags, poolings, 3, more=True)
+    report = write_report(copy)
+    assert report.tables == ["probes", "probes_joined", "probes_control"]
+    assert report.figures == [
+        "probe-map-0e",
+        "probe-map-1e",
+        "probe-snapshots",
+        "probe-gains",
+        "probe-poolings",
+    ]
+    files = {(f.dataset, f.tag, f.pooling): f for f in read_all(copy.root)}
+    table = read_table(report.page, "probes")
+    assert [(r["dataset"], r["tag"]) for r in table] == [
+        (d, t) for d in ("bigram_shift", "cr") for t in tags
+    ]
+    for row in table:
+        for pooling in poolings:
+            record = files[row["dataset"], row["tag"], pooling].find((1,))  # type: ignore[index]
+            twin = files[row["dataset"], "untrained", pooling].find((1,))  # type: ignore[index]
+            assert record is not None
+            assert twin is not None
+            assert row[f"{pooling}_layers"] == "1"  # the middle one, by its held-out score
+            assert float(row[f"{pooling}_accuracy"]) == record.accuracy
+            if row["tag"] != "untrained":
+                gain = record.accuracy - twin.accuracy
+                assert float(row[f"{pooling}_difference"]) == pytest.approx(gain)
+    text = report.page.read_text(encoding="utf-8")
+    mean = [files[d, "1e", "mean"].find((1,)).accuracy for d in ("bigram_shift", "cr")]  # type: ignore[index,union-attr]
+    assert f"Probes of the best layer of 1e, mean-pooled, score {sum(mean) / 2:.1f} %" in text
+    assert Page(text).tables["probes"][2][0] == "untrained"  # after the header and the data set
+
+
+def test_probes_are_hidden_where_there_are_none(workspace: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "lab"
+    ignored = shutil.ignore_patterns("heads", "activations", "report", "probes")
+    space = Workspace.find(shutil.copytree(workspace.root, root, ignore=ignored))
+    assert "What each layer knows" not in write_report(space).page.read_text(encoding="utf-8")
+    put_probes(space, ("cr",), ("0e",), ("mean",), 3)
+    report = write_report(space)
+    assert "probes" in report.tables
+    assert [f for f in report.figures if f.startswith("probe")] == ["probe-map-0e"]
+    assert report.results > 0
+
+
+def test_a_workspace_without_results_has_none(copy: Workspace) -> None:
+    with pytest.raises(WorkspaceError, match="no results"):
+        write_report(copy)
+
+
+def test_a_mark_says_its_score_and_what_was_gained() -> None:
+    row = {"dataset": "cr", "tag": "1e", "pooling": "mean", "layers": "3", "accuracy": 81.25}
+    row |= {"low": 80.0, "high": 82.5, "difference": None}
+    assert probe_tip(row) == "cr, 1e, mean, layer 3: 81.2 [80.0, 82.5]"
+    row |= {"difference": -0.5, "difference_low": -2.0, "difference_high": 1.0}
+    assert probe_tip(row).endswith(", −0.5 [−2.0, +1.0] against untrained")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+@pytest.mark.parametrize(
+    ("tasks", "poolings", "layers"),
+    [(PROBING, ("cls", "sep", "mean", "max"), 7), (PROBING[-3:], ("mean",), 25)],
+    ids=["many tasks", "many layers"],
+)
+def test_it_fits_every_page(
+    copy: Workspace, tmp_path: Path, tasks: tuple[str, ...], poolings: tuple[str, ...], layers: int
+) -> None:
+    put_probes(copy, tasks, ("untrained", "0e", "0.3e"), poolings, layers)
+    report = write_report(copy)
+    gains = [f for f in report.figures if f.startswith("probe-gains")]
+    assert len(gains) == (2 if len(tasks) > 6 else 1)
+    page = report.page.read_text(encoding="utf-8")
+    for width in (360, 1000):
+        found = measure(page, tmp_path, width)
+        assert found["width"] == found["page"] == width
+        assert found["wide"] == found["out"] == found["overlaps"] == []
+        assert found["dead"] == []
+    printed = measure(as_printed(page), tmp_path, 688)
+    assert printed["wide"] == printed["out"] == printed["overlaps"] == []
+    assert json.loads((report.page.parent / "tables/probes.json").read_text())["rows"]
