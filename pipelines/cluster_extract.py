@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 PIECE_SHARDS = 8
 """Most shards of a task: enough that writing one hides behind computing the next."""
 PIECES_AHEAD = 2
-"""Tasks per worker that are handed out at a time, however many there are: one is computed, and the
-next is there when it ends."""
+"""Tasks per worker that are handed out at a time: one is computed, the next is there when it ends."""
 ATTEMPTS = 3
 """How often a single shard may fail, or kill its worker, before the extraction gives up."""
 _LOOK_SECONDS = 5.0
@@ -135,7 +134,7 @@ class _Dealer:
         waiting = deque(_cut(shards, self._workers))
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < PIECES_AHEAD * max(1, self._workers):
+                while waiting and len(self._running) < self._most(waiting[0]):
                     self._submit(waiting.popleft())
                 try:
                     future = self._finished.get(timeout=_LOOK_SECONDS)
@@ -149,12 +148,20 @@ class _Dealer:
                     yield from written
                 else:
                     # first: what fails again should do so soon
-                    waiting.extendleft(self._again(future, piece))
+                    waiting.extendleft(reversed(self._again(future, piece)))
                 self._workers = self._count_workers()
         finally:
             if self._running and self._client.status == "running":
                 futures = [future for future, _ in self._running.values()]
                 self._client.cancel(futures)  # type: ignore[no-untyped-call]
+
+    def _most(self, following: Piece) -> int:
+        """How many pieces may be handed out at a time."""
+        # who dies takes along what waits beside it: where pieces have failed, each has a worker
+        # to itself, so that the one that kills is told from the others
+        running = (piece for _, piece in self._running.values())
+        failed = any(piece.failed for piece in (following, *running))
+        return max(1, self._workers) * (1 if failed else PIECES_AHEAD)
 
     def _submit(self, piece: Piece) -> None:
         future = self._client.submit(

@@ -23,12 +23,14 @@ from bertvision.pipelines.loading import (
     Checkpoint,
     dimensions,
     find_checkpoint,
+    load_tokenizer,
     weights_digest,
 )
 from bertvision.pipelines.selection import select_items, source_split
 from bertvision.pipelines.snapshots import library_versions
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import SQUAD, TASKS, load_task
+from bertvision.pipelines.tasks.template import special_ends
 from bertvision.pipelines.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -204,9 +206,16 @@ def feature_workspace(
 
 
 def _checkpoint(model: str, revision: str | None, task: TaskConfig) -> Checkpoint:
-    """The checkpoint, if it takes windows as long as the task's."""
+    """The checkpoint, if it can learn the task: special tokens, windows as long as the task's."""
     checkpoint = find_checkpoint(model, revision)
-    longest = dimensions(checkpoint.config).max_length
+    tokenizer = load_tokenizer(checkpoint.folder)
+    if special_ends(tokenizer) != (True, True):
+        raise InputError(
+            f"{checkpoint.name_or_path} puts no special tokens around a text, as decoders do not: "
+            "it is a source of hidden states alone (`bertvision extract --model`, `bertvision "
+            "probe --model`); fine-tune an encoder such as bert-base-uncased or roberta-base"
+        )
+    longest = dimensions(checkpoint.config, tokenizer).max_length
     if task.max_length > longest:
         raise InputError(
             f"max_length {task.max_length} is more than the {longest} positions of "

@@ -1,4 +1,4 @@
-"""Poolings of stored tokens, computed by Dask: what `extract --pool` writes, without the encoder."""
+"""Poolings of stored tokens by Dask: what `extract --pool` writes, without the encoder."""
 
 from __future__ import annotations
 

@@ -167,8 +167,9 @@ def raise_from_worker(error: Exception) -> NoReturn:
     from distributed import KilledWorker
 
     if isinstance(error, KilledWorker):
+        died = error.allowed_failures + 1
         raise ClusterError(
-            f"{error.allowed_failures + 1} workers died one after another while they computed "
+            f"{died} worker{'' if died == 1 else 's'} died, one after another, computing "
             f"{error.task}; most often a worker had too little memory: start workers with more "
             "of it (`dask worker --memory-limit`), or with fewer threads each (`--nthreads 1`)"
         ) from error

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertvision.errors import DiskSpaceError
+from bertvision.errors import DiskSpaceError, InputError
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.encoding import ChannelStats
 from bertvision.featurestore.ledger import Ledger
@@ -26,12 +26,14 @@ from bertvision.pipelines.dataset import Dataset
 from bertvision.pipelines.encoder import channel_stats
 from bertvision.pipelines.extraction_cost import ExtractionCost
 from bertvision.pipelines.extraction_job import ExtractionJob, LoadedEncoder
+from bertvision.pipelines.loading import dimensions
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.selection import stored_split
 from bertvision.pipelines.shardwork import ShardWork
 from bertvision.pipelines.split_contents import as_recorded, provenance, split_contents
 from bertvision.pipelines.tables import size
 from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class SplitExtraction:
         self.started = time.perf_counter()
         self.encoder = loaded.encoder
         self.windows = data.task.windows(items, loaded.tokenizer, data.config)
+        _check_lengths(self.windows, loaded)
         self.place = place_of(workspace.at(keeping.store).activations)
         self.specs: dict[Tokens, SplitSpec] = {}
         self.contents: dict[Tokens, SplitContents] = {}
@@ -240,6 +243,16 @@ class SplitExtraction:
             "store": str(self.place),
         }
         return ExtractionCost(path, fresh=fresh, started=self.started, known=known)
+
+
+def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:
+    longest = dimensions(loaded.encoder.model.config, loaded.tokenizer).max_length
+    found = int(windows.n_tokens.max(initial=0))
+    if found > longest:
+        raise InputError(
+            f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
+            "make another workspace with a smaller --max-length"
+        )
 
 
 def _pending(

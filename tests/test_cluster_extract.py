@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from clusters import cluster
+from sentence_space import sentence_space
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.place import place_of
@@ -24,15 +25,12 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines import cluster_extract, scheduler
 from bertvision.pipelines.cluster_extract import ClusterWork
-from bertvision.pipelines.dataset import add_dataset
 from bertvision.pipelines.extract import Extracted, extract
-from bertvision.pipelines.options import feature_workspace
 from bertvision.pipelines.pretrained import ensure_snapshot
 from bertvision.pipelines.scheduler import ClusterError
 from bertvision.pipelines.workspace import Workspace
 
 SPLIT, SHARD_TOKENS = "sentences-all", 128
-WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
 
 
 def workers(n_workers: int = 2, **options: Any) -> AbstractContextManager[Any]:
@@ -50,15 +48,8 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def space(tiny_bert: Path, tmp_path: Path) -> Workspace:
-    """A workspace with a tiny encoder, its untrained twin, and sentences of many lengths."""
-    space = feature_workspace(tmp_path / "workspace", str(tiny_bert))
-    drawn = random.Random(0)
-    lines = [f"{' '.join(drawn.choices(WORDS, k=drawn.randint(3, 60)))},{i % 2}" for i in range(90)]
-    (tmp_path / "sentences.csv").write_text("\n".join(["text,label", *lines]))
-    source = str(tmp_path / "sentences.csv")
-    add_dataset(space.root, "csv", source, text="text", label="label", max_length=100)
-    ensure_snapshot(space, "0e")
-    return space
+    """A workspace with a tiny encoder and sentences of many lengths."""
+    return sentence_space(tiny_bert, tmp_path)
 
 
 def run(space: Workspace, store: Path | str, **options: Any) -> list[Extracted]:

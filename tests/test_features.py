@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import make_family
 from hypothesis import given
 from hypothesis import strategies as st
 from sentences import write_probing
@@ -25,7 +26,7 @@ from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.dataset import add_dataset
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.features import ensure_features, feature_layers, features
-from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.options import FinetuneOptions, feature_workspace, open_workspace
 from bertvision.pipelines.pretrained import ensure_snapshot
 from bertvision.pipelines.selection import parse_stored_split, stored_split
 from bertvision.pipelines.snapshots import load_snapshot
@@ -233,3 +234,18 @@ def test_untrained_comes_before_all_other_tags() -> None:
     assert sorted(tags) == ["untrained", "0e", "0.3e", "1e"]
     assert SnapshotTag.is_valid("untrained")
     assert not SnapshotTag.is_valid("Untrained")
+
+
+def test_a_decoder_is_a_source_of_hidden_states_alone(tmp_path: Path) -> None:
+    model = make_family("gpt2", tmp_path / "gpt2")
+    space = feature_workspace(tmp_path / "ws", str(model))
+    data = write_probing(tmp_path / f"{NAME}.txt", train=8, dev=4, test=4)
+    add_dataset(space.root, NAME, str(data))
+    ensure_features(space, ["0e"], NAME, ["dev"], ["mean", "max"], **EXACT)
+    assert features(space, "0e", NAME, "dev", "mean").shape == (4, 3, 32)
+    with pytest.raises(InputError, match="'cls'.*poolings are mean, max"):
+        ensure_features(space, ["0e"], NAME, ["dev"], ["cls"])
+    options = FinetuneOptions(model=str(model), task=NAME, data=str(data))
+    with pytest.raises(InputError, match="no special tokens around a text"):
+        open_workspace(tmp_path / "other", options, resume=False)
+    assert not (tmp_path / "other").exists()

@@ -16,7 +16,6 @@ from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, U
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.pipelines.pooled_view import pool_split
-from bertvision.pipelines.workspace import Workspace
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 EXAMPLES = 23
@@ -208,24 +207,26 @@ def test_a_pooled_split_and_unknown_poolings_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("encoding", "error"), [("float32", 0.0), ("int8", 1e-2)])
 def test_poolings_of_stored_tokens_are_what_a_pooled_extraction_writes(
-    workspace: Workspace, tmp_path: Path, encoding: str, error: float
+    tiny_bert: Path, tmp_path: Path, encoding: str, error: float
 ) -> None:
+    from sentence_space import sentence_space
+
     from bertvision.pipelines.extract import extract
 
-    for tokens in (("all",), tuple(POOLINGS)):
+    space = sentence_space(tiny_bert, tmp_path, 40)
+    for tokens, size in ((("all",), 512), (tuple(POOLINGS), 8)):
         extract(
-            workspace,
-            "1e",
-            splits=["dev"],
+            space,
+            "0e",
+            dataset="sentences",
             tokens=tokens,
             encoding=encoding,
             precision="32",
-            store=str(tmp_path / encoding),
-            shard_tokens=512 if tokens == ("all",) else 8,
+            shard_tokens=size,
         )
-    store = ActivationStore.open(tmp_path / encoding)
-    written = store.pooled("1e", "dev", POOLINGS)
-    split = store["1e"]["dev"]
+    store = ActivationStore.open(space.activations)
+    written = store.pooled("0e", "sentences-all", POOLINGS)
+    split = store["0e"]["sentences-all"]
     assert split.plan.n_shards > 1
     computed = pool_split(split, POOLINGS, layers=written.layer.values.tolist()).compute()
     rows = np.argsort(split.plan.example_id)

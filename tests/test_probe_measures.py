@@ -226,7 +226,7 @@ def test_probes_that_cannot_tell_code_as_the_uniform_code() -> None:
 
 def test_an_easier_input_has_the_shorter_code() -> None:
     easy, labels = blobs(3000, 4, 10, noise=0.5)
-    hard, same = blobs(3000, 4, 10, noise=4.0)
+    hard, same = blobs(3000, 4, 10, noise=2.0)
     assert (labels == same).all()
     inputs = Inputs(torch.cat([easy.values, hard.values], dim=1))
     rows = torch.arange(3000)

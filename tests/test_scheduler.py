@@ -121,7 +121,7 @@ def _die() -> None:
 
 def test_a_task_that_kills_its_workers_is_an_error_that_speaks_of_memory(address: str) -> None:
     with (
-        pytest.raises(ClusterError, match=r"1 workers? died .* memory.*--memory-limit"),
+        pytest.raises(ClusterError, match=r"^1 worker died,.* memory.*--memory-limit"),
         use_scheduler(address),
     ):
         compute(delayed(_die)())
