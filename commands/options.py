@@ -40,14 +40,16 @@ MaxTokens = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help="Where the data of --task is: a file, a folder or a data set on the hub."),
+    typer.Option(
+        help="Where the data are, to be said once: a file, a folder or a data set on the hub."
+    ),
 ]
-TextColumn = Annotated[str | None, typer.Option("--text", help="Of --task csv: column of texts.")]
+TextColumn = Annotated[str | None, typer.Option("--text", help="Of the task csv: column of texts.")]
 PairColumn = Annotated[
-    str | None, typer.Option("--pair", help="Of --task csv: column of second texts.")
+    str | None, typer.Option("--pair", help="Of the task csv: column of second texts.")
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="Of --task csv: column of labels.")
+    str | None, typer.Option("--label", help="Of the task csv: column of labels.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
 

@@ -32,7 +32,12 @@ from bertvision.errors import (
 from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.pipelines.extraction_job import ExtractionJob
-from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster
+from bertvision.pipelines.scheduler import (
+    ClusterError,
+    connect,
+    is_cluster,
+    raise_from_worker,
+)
 from bertvision.pipelines.shardwork import ShardWork, Written
 from bertvision.pipelines.snapshots import read_snapshot_info
 from bertvision.pipelines.split_contents import provenance
@@ -47,7 +52,7 @@ log = logging.getLogger(__name__)
 PIECE_SHARDS = 8
 """Most shards of a task: enough that writing one hides behind computing the next."""
 PIECES_AHEAD = 2
-"""Tasks per worker that are handed out at a time: one is computed, the next is there when it ends."""
+"""Tasks per worker that are handed out: one is computed, the next is there when it ends."""
 ATTEMPTS = 3
 """How often a single shard may fail, or kill its worker, before the extraction gives up."""
 _LOOK_SECONDS = 5.0
@@ -180,13 +185,8 @@ class _Dealer:
                 "was committed is whole: run the same command again, it goes on from there"
             )
         error = future.exception()  # type: ignore[no-untyped-call]
-        if isinstance(error, BertvisionError):
-            raise error
-        if isinstance(error, ModuleNotFoundError):
-            raise ClusterError(
-                f"a worker says: {error}; install the same bertvision on the machines of the "
-                "workers"
-            ) from error
+        if isinstance(error, (BertvisionError, ModuleNotFoundError)):
+            raise_from_worker(error)
         failed = piece.failed + 1
         first, *rest = piece.shards
         if not rest and failed >= ATTEMPTS:

@@ -231,6 +231,8 @@ def test_a_shard_that_kills_everybody_ends_the_extraction_and_loses_no_other(
 _CLIENT = """
 import sys
 from pathlib import Path
+import torch
+torch.set_num_threads(int(sys.argv[5]))
 sys.path.insert(0, sys.argv[1])
 from test_cluster_extract import run
 from bertvision.pipelines.workspace import Workspace
@@ -243,6 +245,7 @@ def test_a_client_that_is_killed_leaves_a_store_that_anybody_can_finish(
 ) -> None:
     here, ledger = Path(__file__).parent, tmp_path / "shared" / "ledger" / "0e" / SPLIT
     command = [sys.executable, "-c", _CLIENT, here, space.root, tmp_path / "shared", address]
+    command.append(torch.get_num_threads())
     with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE) as client:
         while not list(ledger.glob("0*.json")):  # until the first shard is committed
             assert client.poll() is None, client.stderr and client.stderr.read().decode()

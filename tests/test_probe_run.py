@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.dataset import add_dataset
 from bertvision.pipelines.features import features
+from bertvision.pipelines.layers import parse_concat, wanted_layers
 from bertvision.pipelines.options import feature_workspace
 from bertvision.pipelines.probing import run as module
-from bertvision.pipelines.probing.layers import parse_concat, wanted_layers
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all
 from bertvision.pipelines.probing.run import probe

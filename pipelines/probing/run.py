@@ -10,8 +10,8 @@ import numpy as np
 from bertvision.featurestore.lock import exclusive
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.features import ensure_features, feature_layers, feature_split
+from bertvision.pipelines.layers import wanted_layers
 from bertvision.pipelines.probing.data import ProbeData, read_data
-from bertvision.pipelines.probing.layers import wanted_layers
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import FOLDER, ProbeFile, resume, write
 from bertvision.pipelines.probing.scores import majority

@@ -11,10 +11,10 @@ import torch
 
 from bertvision.errors import NonFiniteError, ProvenanceError
 from bertvision.pipelines.features import features
+from bertvision.pipelines.layers import Layers
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.probing.data import ProbeData
 from bertvision.pipelines.probing.inputs import Inputs
-from bertvision.pipelines.probing.layers import Layers
 from bertvision.pipelines.probing.mdl import block_ends
 from bertvision.pipelines.probing.measure import measure, measure_control, measure_mdl
 from bertvision.pipelines.probing.options import ProbeOptions

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.probing.layers import layers_text
+from bertvision.pipelines.layers import layers_text
 from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.scores import difference
 

@@ -12,7 +12,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.lock import exclusive
 from bertvision.pipelines.features import ensure_features
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.probing.layers import layers_text
+from bertvision.pipelines.layers import layers_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
 from bertvision.pipelines.ranking.inputs import parse_inputs
 from bertvision.pipelines.ranking.metrics import Candidates

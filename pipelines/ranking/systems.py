@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.features import feature_split, features
+from bertvision.pipelines.layers import Layers, layers_text
 from bertvision.pipelines.precision import device
-from bertvision.pipelines.probing.layers import Layers, layers_text
 from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.records import Record, read_record, write_record

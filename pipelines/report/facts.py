@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import StoreError
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.results import read_run_config
 from bertvision.pipelines.rows import Results
+from bertvision.pipelines.selection import parse_stored_split
 from bertvision.pipelines.tables import size
+from bertvision.pipelines.tasks.registry import load_task
 from bertvision.pipelines.workspace import FILE, Workspace
 
 
@@ -27,6 +29,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         f"{split.sha256[:12]}…"
         for name, split in config.data.items()
     ]
+    learns = load_task(task.name).learns
     revision = f", revision {model.revision}" if model.revision else ""
     found: list[tuple[str, str | list[str]]] = [
         (
@@ -36,7 +39,9 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         ),
         (
             "Task",
-            f"{task.name}, windows of {task.max_length} tokens"
+            "none: for hidden states alone"
+            if not learns
+            else f"{task.name}, windows of {task.max_length} tokens"
             + (f", overlap {task.overlap}" if results.items == "questions" else "")
             + (f", classes {', '.join(task.classes)}" if 0 < len(task.classes) <= 20 else "")
             + (", answerable questions only" if task.answerable_only else ""),
@@ -45,7 +50,10 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         ("Snapshots", _snapshots(workspace)),
         (
             "Fine-tuning",
-            f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, batch {tuned.batch_size}"
+            ""
+            if not learns
+            else f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, "
+            f"batch {tuned.batch_size}"
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
             f"precision {tuned.precision}, seed {tuned.seed}",
@@ -101,12 +109,32 @@ def _stored(workspace: Workspace) -> list[str]:
     try:
         stored = workspace.stored()
         infos = [workspace.split(tag, name).info() for tag in stored for name in stored[tag]]
+        own = [i for i in infos if parse_stored_split(i["split"]).dataset is None]
     except (StoreError, OSError) as error:
         return [f"the store at {workspace.activations} cannot be read: {error}"]
     return [
         f"{i['tag']}/{i['split']}: {i['examples']:,} windows, {i['encoding']}, {size(i['bytes'])}"
-        for i in infos
-    ] or ["none in the store now"]
+        for i in own
+    ] + _added(infos) or ["none in the store now"]
+
+
+def _added(infos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each data set that was added: what is stored of it."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for info in infos:
+        name = parse_stored_split(info["split"]).dataset
+        if name is not None:
+            found.setdefault(name, []).append(info)
+    lines = []
+    for name, of in found.items():
+        splits = [parse_stored_split(info["split"]) for info in of]
+        lines.append(
+            f"{name}: {', '.join(dict.fromkeys(s.split for s in splits))} of "
+            f"{', '.join(dict.fromkeys(str(info['tag']) for info in of))}, "
+            f"{', '.join(dict.fromkeys(str(s.tokens) for s in splits))} of the tokens, "
+            f"{size(sum(info['bytes'] for info in of))}"
+        )
+    return lines
 
 
 def _each(values: Iterable[Any]) -> str:

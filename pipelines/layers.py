@@ -1,4 +1,4 @@
-"""Which layers are probed, alone and end to end."""
+"""Which layers are read, alone and end to end."""
 
 from __future__ import annotations
 
