@@ -10,8 +10,10 @@ from bertvision.commands.options import (
     Data,
     Json,
     LabelColumn,
+    MaxLength,
     PairColumn,
     Precision,
+    SkipBad,
     Store,
     TextColumn,
     Workspace,
@@ -47,6 +49,8 @@ def extract(
     text: TextColumn = None,
     pair: PairColumn = None,
     label: LabelColumn = None,
+    max_length: MaxLength = None,
+    skip_bad: SkipBad = None,
     model: Annotated[
         str | None,
         typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
@@ -84,7 +88,9 @@ def extract(
     from bertvision.pipelines.shardwork import NonFinite
     from bertvision.pipelines.tables import extracted_table
 
-    space, dataset = open_data(workspace, model, task, data, text=text, pair=pair, label=label)
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    space, dataset = open_data(workspace, model, task, data, **settings)
     tokens = None if pool is None else ("all",) if pool == "none" else parse_poolings(pool)
     made = space.snapshots()
     tags = parse_tags(checkpoint) if checkpoint else [space.only(made or ["0e"], "snapshots")]

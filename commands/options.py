@@ -51,6 +51,12 @@ PairColumn = Annotated[
 LabelColumn = Annotated[
     str | None, typer.Option("--label", help="Of the task csv: column of labels.")
 ]
+MaxLength = Annotated[
+    int | None, typer.Option(min=16, help="Of added data: tokens of a window (default 128).")
+]
+SkipBad = Annotated[
+    bool | None, typer.Option("--skip-bad", help="Of added data: skip malformed rows, count them.")
+]
 Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
 
 
@@ -71,10 +77,7 @@ def open_data(
     model: str | None,
     task: str | None,
     data: str | None,
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
+    **settings: Any,
 ) -> tuple[OpenWorkspace, str | None]:
     """The workspace and the data set that a command is to look at.
 
@@ -83,23 +86,32 @@ def open_data(
         model: what ``--model`` names: a workspace for hidden states alone is made where there is
             none.
         task: what ``--task`` names; None is the workspace's own data.
-        data: what ``--data`` names; a data set that was added before needs none.
-        text: column of a labelled file.
-        pair: likewise.
-        label: likewise.
+        data: what ``--data`` names; a data set that was added before needs none, nor does one
+            that is on the hub.
+        **settings: fields of `TaskConfig`, where they are not None: columns, ``max_length``,
+            ``skip_bad``.
 
     Returns:
         The workspace, and the name of the data set (None: its own).
     """
-    from bertvision.pipelines.dataset import add_dataset
+    from bertvision.pipelines.dataset import add_dataset, check_own, is_added
     from bertvision.pipelines.options import feature_workspace
+    from bertvision.pipelines.tasks.registry import TASKS, check_task
 
     space = feature_workspace(workspace, model)
-    if data is None:
-        return space, space.dataset(task).name
+    if data is None and task is not None and is_added(space.root, task):
+        return space, task
+    if data is None and task in (None, space.config.task.name):
+        return space, None
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
-    return space, add_dataset(space.root, task, data, text=text, pair=pair, label=label).name
+    source = data or TASKS[check_task(task)].hub
+    if source is None:
+        return space, space.dataset(task).name  # which says that it was not added
+    if task == space.config.task.name and task != "csv":
+        check_own(space.dataset(), source)
+        return space, None
+    return space, add_dataset(space.root, task, source, **settings).name
 
 
 def parse_poolings(text: str) -> tuple[Any, ...]:

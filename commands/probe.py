@@ -11,8 +11,10 @@ from bertvision.commands.options import (
     Data,
     Json,
     LabelColumn,
+    MaxLength,
     PairColumn,
     Precision,
+    SkipBad,
     Store,
     TextColumn,
     Workspace,
@@ -36,6 +38,8 @@ def probe(
     text: TextColumn = None,
     pair: PairColumn = None,
     label: LabelColumn = None,
+    max_length: MaxLength = None,
+    skip_bad: SkipBad = None,
     checkpoint: Annotated[str, typer.Option(help="Snapshots, such as 0e,1e.")] = "0e",
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Also the twin with random weights.")
@@ -78,8 +82,9 @@ def probe(
         typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
     ] = None,
     encoding: Annotated[
-        str, typer.Option(help="Of what is extracted: int8, int4, bfloat16, float16 or float32.")
-    ] = "int8",
+        str | None,
+        typer.Option(help="Of what is extracted (default int8): int4, bfloat16, float16, float32."),
+    ] = None,
     precision: Precision = "auto",
     scheduler: Annotated[
         str | None,
@@ -109,11 +114,10 @@ def probe(
         folds=folds,
         seed=seed,
     )
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad}
     found = []
-    opened = [
-        open_data(workspace, model, name, data, text=text, pair=pair, label=label)
-        for name in dict.fromkeys(task)
-    ]
+    opened = [open_data(workspace, model, name, data, **settings) for name in dict.fromkeys(task)]
     for space, dataset in opened:
         found += run(
             space.at(store),

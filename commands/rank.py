@@ -55,8 +55,9 @@ def rank(
         typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
     ] = None,
     encoding: Annotated[
-        str, typer.Option(help="Of what is extracted: int8, int4, bfloat16, float16 or float32.")
-    ] = "int8",
+        str | None,
+        typer.Option(help="Of what is extracted (default int8): int4, bfloat16, float16, float32."),
+    ] = None,
     precision: Precision = "auto",
     scheduler: Annotated[
         str | None,

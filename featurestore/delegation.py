@@ -81,7 +81,7 @@ def granted(ledger: Ledger) -> Iterator[Grant]:
     try:
         yield grant
     finally:
-        with suppress(StoreError):  # the next holder of the lock does it
+        with suppress(StoreError, OSError):  # the next holder of the lock does it
             withdraw(ledger)
 
 

@@ -179,7 +179,7 @@ class LocalPlace(Place):
         folder = self._inside(key)
         if folder.is_dir():
             for path in folder.rglob(".*.tmp"):
-                path.unlink()
+                path.unlink(missing_ok=True)  # its writer may just have given it its name
             fsync(folder)
 
     def open(self, key: str) -> OpenFile:  # noqa: D102

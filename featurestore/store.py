@@ -59,7 +59,7 @@ class ActivationStore(Mapping[str, "Snapshot"]):
 
     def __getitem__(self, tag: str) -> Snapshot:
         tag = SnapshotTag(tag)
-        if tag not in self.tags():
+        if next(_splits_of(self.place, tag), None) is None:
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
                 f"no activations of {tag} in {self.place}: it holds {held}; "
@@ -120,11 +120,11 @@ class Snapshot(Mapping[str, "ActivationSplit"]):
 
     def splits(self) -> list[str]:
         """Names of the splits that were created, complete or not."""
-        return [split for tag, split in split_names(self.store.place) if tag == self.tag]
+        return list(_splits_of(self.store.place, self.tag))
 
     def __getitem__(self, split: str) -> ActivationSplit:
-        check_name(split, "split")
-        if split not in self.splits():
+        ledger = Ledger(self.store.place, self.tag, check_name(split, "split"))
+        if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
             raise UnknownNameError(
                 f"no split {split!r} of {self.tag} in {self.store.place}: it holds "
                 f"{', '.join(self.splits())}; "
@@ -144,12 +144,15 @@ def split_names(place: Place) -> list[tuple[str, str]]:
 
     A split whose record was lost is named as long as shards of it are recorded.
     """
-    return [
-        (tag, split)
-        for tag in sorted(filter(SnapshotTag.is_valid, place.names(LEDGER)))
-        for split in sorted(filter(_is_name, place.names(f"{LEDGER}/{tag}")))
-        if (ledger := Ledger(place, tag, split)).exists or ledger.shards()
-    ]
+    tags = sorted(filter(SnapshotTag.is_valid, place.names(LEDGER)))
+    return [(tag, split) for tag in tags for split in _splits_of(place, tag)]
+
+
+def _splits_of(place: Place, tag: str) -> Iterator[str]:
+    for split in sorted(filter(_is_name, place.names(f"{LEDGER}/{tag}"))):
+        ledger = Ledger(place, tag, split)
+        if ledger.exists or ledger.shards():
+            yield split
 
 
 def split_records(place: Place) -> list[SplitRecord]:

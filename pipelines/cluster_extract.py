@@ -10,39 +10,21 @@ are computed by another one, except those that were committed.
 from __future__ import annotations
 
 import logging
-import socket
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import lru_cache
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from bertvision.errors import (
-    BertvisionError,
-    InputError,
-    ProvenanceError,
-    StoreNotFoundError,
-    WorkspaceError,
-)
+from bertvision.errors import BertvisionError, InputError
 from bertvision.featurestore.delegation import Grant, granted
-from bertvision.featurestore.writer import SplitWriter, granted_writer
+from bertvision.featurestore.writer import SplitWriter
+from bertvision.pipelines.cluster_worker import forget, write_shards
 from bertvision.pipelines.extraction_job import ExtractionJob
-from bertvision.pipelines.scheduler import (
-    ClusterError,
-    connect,
-    is_cluster,
-    raise_from_worker,
-)
-from bertvision.pipelines.shardwork import ShardWork, Written
-from bertvision.pipelines.snapshots import read_snapshot_info
-from bertvision.pipelines.split_contents import provenance
+from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster, raise_from_worker
+from bertvision.pipelines.shardwork import Written
 from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.workspace import Workspace
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -146,6 +128,10 @@ class _Dealer:
                 except Empty:
                     self._look()
                     continue
+                if future.status in ("lost", "pending"):
+                    # its worker died with the result, and another one computes it again
+                    future.add_done_callback(self._finished.put)  # type: ignore[no-untyped-call]
+                    continue
                 _, piece = self._running.pop(future.key)
                 if future.status == "finished":
                     written, seconds = future.result()
@@ -214,87 +200,11 @@ class _Dealer:
             return 0
 
 
-def write_shards(
-    job: ExtractionJob, grants: Mapping[Tokens, Grant], shards: Mapping[int, Sequence[Tokens]]
-) -> tuple[list[Written], float]:
-    """What a worker does: compute and write shards, except those that are committed already.
-
-    Args:
-        job: what decides the activations.
-        grants: the right to write each split.
-        shards: by number, the splits that lack it.
-
-    Returns:
-        The records of all these shards, and the seconds spent computing.
-    """
-    with _ONE_AT_A_TIME:
-        _use_threads_of_worker()
-        work, writers = _open(job, tuple(grants.items()))
-        found, missing = [], dict[int, list[Tokens]]()
-        for shard, wanted in shards.items():
-            for kept in wanted:
-                record = writers[kept].ledger.find_shard(shard)
-                if record is None:
-                    missing.setdefault(shard, []).append(kept)
-                else:
-                    found.append(Written(kept, record))
-        before = work.seconds
-        found += work.write(missing)
-        return found, work.seconds - before
-
-
-_ONE_AT_A_TIME = threading.Lock()
-"""A process has one encoder, which uses all threads of the worker."""
-
-
-@lru_cache(maxsize=1)
-def _open(
-    job: ExtractionJob, grants: tuple[tuple[Tokens, Grant], ...]
-) -> tuple[ShardWork, dict[Tokens, SplitWriter]]:
-    """The encoder, windows and writers; made once per process and extraction."""
-    host = socket.gethostname()
-    try:
-        writers = {kept: granted_writer(grant) for kept, grant in grants}
-        workspace = Workspace.find(job.root)
-        info = read_snapshot_info(workspace.require_snapshot(job.tag))
-        encoder, windows = job.load()
-    except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
-        raise ClusterError(
-            f"the worker on {host} does not find what it needs: {error}; every worker must see the "
-            f"workspace {job.root} and the store {grants[0][1].store} under these very paths: put "
-            "them on a file system that all machines share (the store may be in an object store), "
-            "and run the same command again"
-        ) from error
-    data = workspace.dataset(job.dataset)
-    for kept, writer in writers.items():
-        stored = writer.split.record.provenance
-        here = provenance(
-            *(workspace, data, info, job.split, kept, job.precision, job.nonfinite),
-            encoder.attention,
-        )
-        for field in stored.keys() | here.keys():
-            if stored.get(field) != here.get(field):
-                raise ProvenanceError(
-                    f"the worker on {host} sees another {job.root} than the process that hands out "
-                    f"shards: {field} = {here.get(field)!r} there, {stored.get(field)!r} here; "
-                    "every worker must see the same workspace"
-                )
-    return ShardWork(writers, windows, encoder, job.nonfinite), writers
-
-
-def _use_threads_of_worker() -> None:
-    from distributed import get_worker
-
-    # the nanny sets one thread for everything, as Dask's own tasks fill the cores; here one task
-    # has all of them
-    torch.set_num_threads(get_worker().state.nthreads)
-
-
 def _forget_on_workers(client: Client) -> None:
     """Let the workers free the memory of the encoder."""
     if client.status == "running":
         with suppress(Exception):  # a worker that is gone has forgotten already
-            client.run(_open.cache_clear, on_error="ignore")
+            client.run(forget, on_error="ignore")
 
 
 def _cut(shards: Mapping[int, Sequence[Tokens]], workers: int) -> Iterator[Piece]:

@@ -153,12 +153,12 @@ class _Records:
         return count_encoder_parameters(self._workspace.snapshot_dir(tags[0])) if tags else None
 
     def _fine_tuning(self, tag: str) -> float | None:
-        """Seconds up to a snapshot; none at all are needed for the pretrained encoder."""
+        """Seconds up to a snapshot; none at all are needed for ``0e`` and ``untrained``."""
         try:
             seconds = read_snapshot_info(self._workspace.snapshot_dir(tag)).seconds
         except FileNotFoundError:
             return None
-        return 0.0 if SnapshotTag(tag).fraction == 0 else seconds
+        return 0.0 if SnapshotTag(tag).fraction <= 0 else seconds
 
     def _extraction(self, tag: str, split: str) -> dict[str, Any]:
         """What ``extraction/<tag>/<split>.json`` says; nothing where it tells of a part alone."""

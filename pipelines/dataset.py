@@ -132,8 +132,11 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     name = dataset_name(task, source)
     given = {"max_length": entry.max_length, **settings, "name": task}
     config = validated(TaskConfig, {k: v for k, v in given.items() if v is not None})
+    splits = kind.splits(source)
+    if not splits:
+        raise InputError(f"--task {task} has no data: choose a task of docs/tasks.md, such as cola")
     data: dict[str, DataConfig] = {}
-    for split in kind.splits(source):
+    for split in splits:
         found = kind.read(source, split, config)
         data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
         if not config.classes and found.classes:
@@ -155,6 +158,31 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
                 f"{_path(root, name)} and what was made from it"
             )
     return held
+
+
+def is_added(root: Path, name: str) -> bool:
+    """Whether a data set of this name was added to the workspace at ``root``."""
+    return _path(root, name).is_file()
+
+
+def check_own(own: Dataset, source: str) -> None:
+    """Make sure that a source is what the workspace's own data were read from.
+
+    Raises:
+        WorkspaceError: it is not.
+        InputError: it cannot be read.
+    """
+    local = Path(source).expanduser()
+    source = str(local.resolve()) if local.exists() else source
+    for split, recorded in own.data.items():
+        found = own.task.read(source, source_split(split), own.config)
+        if found.sha256 != recorded.sha256:
+            raise WorkspaceError(
+                f"--data {source} is not what this workspace was fine-tuned on: its own data of "
+                f"{own.config.name}, split {split}, are {recorded.source} (sha256 "
+                f"{recorded.sha256[:12]}…, here {found.sha256[:12]}…): leave --data out to use "
+                "them, or look at the other data in another --workspace"
+            )
 
 
 def dataset_name(task: str, source: str) -> str:
@@ -179,10 +207,12 @@ def _path(root: Path, name: str) -> Path:
 
 
 def _fields(there: Dataset, here: Dataset) -> dict[str, tuple[Any, Any]]:
-    """What two records of a data set say, by field."""
+    """What two records of a data set say, by field, causes first."""
     values: list[dict[str, Any]] = []
     for dataset in (there, here):
         by_split = {f"sha256 of {split}": x.sha256 for split, x in dataset.data.items()}
         source = next((x.source for x in dataset.data.values()), None)
-        values.append({"data": source, **by_split, **dataset.config.model_dump()})
+        config = dataset.config.model_dump(exclude={"classes"})
+        classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:5])}"
+        values.append({"data": source, **config, **by_split, "classes": classes})
     return {k: (values[0].get(k), values[1].get(k)) for k in {**values[0], **values[1]}}

@@ -29,7 +29,7 @@ def extract(
     tag: str,
     *,
     splits: Sequence[str] | None = None,
-    tokens: Sequence[Tokens] | None = None,
+    tokens: Tokens | Sequence[Tokens] | None = None,
     dataset: str | None = None,
     encoding: str = "int8",
     compression: CompressionName = "none",
@@ -80,7 +80,7 @@ def extract(
     get_encoding(encoding)
     keeping = Keeping(encoding, compression, shard_tokens, store)
     workspace.at(store)  # a wrong name is said before the encoder is loaded
-    data = workspace.dataset(dataset)
+    data = workspace.dataset(_dataset(dataset, splits))
     names, kept = _wanted(data, splits, tokens)
     ensure_snapshot(workspace, tag)
     arithmetic = resolve_precision(precision)
@@ -103,10 +103,24 @@ def extract(
     return done
 
 
+def _dataset(dataset: str | None, splits: Sequence[str] | None) -> str | None:
+    """The data set that is meant: named, or part of the names of stored splits."""
+    named = {parse_stored_split(name).dataset for name in splits or ()} - {None}
+    if len(named | ({dataset} if dataset else set())) > 1:
+        raise InputError(
+            f"splits {', '.join(splits or ())} are of {' and '.join(sorted(map(str, named)))}"
+            + (f", not of {dataset}" if dataset else "")
+            + ": extract one data set at a time"
+        )
+    return dataset or next(iter(named), None)
+
+
 def _wanted(
-    data: Dataset, splits: Sequence[str] | None, tokens: Sequence[Tokens] | None
+    data: Dataset, splits: Sequence[str] | None, tokens: Tokens | Sequence[Tokens] | None
 ) -> tuple[list[str], tuple[Tokens, ...]]:
     """Which splits of the data are meant, and what of their windows is kept."""
+    if isinstance(tokens, str):
+        tokens = (tokens,)
     default = tuple(dict.fromkeys(tokens or (TASKS[data.config.name].tokens,)))
     if "all" in default and len(default) > 1:
         raise InputError(
@@ -114,6 +128,10 @@ def _wanted(
             "the poolings out: `bertvision probe` computes them from all tokens"
         )
     names = list(splits or data.splits)
+    if not names:
+        raise InputError(
+            "the workspace has no data of its own: name a data set with --task and --data"
+        )
     parsed = [parse_stored_split(name) for name in names]
     kinds = {default if found.tokens == "all" else (found.tokens,) for found in parsed}
     if len(kinds) > 1 or (tokens is not None and kinds != {default}):
@@ -121,9 +139,5 @@ def _wanted(
             f"splits {', '.join(names)}: a name that ends with a pooling means that alone, the "
             f"others here mean {', '.join(default)!r}: extract them by two calls, or choose with "
             "--pool"
-        )
-    if not names:
-        raise InputError(
-            "the workspace has no data of its own: name a data set with --task and --data"
         )
     return [found.split for found in parsed], kinds.pop()

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extract import extract
+from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.pretrained import ensure_snapshot
 from bertvision.pipelines.selection import stored_split
 from bertvision.pipelines.snapshots import read_snapshot_info
+from bertvision.pipelines.split_contents import made_from_data
 from bertvision.pipelines.tasks.registry import POOLINGS, Tokens
 from bertvision.pipelines.workspace import Workspace
 
@@ -27,7 +29,7 @@ def ensure_features(
     poolings: Sequence[Tokens],
     *,
     layers: Sequence[int] | None = None,
-    encoding: str = "int8",
+    encoding: str | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
 ) -> None:
@@ -40,8 +42,9 @@ def ensure_features(
         splits: of the data.
         poolings: ``cls``, ``sep``, ``mean``, ``max``.
         layers: to keep; None keeps all.
-        encoding: of the store.
-        precision: of the forward pass.
+        encoding: of what is missing, and asked of what is stored; None is int8 for what is
+            missing, and takes what is stored as it is.
+        precision: of the forward pass; ``auto`` takes what is stored as it is.
         scheduler: see `extract`.
 
     Raises:
@@ -58,7 +61,16 @@ def ensure_features(
         ensure_snapshot(workspace, tag)
     for tag in tags:
         for split in splits:
-            missing = [p for p in poolings if not _is_there(workspace, tag, dataset, split, p)]
+            missing = [
+                pooling
+                for pooling in poolings
+                if not _is_there(
+                    *(workspace, tag, dataset, split, pooling),
+                    layers=layers,
+                    encoding=encoding,
+                    precision=precision,
+                )
+            ]
             if missing:
                 extract(
                     workspace,
@@ -67,26 +79,41 @@ def ensure_features(
                     tokens=missing,
                     dataset=dataset,
                     layers=layers,
-                    encoding=encoding,
+                    encoding=encoding or "int8",
                     precision=precision,
                     scheduler=scheduler,
                 )
 
 
 def _is_there(
-    workspace: Workspace, tag: str, dataset: str | None, split: str, pooling: Tokens
+    workspace: Workspace,
+    tag: str,
+    dataset: str | None,
+    split: str,
+    pooling: Tokens,
+    *,
+    layers: Sequence[int] | None,
+    encoding: str | None,
+    precision: str,
 ) -> bool:
-    """Whether a split is stored whole, from this snapshot and these data; else `extract` says."""
+    """Whether a split is stored whole, as was asked; else `extract` says what differs."""
     data = workspace.dataset(dataset)
-    name = stored_split(split, pooling, data.name)
-    if split not in data.data or name not in workspace.stored().get(tag, ()):
+    try:
+        found = workspace.split(tag, stored_split(split, pooling, data.name))
+    except (StoreNotFoundError, UnknownNameError):
         return False
-    found = workspace.split(tag, name)
-    made_from = found.record.provenance
+    record, made_from = found.record, found.record.provenance
+    wanted = {
+        "weights_sha256": read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256,
+        **made_from_data(data, split),
+    }
+    if precision != "auto":
+        wanted["precision"] = resolve_precision(precision)
+    every = range(workspace.config.model.num_hidden_layers + 1)
     return (
-        made_from.get("weights_sha256")
-        == read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256
-        and made_from.get("data_sha256") == data.data[split].sha256
+        all(made_from.get(field) == value for field, value in wanted.items())
+        and set(every if layers is None else layers) <= set(record.layers)
+        and encoding in (None, record.encoding)
         and found.is_complete
     )
 

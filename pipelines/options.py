@@ -29,7 +29,7 @@ from bertvision.pipelines.loading import (
 from bertvision.pipelines.selection import select_items, source_split
 from bertvision.pipelines.snapshots import library_versions
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.registry import SQUAD, TASKS, load_task
+from bertvision.pipelines.tasks.registry import SQUAD, TASKS, Task, check_task, load_task
 from bertvision.pipelines.tasks.template import special_ends
 from bertvision.pipelines.workspace import FILE, Workspace
 
@@ -142,6 +142,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             "--train train-v2.0.json --dev dev-v2.0.json, --task squad_v2 from the hub, or --task "
             "cola --data glue/CoLA"
         )
+    if options.task is not None and (options.data or (options.train and options.dev)):
+        check_task(options.task)  # it names no data set, where the data are named
     name = options.own_task or "squad_v2"
     if not load_task(name).learns:
         raise InputError(
@@ -158,9 +160,11 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
     checkpoint = _checkpoint(str(options.model), options.revision, task)
     kind, read = load_task(name), {}
+    _check_sources(kind, options)
     for split, source in sources.items():
         read[split] = found = kind.read(str(source), split, task)
-        task = task.model_copy(update={"classes": found.classes})  # of train; dev is read by them
+        if split == "train":  # dev is read by its classes
+            task = task.model_copy(update={"classes": found.classes})
         if found.skipped:
             log.warning(
                 "skipped %d malformed parts of %s, the first: %s",
@@ -172,6 +176,19 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
     return _config(checkpoint, task, finetune, _data(sources, read, task, finetune))
+
+
+def _check_sources(kind: Task, options: FinetuneOptions) -> None:
+    """Refuse one file of one split as both splits: systems would be scored on what they learned."""
+    needed = {split for split in ("train", "dev") if getattr(options, split) is None}
+    source = options.source("train" if "train" in needed else "dev")
+    if options.data and source and needed - set(held := kind.splits(source)):
+        raise InputError(
+            f"--data {options.data} holds {', '.join(held)}, not {' and '.join(sorted(needed))}: "
+            "give a folder or file with both, or --train FILE and --dev FILE"
+        )
+    if options.train is not None and options.train == options.dev:
+        log.warning("--train and --dev are the same: scores will be those of the training data")
 
 
 def feature_workspace(

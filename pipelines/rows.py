@@ -87,8 +87,8 @@ class Results(NamedTuple):
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
-    """Whether a head was trained on activations of the encoder before any fine-tuning."""
-    return bool(SnapshotTag(row["trained_on"]).fraction == 0)
+    """Whether a head was trained on activations of ``0e`` or ``untrained``, not fine-tuned."""
+    return bool(SnapshotTag(row["trained_on"]).fraction <= 0)
 
 
 def read_rows(workspace: Workspace, split: str = "dev") -> Results:

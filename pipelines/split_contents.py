@@ -41,10 +41,12 @@ def kept_layers(
         InputError: the encoder has no such hidden state.
     """
     offered = pooler and tokens == "cls"
-    states = num_hidden_layers + 1 + offered
+    depth = num_hidden_layers + 1
+    states = depth + offered
     if layers is None:
         return tuple(range(states))
-    wanted = sorted({layer + states if layer < 0 else layer for layer in layers})
+    # the last hidden state is −1 whether there is a pooler output or not
+    wanted = sorted({layer + depth if layer < 0 else layer for layer in layers})
     if not wanted or wanted[0] < 0 or wanted[-1] >= states:
         held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
         if offered:
@@ -105,6 +107,9 @@ def as_recorded(contents: SplitContents, arrays: Collection[str]) -> SplitConten
     return replace(contents, per_example=held)
 
 
+Provenance = dict[str, str | int | float | bool | None]
+
+
 def provenance(
     workspace: Workspace,
     dataset: Dataset,
@@ -114,26 +119,16 @@ def provenance(
     precision: Precision,
     nonfinite: NonFinite,
     attention: str,
-) -> dict[str, str | int | float | bool | None]:
+) -> Provenance:
     """Everything that the activations of a split depend on, as the store compares it."""
-    config = dataset.config
-    own: dict[str, str | int | float | bool | None] = {}
-    if dataset.finetune is not None:
-        own = {
-            "tune_fraction": config.tune_fraction,
-            "train_questions": dataset.finetune.train_questions,
-        }
-    made_from: dict[str, str | int | float | bool | None] = {
+    made_from: Provenance = {
         "model": info.pretrained.name_or_path,
         "model_revision": info.pretrained.revision,
         "step": info.step,
         "weights_sha256": info.weights_sha256,
         "config_sha256": info.config_sha256,
         "tokenizer_sha256": info.tokenizer_sha256,
-        "task": config.name,
-        "data_sha256": dataset.data[split].sha256,
-        **{field: getattr(config, field) for field in dataset.task.settings},
-        **own,
+        **made_from_data(dataset, split),
         "seed": workspace.config.finetune.seed,
         "precision": precision,
         "nonfinite": nonfinite,
@@ -141,3 +136,21 @@ def provenance(
     }
     # of all tokens nothing is said: so it was before there was a choice
     return made_from | ({} if tokens == "all" else {"tokens": tokens})
+
+
+def made_from_data(dataset: Dataset, split: str) -> Provenance:
+    """The part of the provenance that tells of the data."""
+    config = dataset.config
+    made_from: Provenance = {
+        "task": config.name,
+        "data_sha256": dataset.data[split].sha256,
+        **{field: getattr(config, field) for field in dataset.task.settings},
+    }
+    if dataset.finetune is not None:
+        made_from["tune_fraction"] = config.tune_fraction
+        made_from["train_questions"] = dataset.finetune.train_questions
+    # of a labelled file, and only where they are set: other tasks have no columns
+    columns = {"text": config.text, "pair": config.pair, "label": config.label}
+    if config.skip_bad and dataset.finetune is None:
+        made_from["skip_bad"] = True
+    return made_from | {name: column for name, column in columns.items() if column is not None}

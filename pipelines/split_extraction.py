@@ -251,7 +251,7 @@ def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:
     if found > longest:
         raise InputError(
             f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
-            "make another workspace with a smaller --max-length"
+            f"give --max-length {longest} where the data are first named, in another --workspace"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertvision.featurestore.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
@@ -26,9 +26,12 @@ def status(workspace: Workspace) -> dict[str, Any]:
     made = workspace.snapshots()
     wanted = sorted({*config.finetune.tags, *made})
     stored = workspace.stored()
-    everything = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
-    # what is stored of added data sets is told, but what to do with them is the user's business
-    splits = [s for s in everything if parse_stored_split(s.split).dataset is None]
+    held = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
+    whole = {split.name: split.is_complete for split in held}
+    splits = _Stored(
+        [split for split in held if whole[split.name]],
+        [split for split in held if not whole[split.name]],
+    )
     heads = [{"trained_on": str(tag), "name": name} for tag, name in workspace.heads()]
     return {
         "workspace": str(workspace.root),
@@ -39,19 +42,33 @@ def status(workspace: Workspace) -> dict[str, Any]:
             {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
             for tag in wanted
         ],
-        "stored": _by_tag(split for split in everything if split.is_complete),
-        "unfinished": _by_tag(split for split in everything if not split.is_complete),
+        "stored": _by_tag(splits.whole),
+        "unfinished": _by_tag(splits.unfinished),
         "heads": heads,
         "next": [
             *_next_for_bert(workspace, made, splits),
             *_next_for_heads(workspace, splits),
         ]
-        or _LABORATORY,
+        or _laboratory(workspace),
     }
 
 
-_LABORATORY = ["bertvision sweep", "bertvision report"]
-"""Where nothing is left undone: all other heads, and what came out."""
+class _Stored(NamedTuple):
+    """The stored splits, of all data sets."""
+
+    whole: list[ActivationSplit]
+    unfinished: list[ActivationSplit]
+
+    def own(self, tag: SnapshotTag) -> set[str]:
+        """Names of those of the workspace's own data, at a snapshot, begun or whole."""
+        return {s.split for s in (*self.whole, *self.unfinished) if s.tag == tag}
+
+
+def _laboratory(workspace: Workspace) -> list[str]:
+    """Where nothing is left undone: all other heads, and what came out."""
+    if load_task(workspace.config.task.name).learns:
+        return ["bertvision sweep", "bertvision report"]
+    return ["bertvision report"] if (workspace.root / "probes").is_dir() else []
 
 
 def _by_tag(splits: Iterable[ActivationSplit]) -> dict[str, list[str]]:
@@ -73,7 +90,7 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
 def _next_for_bert(
     workspace: Workspace,
     made: list[SnapshotTag],
-    splits: list[ActivationSplit],
+    splits: _Stored,
 ) -> list[str]:
     """Commands that need BERT: snapshots to make and score, splits to extract or to finish."""
     commands = []
@@ -82,9 +99,8 @@ def _next_for_bert(
     if any(tag not in made or _bert_scores(workspace, tag) is None for tag in due):
         commands.append("bertvision finetune --resume")
     for tag in made:
-        begun = {split.split: split for split in splits if split.tag == tag}
-        commands += [_finish(workspace, s) for s in begun.values() if not s.is_complete]
-        kept = TASKS[task].tokens
+        commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
+        kept, begun = TASKS[task].tokens, splits.own(tag)
         missing = [s for s in workspace.splits() if stored_split(s, kept) not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
@@ -95,10 +111,11 @@ def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     """The command that ends an extraction: with the options it was begun with."""
     record = split.record
     dataset, name, tokens = parse_stored_split(split.split)
+    default = TASKS[workspace.dataset(dataset).config.name].tokens
     return (
         f"bertvision extract --checkpoint {split.tag} --split {name} "
         + (f"--task {dataset} " if dataset else "")
-        + (f"--pool {tokens} " if tokens != TASKS[workspace.config.task.name].tokens else "")
+        + ("" if tokens == default else f"--pool {'none' if tokens == 'all' else tokens} ")
         + f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
         f"--precision {record.provenance.get('precision', 'auto')}"
         + (f" --compression {record.compression}" if record.compression != "none" else "")
@@ -106,18 +123,16 @@ def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     )
 
 
-def _next_for_heads(workspace: Workspace, splits: list[ActivationSplit]) -> list[str]:
+def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:
     """Commands that need stored activations alone: heads to train, and to score on dev."""
-    whole = {split.name for split in splits if split.is_complete}
+    whole = {split.name for split in splits.whole}
     trained = [(tag, name, _tokens_of(workspace, tag, name)) for tag, name in workspace.heads()]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"
-        for split in splits
+        for split in splits.whole
         for tokens, head in _FIRST_HEAD.items()
-        if split.split == stored_split("train", tokens)
-        and split.is_complete
-        and (str(split.tag), tokens) not in begun
+        if split.split == stored_split("train", tokens) and (str(split.tag), tokens) not in begun
     ]
     for tag, name, tokens in trained:
         scored = workspace.head_dir(tag, name) / "eval" / tag / "metrics.json"

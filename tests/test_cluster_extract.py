@@ -249,7 +249,7 @@ def test_a_client_that_is_killed_leaves_a_store_that_anybody_can_finish(
     with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE) as client:
         while not list(ledger.glob("0*.json")):  # until the first shard is committed
             assert client.poll() is None, client.stderr and client.stderr.read().decode()
-            time.sleep(0.001)
+            time.sleep(0.005)
         client.kill()
     assert (ledger / ".grant").is_file()
     run(space, tmp_path / "shared")

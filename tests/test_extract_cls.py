@@ -209,10 +209,10 @@ def test_every_encoding_holds_them(empty: Workspace, encoding: str, most: float)
 
 
 def test_layers_can_be_chosen_the_pooler_output_among_them(empty: Workspace) -> None:
-    extract(empty, "1e", splits=["dev"], layers=[-1, 1], encoding="float32", precision="32")
+    extract(empty, "1e", splits=["dev"], layers=[-1, 1, 3], encoding="float32", precision="32")
     split = empty.split("1e", "dev-cls")
-    assert split.record.layers == (1, 3)
-    truth = of_transformers(empty, "1e", "dev")[:, [1, 3]]
+    assert split.record.layers == (1, 2, 3)
+    truth = of_transformers(empty, "1e", "dev")[:, [1, 2, 3]]
     torch.testing.assert_close(stored(split), truth, rtol=1e-5, atol=1e-5)
 
 

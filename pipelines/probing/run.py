@@ -38,7 +38,7 @@ def probe(
     control: bool = False,
     mdl: bool = False,
     options: ProbeOptions | None = None,
-    encoding: str = "int8",
+    encoding: str | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
     memory: int = MEMORY,

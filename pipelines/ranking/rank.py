@@ -40,7 +40,7 @@ def rank(
     seeds: int = 1,
     training: Training | None = None,
     resamples: int = 10_000,
-    encoding: str = "int8",
+    encoding: str | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
 ) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def learning_curve(bert: Sequence[Row], heads: Sequence[Row], label: str, width:
     """BERT's scores over epochs; heads as points where they were evaluated.
 
     Args:
-        bert: rows of BERT, a snapshot each.
+        bert: rows of BERT, a snapshot each; of those at an epoch, as all rows here.
         heads: rows of heads trained on all examples.
         label: of the score, with its unit.
         width: px.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.schema import SnapshotTag
@@ -27,12 +27,13 @@ _MAPS = 6
 
 
 def learning_curve(results: Results) -> Section:
-    """BERT over epochs, with the heads."""
+    """BERT over epochs, with the heads; ``untrained`` is at no epoch."""
     ident, title = "learning-curve", "Learning curve"
-    heads = [r for r in results.heads if r["fraction"] == 1]
-    if not results.bert and not heads:
+    bert = _at_epochs(results.bert)
+    heads = _at_epochs(r for r in results.heads if r["fraction"] == 1)
+    if not bert and not heads:
         return Section(ident, title, missing=f"BERT was not scored yet: `{BERT_COMMAND}` does.")
-    tags = sorted({SnapshotTag(r["checkpoint"]) for r in (*results.bert, *heads)})
+    tags = sorted({SnapshotTag(r["checkpoint"]) for r in (*bert, *heads)})
     caption = f"{results.title} of BERT at its snapshots"
     if heads:
         caption += (
@@ -49,9 +50,9 @@ def learning_curve(results: Results) -> Section:
         caption,
         f"{BERT}, {HEADS}",
         f"{BERT_COMMAND}; {EVALUATE}",
-        lambda width: curves.learning_curve(results.bert, heads, results.label, width),
+        lambda width: curves.learning_curve(bert, heads, results.label, width),
     )
-    rows = [_best_at(tag, results.bert, heads) for tag in tags]
+    rows = [_best_at(tag, bert, heads) for tag in tags]
     columns = [Column("checkpoint", "snapshot", "text"), Column("bert", f"BERT {results.score}")]
     for prefix, label in (
         ("", "best head of the same snapshot"),
@@ -177,6 +178,11 @@ def data_fractions(results: Results) -> Section:
         group="pair",
     )
     return Section(ident, title, figures=[figure], tables=[table])
+
+
+def _at_epochs(rows: Iterable[Row]) -> list[Row]:
+    """Rows of snapshots of the fine-tuning, of which the untrained twin is none, on either side."""
+    return [r for r in rows if "untrained" not in (r["trained_on"], r["checkpoint"])]
 
 
 def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row:

@@ -3,7 +3,8 @@
 Wang et al. 2019 (arXiv:1804.07461). A folder holds ``train.tsv`` and ``dev.tsv`` (also with
 ``.gz``) under its own name or under the task's, ``RTE/train.tsv``. The tables have no quoting: a
 quotation mark is text, of which MRPC has many that never close. The test files of GLUE have no
-labels and are not read.
+labels and are not read. A single file is the one split that its name says, whatever else it is
+asked for as: one given for train alone, or for dev.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.sentence_rows import RawSentence, SentenceRows, require_fields
 from bertvision.pipelines.tasks.sentences import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find, lines, load_hub, on_hub, read_text
+from bertvision.pipelines.tasks.source import (
+    Line,
+    find,
+    lines,
+    load_hub,
+    on_hub,
+    read_text,
+    splits_in,
+)
 
 SPLITS = ("train", "dev")
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -87,16 +96,22 @@ class GlueTask(SentenceTask):
         self.positive = self.spec.positive
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Train and dev; a single file is one of them."""
-        return SPLITS
+        """Train and dev; those of them that a folder holds, or the one that a file is named for.
+
+        Raises:
+            InputError: the folder holds neither.
+        """
+        if on_hub(source):
+            return SPLITS
+        return splits_in(source, {split: self._names(split) for split in SPLITS}, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
-        """Read a table of GLUE, a folder of them, or a data set of the hub.
+        """Read a table of GLUE, as any split; or of a folder or a data set of the hub the split's.
 
         Raises:
             InputError: it is missing or malformed, or the split is none that has labels.
         """
-        if split not in SPLITS:
+        if split not in SPLITS and not Path(source).is_file():
             raise InputError(
                 f"{self.name} has no labelled split {split!r}: GLUE publishes the labels of "
                 f"{' and '.join(SPLITS)}"
@@ -105,15 +120,17 @@ class GlueTask(SentenceTask):
             hub_split = self.spec.hub_dev if split == "dev" else split
             rows, digest = self._hub(source, hub_split, config.skip_bad), None
         else:
-            names = [f"{self.spec.dev if split == 'dev' else split}.tsv"]
-            if split == "dev" and self.spec.dev != "dev":
-                names.append("dev.tsv")
-            names += [f"{self.spec.folder}/{name}" for name in names]
-            rows, digest = self._table(find(source, names, self.name), config.skip_bad)
+            rows, digest = self._table(find(source, self._names(split), self.name), config.skip_bad)
         if not self.spec.classes:
             return rows.scored(digest)
         numbers = {str(i): i for i in range(len(self.spec.classes))}
         return rows.classified(self.spec.classes, digest, numbers)
+
+    def _names(self, split: str) -> list[str]:
+        names = [f"{self.spec.dev if split == 'dev' else split}.tsv"]
+        if split == "dev" and self.spec.dev != "dev":
+            names.append("dev.tsv")
+        return [*names, *(f"{self.spec.folder}/{name}" for name in names)]
 
     def _table(self, path: Path, skip_bad: bool) -> tuple[SentenceRows, str]:
         text, digest = read_text(path)

@@ -6,12 +6,14 @@ A source is a file, or a folder with ``train``, ``dev`` and perhaps ``test`` in 
 - ``.tsv``: a header line, fields between tabs as they stand; a quotation mark is text;
 - ``.jsonl``: an object a line.
 
-Each may also end with ``.gz``. A column ``id`` names the rows; without one their lines do.
+Each may also end with ``.gz``. A column ``id`` names the rows; those without one are named by
+their lines, ``line 2``.
 
 **Classes or scores.** The labels of training are scores, to be told by regression, where every one
 of them is a number and at least one of these is not whole (2.5). All others are names of classes,
 whole numbers such as 0 and 1.0 too. Classes are those of the training data, in order: as numbers
-where all are integers, else by their characters. A label that training has not is refused.
+where all are integers, else by their characters. A label that training has not is refused; where
+training has scores, so is one that is no number.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import NamedTuple
 from bertvision.errors import InputError
 from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.registry import Task
 from bertvision.pipelines.tasks.sentence_rows import (
     RawSentence,
     SentenceRows,
@@ -33,10 +36,11 @@ from bertvision.pipelines.tasks.sentence_rows import (
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find, find_in, lines, read_text
+from bertvision.pipelines.tasks.source import Line, find, lines, read_text, splits_in
 
 FORMS = (".csv", ".tsv", ".jsonl")
 SPLITS = ("train", "dev", "test")
+_LONGEST_FIELD = (1 << 31) - 1  # what a C long holds everywhere
 
 
 class LabelledTask(SentenceTask):
@@ -48,19 +52,16 @@ class LabelledTask(SentenceTask):
         Raises:
             InputError: it is neither, or the folder holds none.
         """
-        path = Path(source)
-        if path.is_file():
+        if Path(source).is_file():
             return ("all",)
-        found = tuple(s for s in SPLITS if find_in(path, _names(s)) is not None)
-        if not found:
-            find(source, _names("train"), self.name)  # says what is looked for
-        return found
+        return splits_in(source, {split: _names(split) for split in SPLITS}, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
         """Read a file, or the file of a split in a folder.
 
-        The classes are those of ``config``; where it names none, those of the folder's ``train``,
-        or of a file itself.
+        The classes are those of ``config``. Where it names none, what is learned from (``train``,
+        ``all``) says itself whether it has classes; of another split the folder's ``train`` does,
+        and a file alone has scores: had its training data classes, ``config`` would name them.
 
         Raises:
             InputError: the file is missing or malformed, lacks a column, or has labels that
@@ -68,13 +69,10 @@ class LabelledTask(SentenceTask):
         """
         rows, digest = self._rows(source, split, config)
         classes = config.classes
-        if not classes:
-            trains = split in ("train", "all")
-            if not trains and Path(source).is_dir():
-                classes = classes_of(self._rows(source, "train", config)[0])
-            elif trains or not all(_is_number(label) for label in rows.labels):
-                # Numbers of another split are scores: had training classes, they would be named
-                classes = classes_of(rows)
+        if not classes and split in ("train", "all"):
+            classes = classes_of(rows)
+        elif not classes and Path(source).is_dir():
+            classes = classes_of(self._rows(source, "train", config)[0])
         return rows.classified(classes, digest) if classes else rows.scored(digest)
 
     def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str]:
@@ -93,6 +91,20 @@ class LabelledTask(SentenceTask):
         header = next(records).fields
         columns = _columns(config, f"{path} has the columns {header}")
         return rows.add_lines(records, _record_parser(columns, header, path)), digest
+
+
+def check_columns(task: Task, config: TaskConfig) -> None:
+    """Refuse names of columns that a task would not look at: its files have columns of their own.
+
+    Raises:
+        InputError: it is no task of labelled files, and a column is named.
+    """
+    named = [name for name in ("text", "pair", "label") if getattr(config, name) is not None]
+    if named and not isinstance(task, LabelledTask):
+        raise InputError(
+            f"--{named[0]} {getattr(config, named[0])}: names a column of a file of your own, "
+            f"--task csv; the columns of {task.name} are known: leave it out"
+        )
 
 
 def classes_of(rows: SentenceRows) -> tuple[str, ...]:
@@ -156,7 +168,8 @@ def _record_parser(
         row = dict(zip(header, require_fields(record.fields, header), strict=True))
         pair = None if columns.pair is None else row[columns.pair]
         name = row.get("id", "") if "id" not in columns.named else ""
-        return RawSentence(name or str(record.number), row[columns.text], pair, row[columns.label])
+        ident = name or _line_id(record.number)
+        return RawSentence(ident, row[columns.text], pair, row[columns.label])
 
     return parse
 
@@ -177,13 +190,14 @@ def _object_parser(columns: _Columns) -> Callable[[Line], RawSentence]:
             raise InputError(f"{' and '.join(columns.named[:-1])} must be strings: {texts}")
         if not isinstance(label, str | int | float | None):
             raise InputError(f"the label {label!r} must be a string or a number")
-        name = row.get("id", "") if "id" not in columns.named else ""
-        written = label if isinstance(label, str) else json.dumps(label)
+        name = row.get("id") if "id" not in columns.named else None
+        if not isinstance(name, str | int | float | None):
+            raise InputError(f"the id {name!r} must be a string or a number")
         return RawSentence(
-            str(name) or str(line.number),
+            _line_id(line.number) if name in (None, "") else str(name),
             texts[0],
             texts[1] if texts[1:] else None,
-            None if label is None else written,
+            None if label is None else _written(label),
         )
 
     return parse
@@ -191,6 +205,8 @@ def _object_parser(columns: _Columns) -> Callable[[Line], RawSentence]:
 
 def _csv(text: str, path: Path) -> Iterator[_Record]:
     """The records of a file with the lines they begin on, the header first; blank ones left out."""
+    # csv's own limit, 131,072 characters, is below that of a text, which is checked by row
+    csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin = 1
     try:
@@ -208,6 +224,18 @@ def _csv(text: str, path: Path) -> Iterator[_Record]:
 def _tsv(text: str) -> Iterator[_Record]:
     for line in lines(text):
         yield _Record(line.number, line.text.split("\t"))
+
+
+def _line_id(number: int) -> str:
+    """Of a row that has no id; no number, which another row's own id may be."""
+    return f"line {number}"
+
+
+def _written(label: str | float) -> str:
+    """A label as text: 1 and 1.0, which JSON does not tell apart, are one."""
+    if isinstance(label, str):
+        return label
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else json.dumps(label)
 
 
 def _names(split: str) -> list[str]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bertvision.errors import InputError
 from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import Labels, Task
+from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.squad import Answer, Question, load_squad
 from bertvision.pipelines.tasks.windows import Windows, make_windows
+
+SPLITS = ("train", "dev")
 
 
 class QuestionTask(Task):
@@ -27,15 +32,30 @@ class QuestionTask(Task):
     )
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Train and dev; a local file holds one of them."""
-        return ("train", "dev")
-
-    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
-        """Read a SQuAD file, or a data set of the hub.
+        """Train and dev; those of them that a folder holds, or the one that a file is named for.
 
         Raises:
-            InputError: it is missing, malformed, or has no question.
+            InputError: a folder holds several files of a split.
         """
+        path = Path(source)
+        if path.is_file():
+            return (named_split(path),)
+        return tuple(split for split in SPLITS if _file(path, split)) or SPLITS
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a SQuAD file, as any split; or the split's of a folder or a data set of the hub.
+
+        Raises:
+            InputError: it is missing, malformed, or has no question; or a folder holds several
+                files of the split.
+        """
+        if (path := Path(source)).is_dir() and any(_file(path, each) for each in SPLITS):
+            if (file := _file(path, split)) is None:
+                raise InputError(
+                    f"{source}: holds no {split}*.json (or the same with .gz) to read {self.name} "
+                    "from"
+                )
+            source = str(file)
         data = load_squad(source, split, skip_bad=config.skip_bad)
         kept = [q for q in data.questions if not (config.answerable_only and q.is_impossible)]
         return TaskData(kept, data.sha256, data.skipped)
@@ -88,6 +108,20 @@ class QuestionTask(Task):
             **windows.labels,
             "answerable": window_labels(windows),
         }
+
+
+def _file(folder: Path, split: str) -> Path | None:
+    """The file of a split in a folder; None without one, and in a folder of Parquet files."""
+    if not folder.is_dir() or on_hub(str(folder)):
+        return None
+    found = sorted(p for end in ("", ".gz") for p in folder.glob(f"{split}*.json{end}"))
+    later = [path for path in found if "-v1.1" not in path.name]
+    if len(found) > 1 and len(later) != 1:
+        raise InputError(
+            f"{folder}: holds {' and '.join(path.name for path in found)}, each of which may be "
+            f"{split}: give the files with --train and --dev, or leave one in the folder"
+        )
+    return (later if len(found) > 1 else found or [None])[0]
 
 
 def window_labels(windows: Windows) -> npt.NDArray[np.int8]:

@@ -6,6 +6,7 @@ it for data, windows, model, labels, loss and scores, and know nothing else of i
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
@@ -253,5 +254,7 @@ def check_task(name: str) -> str:
         InputError: it is not.
     """
     if name not in TASKS:
-        raise InputError(f"{name!r} is no task: there are {', '.join(TASKS)}")
+        close = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"{name!r} is no task: {hint}there are {', '.join(TASKS)}")
     return name

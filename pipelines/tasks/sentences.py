@@ -40,8 +40,20 @@ class SentenceTask(Task):
     """The class that F1 is of; None where no class is what is looked for."""
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
-        """A logit for each class, or one for a score."""
-        return {"num_labels": self.outputs(config)}
+        """A logit for each class by its name, or one for a score.
+
+        The names are written into ``config.json``, so that transformers' own pipelines tell the
+        classes of a snapshot. ``num_labels`` follows from them: given by itself it is ignored where
+        the checkpoint has names of its own. ``problem_type`` matters to a loss of transformers
+        alone, which is computed where labels are passed to the model (they never are), and to its
+        pipelines, which must not squash a score.
+        """
+        names = config.classes or ("score",)
+        return {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+            "problem_type": "single_label_classification" if config.classes else "regression",
+        }
 
     def outputs(self, config: TaskConfig) -> int:
         """How many classes there are; 1 of a score."""

@@ -8,6 +8,7 @@ name; both may end with ``.gz``.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from bertvision.errors import InputError
@@ -20,7 +21,7 @@ from bertvision.pipelines.tasks.sentence_rows import (
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find, lines, read_text
+from bertvision.pipelines.tasks.source import Line, find, lines, read_text, splits_in
 
 PARTS = {"train": "tr", "dev": "va", "test": "te"}
 """Splits of a probing task, as its file writes them."""
@@ -113,18 +114,33 @@ class DownstreamTask(SentenceTask):
         self.spec = DOWNSTREAM[name]
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """``all``; of TREC train and test."""
-        return tuple(self.spec.files)
+        """``all``; of TREC those of train and test that a folder holds, or the one a file is.
+
+        Raises:
+            InputError: there is no such file or folder, or it holds none.
+        """
+        path = Path(source)
+        if path.is_file():
+            names = {split: {name, f"{name}.gz"} for split, name in self.spec.files.items()}
+            return next(((split,) for split in names if path.name in names[split]), ("all",))
+        return splits_in(source, {split: [x] for split, x in self.spec.files.items()}, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
-        """Read a split of the set.
+        """Read a split of the set; a single file as any.
 
         Raises:
             InputError: its file is missing or malformed, or there is no such split.
         """
-        if split not in self.spec.files:
-            raise InputError(f"{self.name} has no split {split!r}: {', '.join(self.spec.files)}")
-        path = find(source, [self.spec.files[split]], self.name)
+        if split not in self.spec.files and not Path(source).is_file():
+            held = ", ".join(self.spec.files)
+            how = (
+                f"`bertvision probe {self.name}` cross-validates it, and fine-tuning takes two "
+                "files of your own parting, --train FILE --dev FILE"
+                if "all" in self.spec.files
+                else f"use `bertvision probe {self.name}`, or give the files with --train and --dev"
+            )
+            raise InputError(f"{self.name} has no split {split!r}, but {held}: {how}")
+        path = find(source, [self.spec.files.get(split, split)], self.name)
         text, digest = read_text(path, fallback="latin-1")
 
         def parse(line: Line) -> RawSentence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +103,37 @@ def find_in(folder: Path, names: Sequence[str]) -> Path | None:
     """The first of these files that a folder holds, each also with ``.gz``; None without any."""
     candidates = (folder / f"{name}{end}" for name in names for end in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def splits_in(source: str, files: Mapping[str, Sequence[str]], task: str) -> tuple[str, ...]:
+    """The splits that a local source offers: those whose files a folder holds, or that of a file.
+
+    Args:
+        source: path of a file or of a folder.
+        files: by split, its names as `find` takes them.
+        task: what the files are for.
+
+    Raises:
+        InputError: there is no such file or folder, or it holds none of them.
+    """
+    path = Path(source)
+    if path.is_file():
+        return (named_split(path),)
+    found = tuple(split for split, names in files.items() if find_in(path, names) is not None)
+    if not found:
+        find(source, [name for names in files.values() for name in names], task)  # says what lacks
+    return found
+
+
+def named_split(path: Path) -> str:
+    """The split that the name of a file says: a file is one, never train and dev at once.
+
+    ``train*``, ``dev*`` and ``test*`` begin with it, ``*validation*`` is dev; any other is ``all``.
+    """
+    name = path.name.lower()
+    if "validation" in name:
+        return "dev"
+    return next((split for split in ("train", "dev", "test") if name.startswith(split)), "all")
 
 
 def on_hub(source: str) -> bool:
