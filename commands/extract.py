@@ -29,7 +29,8 @@ from bertvision.commands.options import (
 
 def extract(
     checkpoint: Annotated[
-        str | None, typer.Option(help="Snapshots, such as 0.3e or 0.3e,1e.")
+        str | None,
+        typer.Option(help="Snapshots, such as 0.3e or 0.3e,1e; by default the only one there is."),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="Such as train,dev; by default all of the workspace.")

@@ -59,10 +59,16 @@ def compare(
     ],
     second: Annotated[str, typer.Argument(help="Likewise.")],
     metric: Annotated[
-        str | None, typer.Option(help="f1 or exact of answers, accuracy of yes or no.")
+        str | None,
+        typer.Option(
+            help="f1, exact, accuracy, macro_f1, matthews, pearson, spearman; by default the task's."
+        ),
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What is drawn: context (with all its questions) or question.")
+        str,
+        typer.Option(
+            help="What is drawn: context (with all its questions) or question; of sentences, items."
+        ),
     ] = "context",
     resamples: Annotated[int, typer.Option(min=1, help="How often to draw.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,

@@ -106,6 +106,12 @@ def open_data(
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
     source = data or TASKS[check_task(task)].hub
+    named = None if data is None else Path(data).name.split(".")[0]
+    if named in TASKS and named != task and Path(str(data)).is_file():
+        raise InputError(
+            f"--data {data} is named like the task {named}, and is to be read as {task}: give the "
+            f"file of {task}, or the folder that holds both"
+        )
     if source is None:
         return space, space.dataset(task).name  # which says that it was not added
     if task == space.config.task.name and task != "csv":

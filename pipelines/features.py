@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError
+from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, UnknownNameError
+from bertvision.featurestore.encoding import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extract import extract
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.pretrained import ensure_snapshot
 from bertvision.pipelines.selection import stored_split
+from bertvision.pipelines.shardwork import NonFinite
 from bertvision.pipelines.snapshots import read_snapshot_info
 from bertvision.pipelines.split_contents import made_from_data
 from bertvision.pipelines.tasks.registry import POOLINGS, Tokens
@@ -35,13 +38,18 @@ def ensure_features(
 ) -> None:
     """Extract the pooled hidden states that are missing; what is stored whole is left alone.
 
+    Everything is checked before the first extraction, so that a refusal leaves nothing half made.
+    Of one pooling all splits of all tags must be of one encoding, precision and treatment of
+    non-finite values: features are compared, and a difference would be that of the arithmetic too.
+
     Args:
         workspace: with the snapshots; ``0e`` and ``untrained`` are made where they are missing.
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
         splits: of the data.
         poolings: ``cls``, ``sep``, ``mean``, ``max``.
-        layers: to keep; None keeps all.
+        layers: that must be there; None is every hidden state, without the pooler's output. Where
+            nothing is stored yet all are extracted.
         encoding: of what is missing, and asked of what is stored; None is int8 for what is
             missing, and takes what is stored as it is.
         precision: of the forward pass; ``auto`` takes what is stored as it is.
@@ -50,7 +58,8 @@ def ensure_features(
     Raises:
         UnknownNameError: there is no such snapshot, data set or split.
         InputError: a pooling is not known, or the encoder has no token for it.
-        ProvenanceError: what is stored was extracted from another snapshot or other data.
+        ProvenanceError: what is stored was extracted from another snapshot or other data, lacks a
+            layer, or differs in a setting from what was asked or from what it is compared with.
     """
     unknown = [pooling for pooling in poolings if pooling not in POOLINGS]
     if unknown or not poolings:
@@ -59,63 +68,109 @@ def ensure_features(
         )
     for tag in tags:
         ensure_snapshot(workspace, tag)
-    for tag in tags:
-        for split in splits:
-            missing = [
-                pooling
-                for pooling in poolings
-                if not _is_there(
-                    *(workspace, tag, dataset, split, pooling),
-                    layers=layers,
-                    encoding=encoding,
-                    precision=precision,
-                )
-            ]
-            if missing:
-                extract(
-                    workspace,
-                    tag,
-                    splits=[split],
-                    tokens=missing,
-                    dataset=dataset,
-                    layers=layers,
-                    encoding=encoding or "int8",
-                    precision=precision,
-                    scheduler=scheduler,
-                )
+    arithmetic = resolve_precision(precision)
+    if encoding is not None:
+        get_encoding(encoding)
+    asked = {"encoding": encoding, "precision": None if precision == "auto" else arithmetic}
+    depth = workspace.config.model.num_hidden_layers
+    needed = set(range(depth + 1) if layers is None else layers)
+    new = _Kept(None, encoding or "int8", arithmetic, "error")
+    missing: dict[tuple[str, str, _Kept], list[Tokens]] = {}
+    for pooling in poolings:
+        known: dict[str, _Kept] = {}
+        for tag in tags:
+            for split in splits:
+                found = _stored(workspace, tag, dataset, split, pooling)
+                if found is not None:
+                    _check_stored(workspace, dataset, split, found, asked, needed)
+                kept = new if found is None else _kept(found)
+                known[f"{tag}/{split}-{pooling}" if found is None else found.name] = kept
+                if found is None or not found.is_complete:
+                    missing.setdefault((tag, split, kept), []).append(pooling)
+        _check_alike(known)
+    for (tag, split, kept), lacking in missing.items():
+        extract(
+            workspace,
+            tag,
+            splits=[split],
+            tokens=lacking,
+            dataset=dataset,
+            layers=kept.layers,
+            encoding=kept.encoding,
+            precision=kept.precision,
+            nonfinite=kept.nonfinite,
+            scheduler=scheduler,
+        )
 
 
-def _is_there(
+class _Kept(NamedTuple):
+    """How a split is stored, or will be."""
+
+    layers: tuple[int, ...] | None
+    encoding: str
+    precision: str
+    nonfinite: NonFinite
+
+
+def _stored(
+    workspace: Workspace, tag: str, dataset: str | None, split: str, pooling: Tokens
+) -> ActivationSplit | None:
+    """What is stored of a split, whole or begun; None where nothing is."""
+    data = workspace.dataset(dataset)
+    if split not in data.splits:
+        data.items(split)  # refuses it by name
+    try:
+        return workspace.split(tag, stored_split(split, pooling, data.name))
+    except (StoreNotFoundError, UnknownNameError):
+        return None
+
+
+def _kept(found: ActivationSplit) -> _Kept:
+    record, made_from = found.record, found.record.provenance
+    nonfinite: NonFinite = "record" if made_from.get("nonfinite") == "record" else "error"
+    layers = tuple(record.layers)
+    return _Kept(layers, record.encoding, str(made_from.get("precision")), nonfinite)
+
+
+def _check_stored(
     workspace: Workspace,
-    tag: str,
     dataset: str | None,
     split: str,
-    pooling: Tokens,
-    *,
-    layers: Sequence[int] | None,
-    encoding: str | None,
-    precision: str,
-) -> bool:
-    """Whether a split is stored whole, as was asked; else `extract` says what differs."""
-    data = workspace.dataset(dataset)
-    try:
-        found = workspace.split(tag, stored_split(split, pooling, data.name))
-    except (StoreNotFoundError, UnknownNameError):
-        return False
-    record, made_from = found.record, found.record.provenance
-    wanted = {
-        "weights_sha256": read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256,
-        **made_from_data(data, split),
-    }
-    if precision != "auto":
-        wanted["precision"] = resolve_precision(precision)
-    every = range(workspace.config.model.num_hidden_layers + 1)
-    return (
-        all(made_from.get(field) == value for field, value in wanted.items())
-        and set(every if layers is None else layers) <= set(record.layers)
-        and encoding in (None, record.encoding)
-        and found.is_complete
-    )
+    found: ActivationSplit,
+    asked: Mapping[str, str | None],
+    needed: Collection[int],
+) -> None:
+    """Refuse what is stored of another snapshot or other data, or not as was asked."""
+    weights = read_snapshot_info(workspace.snapshot_dir(found.tag)).weights_sha256
+    wanted = {"weights_sha256": weights, **made_from_data(workspace.dataset(dataset), split)}
+    wanted |= {field: value for field, value in asked.items() if value is not None}
+    there = {**found.record.provenance, "encoding": found.record.encoding}
+    for field, value in wanted.items():
+        if there.get(field) != value:
+            raise ProvenanceError(
+                f"{found.name} was extracted with {field} = {there.get(field)!r}, now it is "
+                f"{value!r}: use the same, or another --store"
+            )
+    if lacking := sorted(set(needed).difference(found.record.layers)):
+        held = ",".join(map(str, found.record.layers))
+        raise ProvenanceError(
+            f"{found.name} holds layers {held} and not {', '.join(map(str, lacking))}: give "
+            f"--layers {held} or some of them, or extract all into another --store"
+        )
+
+
+def _check_alike(known: Mapping[str, _Kept]) -> None:
+    """Refuse splits that are compared but were not, or would not be, extracted alike."""
+    first, *others = known
+    for field in ("encoding", "precision", "nonfinite"):
+        for other in others:
+            here, there = getattr(known[first], field), getattr(known[other], field)
+            if here != there:
+                raise ProvenanceError(
+                    f"{first} has {field} = {here!r}, {other} {there!r}, so that they cannot be "
+                    f"compared: ask for the {field} of what is stored (--encoding, --precision), "
+                    "or extract all alike into another --store"
+                )
 
 
 def feature_split(
@@ -172,8 +227,26 @@ def features(
     stored = feature_split(workspace, tag, dataset, split, pooling)
     positions = stored.layer_positions(layers)
     found = np.empty((len(stored), len(positions), stored.record.hidden_size), np.float32)
+    for rows, values in feature_blocks(stored, layers):
+        found[rows] = values
+    return found
+
+
+def feature_blocks(
+    stored: ActivationSplit, layers: Sequence[int] | None = None
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """The pooled hidden states of a split, decoded some at a time, so that memory stays bounded.
+
+    Args:
+        stored: see `feature_split`.
+        layers: indices of hidden states, of which alone bytes are read; None is all.
+
+    Yields:
+        (block,) numbers of the windows in the order of the data, and their (block, layers, hidden).
+
+    Raises:
+        InputError: a layer is not stored.
+    """
     for start in range(0, len(stored), _READ_AT_ONCE):
         examples = np.arange(start, min(start + _READ_AT_ONCE, len(stored)))
-        rows = stored.plan.example_id[examples]
-        found[rows] = stored.read(examples, layers).decode().numpy()
-    return found
+        yield stored.plan.example_id[examples], stored.read(examples, layers).decode().numpy()

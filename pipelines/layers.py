@@ -21,24 +21,29 @@ def wanted_layers(
         concat: such as ``first+last``: ``first`` is 1, the output of the first transformer layer,
             ``last`` is ``depth``; numbers stand for themselves.
         depth: transformer layers of the encoder.
-        stored: which are stored.
+        stored: which there are, stored or to be.
 
     Raises:
-        InputError: there is no such layer, or it is not stored.
+        InputError: there is no such layer, or a part of ``concat`` cannot be read.
     """
     single = [i for i in stored if i <= depth] if layers is None else list(dict.fromkeys(layers))
     found = [(i,) for i in single] + [parse_concat(text, depth) for text in concat]
     for layer in sorted({i for key in found for i in key}):
         if layer not in stored:
             raise InputError(
-                f"layer {layer} is not stored: there are {', '.join(map(str, stored))}; choose of "
-                "these, or extract the others first"
+                f"there is no layer {layer}: there are {', '.join(map(str, stored))}; choose of "
+                "these"
             )
     return list(dict.fromkeys(found))
 
 
-def parse_concat(text: str, depth: int) -> Layers:
+def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
     """``first+last`` → (1, depth).
+
+    Args:
+        text: two layers or more between ``+``: ``first``, ``last`` or numbers.
+        depth: transformer layers of the encoder.
+        option: that the text was given by, for the message.
 
     Raises:
         InputError: it does not name two different layers or more.
@@ -50,7 +55,7 @@ def parse_concat(text: str, depth: int) -> Layers:
         found = ()
     if len(set(found)) < 2 or len(set(found)) < len(found):
         raise InputError(
-            f"--concat {text!r}: join two different layers or more with '+', such as first+last or "
+            f"{option} {text!r}: join two different layers or more with '+', such as first+last or "
             f"0+{depth}"
         )
     return found

@@ -219,7 +219,7 @@ class Workspace:
         if len(found) != 1:
             held = ", ".join(found) or "none"
             raise UnknownNameError(
-                f"which snapshot is meant? {what}: {held}; name one with {option}"
+                f"which snapshot is meant? {what}: {held}; say so with {option}"
                 if found
                 else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
                 "what can be run next"

@@ -119,13 +119,14 @@ def test_an_extraction_that_was_recorded_in_part_is_unknown(lab: Workspace) -> N
     assert cost["extraction_seconds"] is cost["bytes"] is None
 
 
-def test_the_pretrained_encoder_needs_no_fine_tuning(lab: Workspace) -> None:
+@pytest.mark.parametrize("tag", ["0e", "untrained"])
+def test_an_encoder_before_fine_tuning_needs_none(lab: Workspace, tag: str) -> None:
     import shutil
 
-    shutil.copytree(lab.snapshot_dir("0.5e"), lab.snapshot_dir("0e"))
-    shutil.copytree(lab.bert_dir("0.5e"), lab.bert_dir("0e"))
-    _change(lab.snapshot_dir("0e") / "snapshot.json", tag="0e", step=0, seconds=None)
-    cost = _costs(lab)["bert:0e"]
+    shutil.copytree(lab.snapshot_dir("0.5e"), lab.snapshot_dir(tag))
+    shutil.copytree(lab.bert_dir("0.5e"), lab.bert_dir(tag))
+    _change(lab.snapshot_dir(tag) / "snapshot.json", tag=tag, step=0, seconds=None)
+    cost = _costs(lab)[f"bert:{tag}"]
     assert cost["seconds"] == 0
     assert cost["speed_up"] is None
 

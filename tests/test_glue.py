@@ -107,6 +107,35 @@ def test_task_is_read_from_the_folders_that_glue_ships(name: str, place: str, tm
     assert load_task(name).splits(str(tmp_path)) == ("train", "dev")
 
 
+@pytest.mark.parametrize(
+    ("file", "split"),
+    [
+        ("train.tsv", "train"),
+        ("train.tsv.gz", "train"),
+        ("dev.tsv", "dev"),
+        ("dev_matched.tsv", "dev"),
+        ("rte-validation.tsv", "dev"),
+        ("test.tsv", "test"),
+        ("mine.tsv", "all"),
+    ],
+)
+def test_single_file_is_one_split_and_read_as_what_it_is_given_for(
+    file: str, split: str, tmp_path: Path
+):
+    path = write(tmp_path / file, "rte")
+    assert load_task("rte").splits(str(path)) == (split,)
+    for asked in {split, "train", "dev"}:
+        assert said(read("rte", path, asked)) == FILES["rte"][2]
+
+
+def test_folder_offers_the_splits_it_holds(tmp_path: Path):
+    write(tmp_path / "MNLI" / "dev_matched.tsv", "mnli")
+    assert load_task("mnli").splits(str(tmp_path)) == ("dev",)
+    with pytest.raises(InputError, match=r"holds no train\.tsv or .* or dev\.tsv"):
+        load_task("rte").splits(str(tmp_path))
+    assert load_task("rte").splits("nyu-mll/glue:rte") == ("train", "dev")
+
+
 @pytest.mark.parametrize("name", GLUE)
 def test_hub_data_says_the_same_as_the_files(name: str, tmp_path: Path):
     spec = GLUE[name]

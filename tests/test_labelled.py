@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bertvision.errors import InputError
 from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.labelled import check_columns
 from bertvision.pipelines.tasks.registry import load_task
 
 ROWS = [
@@ -116,12 +117,25 @@ def test_whole_scores_of_another_split_stay_scores(tmp_path: Path):
         assert [i.label for i in read(source, "dev").items] == [3.0, 4.0]
 
 
+def test_dev_without_scores_is_refused_where_training_has_them(tmp_path: Path):
+    write(tmp_path / "train.csv", labelled("0.5", "1", "2"))
+    dev = write(tmp_path / "dev.csv", labelled("3", "good", "bad"))
+    for source in (tmp_path, dev):
+        with pytest.raises(InputError, match=r"dev\.csv, line 3: the score 'good' is no finite"):
+            read(source, "dev")
+        assert [i.label for i in read(source, "dev", skip_bad=True).items] == [3.0]
+
+
 def test_numbers_and_truth_values_of_jsonl_are_labels(tmp_path: Path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"a": "One.", "b": true}\n\n{"a": "Two.", "b": false, "more": [1]}\n')
     assert read(path).classes == ("false", "true")
     path.write_text('{"a": "One.", "b": 2}\n{"a": "Two.", "b": 0.25}\n')
     assert [i.label for i in read(path).items] == [2.0, 0.25]
+    path.write_text("".join(f'{{"a": "One.", "b": {b}}}\n' for b in ("1", "1.0", '"1"', "0.0")))
+    data = read(path)
+    assert data.classes == ("0", "1")
+    assert [i.label for i in data.items] == [1, 1, 1, 0]
 
 
 def test_unseen_label_is_refused_with_its_row_or_skipped(tmp_path: Path):
@@ -140,11 +154,42 @@ def test_ids_name_rows_and_occur_once(tmp_path: Path):
     rows = [("One.", "q7", "x"), ("Two.", "q8", "y")]
     path = write(tmp_path / "mine.csv", rows, "a id b")
     assert [i.id for i in read(path).items] == ["q7", "q8"]
-    assert [i.id for i in read(write(tmp_path / "plain.csv", ROWS)).items] == ["2", "3", "4"]
+    plain = read(write(tmp_path / "plain.csv", ROWS))
+    assert [i.id for i in plain.items] == ["line 2", "line 3", "line 4"]
     path = write(tmp_path / "twice.csv", [*rows, rows[0]], "a id b")
     with pytest.raises(InputError, match=r"line 4: the id 'q7' is already that of line 2"):
         read(path)
     assert [i.id for i in read(path, skip_bad=True).items] == ["q7", "q8"]
+
+
+def test_row_without_an_id_takes_none_that_another_has(tmp_path: Path):
+    path = tmp_path / "mine.jsonl"
+    ids = ("3", "null", '""', "0")
+    path.write_text("".join(f'{{"id": {x}, "a": "One.", "b": {i}}}\n' for i, x in enumerate(ids)))
+    assert [i.id for i in read(path).items] == ["3", "line 2", "line 3", "0"]
+    rows = [("One.", "3", "x"), ("Two.", "", "y")]
+    found = read(write(tmp_path / "mine.csv", rows, "a id b"))
+    assert [i.id for i in found.items] == ["3", "line 3"]
+    path.write_text('{"id": [1], "a": "One.", "b": 1}\n')
+    with pytest.raises(InputError, match=r"line 1: the id \[1\] must be a string or a number"):
+        read(path)
+
+
+def test_field_may_be_longer_than_a_csv_reader_expects(tmp_path: Path):
+    rows = [("x" * 140_000, "", "a"), ("Two.", "", "b")]
+    assert len(read(write(tmp_path / "mine.csv", rows)).items[0].text) == 140_000
+    rows.append(("x" * 500_001, "", "b"))
+    with pytest.raises(InputError, match="line 4: the text has 500,001 characters, but at most"):
+        read(write(tmp_path / "mine.csv", rows))
+
+
+@pytest.mark.parametrize("name", ["rte", "squad_v2", "bigram_shift", "wikiqa"])
+@pytest.mark.parametrize("column", ["text", "pair", "label"])
+def test_columns_are_named_of_labelled_files_alone(name: str, column: str):
+    with pytest.raises(InputError, match=rf"--{column} body: .*--task csv.*columns of {name}"):
+        check_columns(load_task(name), TaskConfig(name=name, **{column: "body"}))
+    check_columns(load_task(name), TaskConfig(name=name))
+    check_columns(load_task("csv"), TaskConfig(name="csv", **{column: "body"}))
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv"])

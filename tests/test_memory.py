@@ -24,7 +24,7 @@ from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
 LIMIT = 640 << 20
 """Bytes of the worker; Python and its libraries take more than half of them."""
-LAYERS, HIDDEN, LENGTH = 2, 1024, 64
+LAYERS, HIDDEN, LENGTH = 16, 128, 64
 SHARD_TOKENS = 8 * LENGTH
 SHARD_BYTES = SHARD_TOKENS * LAYERS * HIDDEN * 4
 SHARDS = -(-4 * LIMIT // SHARD_BYTES)

@@ -15,6 +15,7 @@ import bertvision.pipelines.report as package
 from bertvision.pipelines.report.figures import both
 from bertvision.pipelines.report.page import in_code, in_groups
 from bertvision.pipelines.report.pooling import softmax
+from bertvision.pipelines.report.scores import learning_curve
 from bertvision.pipelines.report.svg import (
     Canvas,
     Labels,
@@ -25,6 +26,7 @@ from bertvision.pipelines.report.svg import (
     ticks,
 )
 from bertvision.pipelines.report.table import Column, Table, signed
+from bertvision.pipelines.rows import Results
 
 numbers = st.floats(-1e4, 1e4, allow_nan=False)
 
@@ -140,6 +142,33 @@ def test_prose_has_code_and_apostrophes_and_is_escaped() -> None:
 def test_groups_keep_their_order() -> None:
     rows = [{"k": "b", "v": 1}, {"k": "a", "v": 2}, {"k": "b", "v": 3}]
     assert in_groups(rows, "k") == [("b", [rows[0], rows[2]]), ("a", [rows[1]])]
+
+
+def _results(*tags: str) -> Results:
+    """Of BERT and a head trained on 1e and on each of these snapshots, scored there and on 1e."""
+
+    def row(system: str, trained_on: str, checkpoint: str) -> dict[str, object]:
+        place = {"system": system, "name": system, "trained_on": trained_on}
+        score = {"score": 50.0, "score_sd": None, "seeds": 1, "bert": 50.0, "difference": 0.0}
+        return place | {"checkpoint": checkpoint, "fraction": 1.0} | score
+
+    bert = [row("bert", tag, tag) for tag in tags]
+    heads = [row("head", tag, on) for tag in tags for on in dict.fromkeys((tag, tags[-1]))]
+    return Results(bert, heads, [], [], [], [], "f1", None, None, "questions")
+
+
+def test_heads_on_an_encoder_without_fine_tuning_are_controls() -> None:
+    found = _results("untrained", "0e", "0.5e", "1e").full
+    assert {r["trained_on"] for r in found} == {"0.5e", "1e"}
+
+
+def test_untrained_has_no_place_among_epochs() -> None:
+    with_twin = learning_curve(_results("untrained", "0e", "1e"))
+    assert with_twin == learning_curve(_results("0e", "1e"))
+    (figure,) = with_twin.figures
+    assert "untrained" not in figure.file
+    assert [r["checkpoint"] for r in with_twin.tables[0].rows] == ["0e", "1e"]
+    assert learning_curve(_results("untrained")).missing
 
 
 def _themes() -> dict[str, dict[str, str]]:

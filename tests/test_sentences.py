@@ -11,12 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput
 from bertvision.pipelines.batching import collate
 from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.loading import load_model
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.registry import Predicted, load_task
 from bertvision.pipelines.tasks.sentence_rows import sorted_classes
@@ -50,8 +51,36 @@ def test_outputs_are_one_for_each_class_and_one_of_a_score():
     task = task_of()
     classes, scores = TaskConfig(name="csv", classes=CLASSES), TaskConfig(name="csv")
     assert (task.outputs(classes), task.outputs(scores)) == (3, 1)
-    assert task.model_options(classes) == {"num_labels": 3}
-    assert task.model_options(scores) == {"num_labels": 1}
+
+
+@pytest.mark.parametrize("classes", [CLASSES, ("no", "yes"), ()])
+def test_transformers_own_pipeline_reads_a_snapshot(
+    classes: tuple[str, ...], tiny_bert: Path, tmp_path: Path
+):
+    """Names of the classes with their probabilities, and a score as it is.
+
+    Also from a checkpoint whose output layer was made for something else, and from those saved
+    before the names were written.
+    """
+    task, config = task_of(), TaskConfig(name="csv", classes=classes)
+    tokenizer, text = AutoTokenizer.from_pretrained(tiny_bert), ITEMS[0].text
+    other = {"num_labels": len(classes) or 1, "problem_type": "multi_label_classification"}
+    first = load_model(tiny_bert, task.model_class, **other)
+    first.save_pretrained(tmp_path / "old")
+    model = load_model(tmp_path / "old", task.model_class, **task.model_options(config))
+    assert model.state_dict().keys() == first.state_dict().keys()
+    assert all(torch.equal(x, first.state_dict()[name]) for name, x in model.state_dict().items())
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "new")
+    said = pipeline("text-classification", str(tmp_path / "new"), device="cpu")(text, top_k=None)
+    with torch.no_grad():
+        output = model(**tokenizer(text, return_tensors="pt"))
+    assert output.loss is None
+    expected = output.logits[0].softmax(0) if classes else output.logits[0]
+    names = classes or ("score",)
+    assert {x["label"]: x["score"] for x in said} == pytest.approx(
+        dict(zip(names, expected.tolist(), strict=True))
+    )
 
 
 def test_windows_labels_and_store_agree(tiny_bert: Path):

@@ -107,8 +107,46 @@ def test_split_or_file_that_is_not_there_is_refused(tmp_path: Path):
         read("past_present", tmp_path, "dev")
     with pytest.raises(InputError, match="no split 'all': train, dev, test"):
         read("past_present", tmp_path, "all")
-    with pytest.raises(InputError, match="mr has no split 'train': all"):
-        read("mr", tmp_path, "train")
+
+
+@pytest.mark.parametrize("name", ["mr", "cr", "subj", "mpqa"])
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_set_in_one_piece_names_the_command_that_cross_validates_it(
+    name: str, split: str, tmp_path: Path
+):
+    expected = rf"{name} has no split '{split}', but all: `bertvision probe {name}` cross-valid"
+    with pytest.raises(InputError, match=expected):
+        read(name, tmp_path, split)
+
+
+def test_trec_has_no_dev_but_takes_files(tmp_path: Path):
+    (tmp_path / "TREC.train.all").write_text("5 How far ?\n0 How ?\n")
+    test = tmp_path / "TREC.test.all"
+    test.write_text("3 Who ?\n")
+    expected = r"trec has no split 'dev', but train, test: use `bertvision probe trec`, .*--dev"
+    with pytest.raises(InputError, match=expected):
+        read("trec", tmp_path, "dev")
+    assert said(read("trec", test, "dev")) == [("Who ?", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "splits"),
+    [
+        ("trec", "TREC.train.all", ("train",)),
+        ("trec", "TREC.test.all.gz", ("test",)),
+        ("trec", "mine.all", ("all",)),
+        ("mr", "rt-polarity.all", ("all",)),
+        ("mr", "train.txt", ("all",)),
+    ],
+)
+def test_single_downstream_file_is_one_split(
+    name: str, file: str, splits: tuple[str, ...], tmp_path: Path
+):
+    data = b"0 How ?\n1 Who ?\n"
+    path = tmp_path / file
+    path.write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
+    assert load_task(name).splits(str(path)) == splits
+    assert said(read(name, path, splits[0])) == [("How ?", 0), ("Who ?", 1)]
 
 
 @pytest.mark.parametrize("name", ["mr", "cr", "subj", "mpqa"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
+from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.selection import hold_out
+from bertvision.pipelines.tasks.registry import load_task
 from bertvision.pipelines.tasks.squad import Answer, Question, load_squad
 
 CONTEXT = "Anna founded Norvik in 1901. Zoë lives there."
@@ -101,6 +104,77 @@ def test_a_split_the_data_set_lacks_is_refused(hub_folder: Callable[..., str]) -
 def test_an_unknown_name_without_network_says_what_to_do() -> None:
     with pytest.raises(InputError, match="Check the name, the split and the network, or download"):
         load_squad("nobody/no-such-data-set", "train")
+
+
+def squad(folder: Path, *names: str) -> Path:
+    """A folder with files in SQuAD's form, in each a question whose id is the file's name."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        qa = {"id": name, "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}]}
+        document = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [qa]}]}]}
+        data = json.dumps(document).encode()
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return folder
+
+
+def read(source: Path, split: str) -> list[str]:
+    task = load_task("squad_v2")
+    return [q.id for q in task.read(str(source), split, TaskConfig()).items]
+
+
+@pytest.mark.parametrize(
+    ("files", "train", "dev"),
+    [
+        (["train-v2.0.json", "dev-v2.0.json"], "train-v2.0.json", "dev-v2.0.json"),
+        (["train.json.gz", "dev.json.gz"], "train.json.gz", "dev.json.gz"),
+        (["train-v1.1.json", "dev-v1.1.json.gz"], "train-v1.1.json", "dev-v1.1.json.gz"),
+        (["train-v1.1.json.gz", "train.json.gz", "dev.json"], "train.json.gz", "dev.json"),
+    ],
+)
+def test_a_folder_holds_its_splits(files: list[str], train: str, dev: str, tmp_path: Path) -> None:
+    folder = squad(tmp_path / "squad", *files)
+    assert load_task("squad_v2").splits(str(folder)) == ("train", "dev")
+    assert (read(folder, "train"), read(folder, "dev")) == ([train], [dev])
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        ["train-v2.0.json", "train-small.json"],
+        ["train.json", "train.json.gz"],
+        ["train-v1.1.json", "train-v1.1.json.gz"],
+        ["train-v1.1.json", "train-a.json", "train-b.json"],
+    ],
+)
+def test_several_files_of_a_split_are_refused_by_name(several: list[str], tmp_path: Path) -> None:
+    folder = squad(tmp_path / "squad", *several, "dev.json")
+    expected = " and ".join(sorted(several)) + ", each of which may be train: .*--train"
+    with pytest.raises(InputError, match=expected):
+        load_task("squad_v2").splits(str(folder))
+    with pytest.raises(InputError, match=expected):
+        read(folder, "train")
+
+
+def test_a_folder_without_a_split_says_so(tmp_path: Path) -> None:
+    folder = squad(tmp_path / "squad", "train.json")
+    assert load_task("answerable").splits(str(folder)) == ("train",)
+    with pytest.raises(InputError, match=r"squad: holds no dev\*\.json"):
+        read(folder, "dev")
+
+
+def test_a_single_file_is_one_split_and_read_as_what_it_is_given_for(tmp_path: Path) -> None:
+    names = {"train-v2.0.json": "train", "Dev.json.gz": "dev", "test.json": "test"}
+    folder = squad(tmp_path / "squad", *names, "xquad.json")
+    for name, split in {**names, "xquad.json": "all"}.items():
+        assert load_task("squad_v2").splits(str(folder / name)) == (split,)
+        assert read(folder / name, "train") == read(folder / name, "dev") == [name]
+    assert load_task("squad_v2").splits("squad_v2") == ("train", "dev")
+
+
+def test_a_folder_of_parquet_files_is_read_like_the_hub(hub_folder: Callable[..., str]) -> None:
+    source = hub_folder(hub_rows())
+    assert load_task("squad_v2").splits(source) == ("train", "dev")
+    assert read(Path(source), "dev") == ["q1", "q2"]
 
 
 def _context(question: Question) -> str:

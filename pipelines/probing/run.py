@@ -70,12 +70,18 @@ def probe(
 
     Raises:
         InputError: the data cannot be probed, or there is no such layer.
-        ProvenanceError: probes or hidden states were made from something else; names the field.
+        ProvenanceError: probes or hidden states were made from something else, or those of
+            different snapshots or splits not alike; names the field.
         LockedError: another process probes the same data set.
     """
     options = options or ProbeOptions()
     source = workspace.dataset(dataset)
     data = read_data(source, options)
+    depth = workspace.config.model.num_hidden_layers
+    needed: set[int] = set()
+    for pooling in poolings:  # or a typing error would cost an extraction
+        offered = range(depth + 2 if pooling == "cls" else depth + 1)  # the pooler's output is last
+        needed.update(*wanted_layers(layers, concat, depth, offered))
     twin = [UNTRAINED] if untrained else []
     snapshots = sorted({SnapshotTag(tag) for tag in (*tags, *twin)})
     ensure_features(
@@ -84,6 +90,7 @@ def probe(
         source.name,
         list(data.sizes),
         poolings,
+        layers=sorted(needed),
         encoding=encoding,
         precision=precision,
         scheduler=scheduler,
@@ -91,7 +98,6 @@ def probe(
     needs: list[Need] = ["probe"]
     needs += ["control"] if control else []
     needs += ["mdl"] if mdl else []
-    depth = workspace.config.model.num_hidden_layers
     folder = workspace.root / FOLDER / data.name
     folder.mkdir(parents=True, exist_ok=True)
     found: list[ProbeFile] = []

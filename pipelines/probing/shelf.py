@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bertvision.errors import NonFiniteError, ProvenanceError
-from bertvision.pipelines.features import features
+from bertvision.pipelines.features import feature_blocks, feature_split
 from bertvision.pipelines.layers import Layers
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.probing.data import ProbeData
@@ -99,16 +99,17 @@ class Shelf:
             layers = sorted({i for key in group if key.pooling == pooling for i in key.layers})
             start = 0
             for split, size in data.sizes.items():
-                read = features(self.workspace, self.tag, data.dataset, split, pooling, layers)
-                if len(read) != size:
+                stored = feature_split(self.workspace, self.tag, data.dataset, split, pooling)
+                if len(stored) != size:
                     raise ProvenanceError(
-                        f"{split} of {data.name} has {size} labels and {len(read)} stored windows "
-                        f"of {self.tag}: extract it again with `bertvision extract --overwrite`"
+                        f"{split} of {data.name} has {size} labels and {len(stored)} stored windows "
+                        f"of {self.tag}: extract it again into another --store"
                     )
-                for i, key in enumerate(group):
-                    if key.pooling == pooling:
-                        at = [layers.index(layer) for layer in key.layers]
-                        values[start : start + size, i] = read[:, at].reshape(size, width)
+                for rows, read in feature_blocks(stored, layers):
+                    for i, key in enumerate(group):
+                        if key.pooling == pooling:
+                            at = [layers.index(layer) for layer in key.layers]
+                            values[start + rows, i] = read[:, at].reshape(len(rows), width)
                 start += size
         if not np.isfinite(values).all():
             raise NonFiniteError(

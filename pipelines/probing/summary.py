@@ -17,7 +17,8 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
     """A row for every probe, with its difference from the untrained twin where there is one.
 
     The difference is of probes on the same pooling and layers with the same settings, and its
-    interval is over resampled test examples, drawn in pairs.
+    interval is over resampled test examples, drawn in pairs. There is none where the hidden states
+    of the two are of another encoding, precision or treatment of non-finite values.
 
     Returns:
         ``dataset``, ``task``, ``tag``, ``pooling``, ``layers`` (text), ``probe`` (``linear`` or
@@ -33,6 +34,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
     rows = []
     for file in files:
         twin = twins.get(_twin(file)) if not SnapshotTag(file.tag).is_untrained else None
+        twin = twin if twin and _kept(twin) == _kept(file) else None
         best = best_layer(file)
         for record in file.probes:
             row: Row = {
@@ -93,3 +95,9 @@ def by_snapshot(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], list[Row
 
 def _twin(file: ProbeFile) -> tuple[str, str, str]:
     return file.dataset, file.pooling, file.settings.digest
+
+
+def _kept(file: ProbeFile) -> dict[str, Any]:
+    """How the hidden states were computed and stored, by ``split: field``."""
+    fields = ("encoding", "precision", "nonfinite")
+    return {k: value for k, value in file.made_from.items() if k.rpartition(": ")[2] in fields}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError
-from bertvision.pipelines.layers import Layers
+from bertvision.pipelines.layers import Layers, parse_concat
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.scorers import ScorerName
 from bertvision.pipelines.ranking.training import Vectors
@@ -28,15 +28,18 @@ def parse_inputs(text: str, depth: int, stored: Sequence[int]) -> list[Layers]:
         stored: indices of what there is.
 
     Raises:
-        InputError: a part is none of these, or there is no such hidden state.
+        InputError: a part is none of these, joins a layer with itself, or there is no such hidden
+            state.
     """
     found: list[Layers] = []
     for part in text.split(","):
         if part.strip() == "all":
             found += [(layer,) for layer in stored if layer <= depth]
+        elif "+" in part:
+            joined = parse_concat(part.replace(" ", ""), depth, option="--layers")
+            found.append(tuple(_layer(str(layer), depth, stored, text) for layer in joined))
         else:
-            names = part.split("+")
-            found.append(tuple(_layer(name.strip(), depth, stored, text) for name in names))
+            found.append((_layer(part.strip(), depth, stored, text),))
     return list(dict.fromkeys(found))
 
 

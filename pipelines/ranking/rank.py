@@ -64,19 +64,24 @@ def rank(
         ``rows``, the first of which are BM25 and a random order, and what they are of.
 
     Raises:
-        InputError: a name is not known, the data lacks a part, or has no question to score.
+        InputError: a name is not known, the data lacks a part, or a part has no positive passage.
+        ProvenanceError: hidden states were not extracted alike; names the field.
         WorkspaceError: the data changed, or a ranking was made with other settings.
         LockedError: another process ranks the same data set.
     """
     job = _job(workspace, dataset, scorers, seeds, training or Training())
     depth = workspace.config.model.num_hidden_layers
-    parse_inputs(layers, depth, range(depth + 2))  # or a typing error would cost an extraction
+    needed: set[int] = set()
+    for pooling in poolings:  # or a typing error would cost an extraction
+        offered = range(depth + 2 if pooling == "cls" else depth + 1)  # the pooler's output is last
+        needed.update(*parse_inputs(layers, depth, offered))
     ensure_features(
         workspace,
         tags,
         dataset,
         SPLITS,
         poolings,
+        layers=sorted(needed),
         encoding=encoding,
         precision=precision,
         scheduler=scheduler,
@@ -143,6 +148,12 @@ def _job(
     candidates = {
         part: Candidates.of(data, part) for part in PARTS if part in there or part in needed
     }
+    for part, found in candidates.items():
+        if not found.label.any():
+            raise InputError(
+                f"no question of {part} has a positive passage among its {len(found):,} candidates: "
+                f"nothing can be learned or scored there; check the labels of {part}"
+            )
     return Job(workspace, name, data, candidates, training)
 
 

@@ -116,12 +116,12 @@ def _file(folder: Path, split: str) -> Path | None:
         return None
     found = sorted(p for end in ("", ".gz") for p in folder.glob(f"{split}*.json{end}"))
     later = [path for path in found if "-v1.1" not in path.name]
-    if len(found) > 1 and len(later) != 1:
-        raise InputError(
-            f"{folder}: holds {' and '.join(path.name for path in found)}, each of which may be "
-            f"{split}: give the files with --train and --dev, or leave one in the folder"
-        )
-    return (later if len(found) > 1 else found or [None])[0]
+    if len(found) < 2 or len(later) == 1:
+        return next(iter(later or found), None)
+    raise InputError(
+        f"{folder}: holds {' and '.join(path.name for path in found)}, each of which may be "
+        f"{split}: give the files with --train and --dev, or leave one in the folder"
+    )
 
 
 def window_labels(windows: Windows) -> npt.NDArray[np.int8]:

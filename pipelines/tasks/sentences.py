@@ -43,10 +43,9 @@ class SentenceTask(Task):
         """A logit for each class by its name, or one for a score.
 
         The names are written into ``config.json``, so that transformers' own pipelines tell the
-        classes of a snapshot. ``num_labels`` follows from them: given by itself it is ignored where
-        the checkpoint has names of its own. ``problem_type`` matters to a loss of transformers
-        alone, which is computed where labels are passed to the model (they never are), and to its
-        pipelines, which must not squash a score.
+        classes of a snapshot; ``num_labels`` follows from them. ``problem_type`` keeps those
+        pipelines from squashing a score; transformers' loss, which it also chooses, is never
+        computed, since no labels are passed to the model.
         """
         names = config.classes or ("score",)
         return {
