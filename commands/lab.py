@@ -61,7 +61,7 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="f1, exact, accuracy, macro_f1, matthews, pearson, spearman; by default the task's."
+            help="f1, exact, accuracy, macro_f1, matthews, pearson, spearman; default: the task's."
         ),
     ] = None,
     by: Annotated[

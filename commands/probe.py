@@ -100,20 +100,22 @@ def probe(
     Extracts what is missing; --data is needed the first time, a folder may hold several data sets.
     Training follows SentEval unless options say otherwise. A second call does only what is missing.
     """
+    from bertvision.pipelines.config import validated
     from bertvision.pipelines.probing.options import ProbeOptions
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows
     from bertvision.pipelines.probing.tables import probes_table, write_csv
 
-    options = ProbeOptions(
-        hidden=50 if mlp else 0,
-        batch_size=batch_size,
-        max_epochs=epochs,
-        weight_decays=_weight_decays(weight_decays),
-        standardise=standardise,
-        folds=folds,
-        seed=seed,
-    )
+    given = {
+        "hidden": 50 if mlp else 0,
+        "batch_size": batch_size,
+        "max_epochs": epochs,
+        "weight_decays": _weight_decays(weight_decays),
+        "standardise": standardise,
+        "folds": folds,
+        "seed": seed,
+    }
+    options = validated(ProbeOptions, given)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     found = []
@@ -145,12 +147,12 @@ def _weight_decays(text: str) -> tuple[float, ...]:
     """``1e-5,1e-4`` → numbers, in increasing order.
 
     Raises:
-        InputError: they are none, or negative.
+        InputError: they are none.
     """
     try:
         found = tuple(sorted({float(part) for part in text.split(",")}))
     except ValueError:
         found = ()
-    if not found or found[0] < 0:
+    if not found:
         raise InputError(f"--weight-decays {text!r}: give numbers from 0, such as 1e-5,1e-4")
     return found

@@ -20,6 +20,7 @@ from bertvision.featurestore.schema import check_name
 from bertvision.pipelines.config import DataConfig, FinetuneConfig, TaskConfig, validated
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.selection import select_items, source_split
+from bertvision.pipelines.tasks.labelled import check_columns
 from bertvision.pipelines.tasks.registry import TASKS, Task, check_task, load_task
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     name = dataset_name(task, source)
     given = {"max_length": entry.max_length, **settings, "name": task}
     config = validated(TaskConfig, {k: v for k, v in given.items() if v is not None})
+    check_columns(kind, config)
     splits = kind.splits(source)
     if not splits:
         raise InputError(f"--task {task} has no data: choose a task of docs/tasks.md, such as cola")

@@ -29,6 +29,7 @@ from bertvision.pipelines.loading import (
 from bertvision.pipelines.selection import select_items, source_split
 from bertvision.pipelines.snapshots import library_versions
 from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.labelled import check_columns
 from bertvision.pipelines.tasks.registry import SQUAD, TASKS, Task, check_task, load_task
 from bertvision.pipelines.tasks.template import special_ends
 from bertvision.pipelines.workspace import FILE, Workspace
@@ -152,6 +153,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         )
     given = {"max_length": TASKS[name].max_length, **options.given(TaskConfig), "name": name}
     task = validated(TaskConfig, given)
+    check_columns(load_task(name), task)
     if options.own_task and task.answerable_only:
         raise InputError(
             f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
@@ -182,7 +184,8 @@ def _check_sources(kind: Task, options: FinetuneOptions) -> None:
     """Refuse one file of one split as both splits: systems would be scored on what they learned."""
     needed = {split for split in ("train", "dev") if getattr(options, split) is None}
     source = options.source("train" if "train" in needed else "dev")
-    if options.data and source and needed - set(held := kind.splits(source)):
+    is_file = options.data is not None and Path(str(source)).is_file()
+    if is_file and source and needed - set(held := kind.splits(source)):
         raise InputError(
             f"--data {options.data} holds {', '.join(held)}, not {' and '.join(sorted(needed))}: "
             "give a folder or file with both, or --train FILE and --dev FILE"

@@ -175,10 +175,17 @@ def sweep_table(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
         for header, cells in (
-            (["seeds", *(METRICS[key] for key in keys), "score − BERT"], scores),
+            (["seeds", *(METRICS[key] for key in keys), f"{_compared(rows, keys)} − BERT"], scores),
             ([*names, "stored", "retention", "speed-up"], costs),
         )
     )
+
+
+def _compared(rows: Sequence[Row], keys: Sequence[str]) -> str:
+    """Name of the metric that is the rows' score."""
+    first = rows[0] if rows else {}
+    key = next((key for key in keys if first.get(key) == first.get("score")), None)
+    return METRICS[key] if key else "score"
 
 
 _PARTS = ("fine_tuning", "extraction", "training")

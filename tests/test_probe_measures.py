@@ -99,6 +99,10 @@ def test_examples_of_one_class_are_refused() -> None:
 def test_too_few_examples_for_the_folds_are_refused() -> None:
     with pytest.raises(InputError, match="--folds"):
         partition({"all": split([0, 1, 0])}, OPTIONS)
+    one_text = Labelled(np.array([0, 1] * 20), ["the same"] * 40)
+    with pytest.raises(InputError, match="with 1 different texts") as refusal:
+        partition({"all": one_text}, OPTIONS)
+    assert "--folds" not in str(refusal.value)
 
 
 # --- intervals ---

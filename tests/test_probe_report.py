@@ -25,7 +25,8 @@ from bertvision.pipelines.probing.results import (
 )
 from bertvision.pipelines.probing.scores import accuracy
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.probe_figures import probe_tip
+from bertvision.pipelines.report.probe_figures import probe_tip, shown_lines
+from bertvision.pipelines.report.probing import _best_pooling, _reference
 from bertvision.pipelines.tasks.senteval import PROBING
 from bertvision.pipelines.workspace import Workspace
 
@@ -138,6 +139,35 @@ def test_probes_are_hidden_where_there_are_none(workspace: Workspace, tmp_path: 
     assert "probes" in report.tables
     assert [f for f in report.figures if f.startswith("probe")] == ["probe-map-0e"]
     assert report.results > 0
+
+
+def test_of_many_snapshots_the_twin_and_the_last_are_shown(copy: Workspace) -> None:
+    tags = ("untrained", *(f"{i}e" for i in range(9)))
+    put_probes(copy, ("bigram_shift",), tags, ("mean",), 3)
+    put_probes(copy, ("cr",), ("untrained", "0e"), ("mean",), 3)  # of a line that is left out
+    report = write_report(copy)
+    assert {"probe-snapshots", "probe-gains"} <= set(report.figures)
+    assert shown_lines(tags) == [*(f"{i}e" for i in range(2, 9)), "untrained"]
+    put_probes(copy, ("mr",), ("0e",), ("mean",), 3)  # no line that is shown, and no twin
+    assert {"probe-snapshots", "probe-gains"} <= set(write_report(copy).figures)
+
+
+def test_the_best_pooling_is_of_what_all_poolings_have() -> None:
+    def row(pooling: str, dataset: str, tag: str, held_out: float) -> dict[str, object]:
+        line = {"pooling": pooling, "dataset": dataset, "tag": tag, "best": True}
+        return {**line, "held_out": held_out}
+
+    shared = [row("cls", "cr", "0e", 70), row("mean", "cr", "0e", 80)]
+    hard, twin = row("mean", "mr", "0e", 20), row("cls", "cr", "untrained", 100)
+    assert _best_pooling([*shared, hard, twin]) == "mean"
+    assert _best_pooling([row("cls", "cr", "0e", 70), hard, row("mean", "sst", "0e", 40)]) == "mean"
+
+
+def test_a_map_says_what_its_differences_are_from() -> None:
+    some = [{"difference": 1.0}, {"difference": None}]
+    assert _reference(some[:1]) == "the untrained twin"
+    assert _reference(some[1:]) == "the most frequent class"
+    assert _reference(some).endswith("(where none fits, the most frequent class)")
 
 
 def test_a_workspace_without_results_has_none(copy: Workspace) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.dataset import add_dataset
+from bertvision.pipelines.extract import extract
 from bertvision.pipelines.features import features
 from bertvision.pipelines.layers import parse_concat, wanted_layers
 from bertvision.pipelines.options import feature_workspace
@@ -119,6 +120,10 @@ def test_the_differences_are_of_the_same_examples(space: Workspace) -> None:
         assert row["difference"] == pytest.approx(probe_.accuracy - twin.accuracy)
         assert row["difference_low"] <= row["difference"] <= row["difference_high"]
     assert all(row["difference"] is None for row in rows[:6])
+    # drawn in pairs, the same answers differ by nothing in every draw
+    same = found[0].model_copy(update={"tag": "0e"})
+    for row in probe_rows([found[0], same])[3:]:
+        assert (row["difference_low"], row["difference"], row["difference_high"]) == (0, 0, 0)
     assert [sum(row["best"] for row in rows[i : i + 3]) for i in range(0, 12, 3)] == [1] * 4
 
 
@@ -250,8 +255,69 @@ def test_a_damaged_file_is_named(space: Workspace) -> None:
 
 
 def test_layers_that_are_not_there_are_refused(space: Workspace) -> None:
-    with pytest.raises(InputError, match="layer 9 is not stored"):
-        run(space, layers=[9])
+    nowhere = space.at(str(space.root / "nowhere"))
+    for wrong in ({"layers": [9]}, {"concat": ["foo"]}, {"layers": [3], "poolings": ("mean",)}):
+        with pytest.raises(InputError, match="no layer 9|--concat 'foo'|no layer 3") as refusal:
+            run(nowhere, **wrong)
+        assert "extract" not in str(refusal.value)
+    assert not (space.root / "nowhere").exists()  # nothing was extracted first
+
+
+@pytest.mark.parametrize("field", ["encoding", "precision", "nonfinite"])
+def test_a_twin_that_was_stored_otherwise_gives_no_difference(space: Workspace, field: str) -> None:
+    twin, file = run(space, untrained=True, poolings=("mean",), layers=[0])
+    assert probe_rows([twin, file])[1]["difference"] is not None
+    twin.made_from[f"train: {field}"] = "other"
+    assert probe_rows([twin, file])[1]["difference"] is None
+
+
+def test_snapshots_that_would_be_stored_otherwise_are_refused_before_extraction(
+    space: Workspace,
+) -> None:
+    other = space.at(str(space.root / "other"))
+    splits, name = ["test"], "bigram_shift"
+    extract(
+        other, "0e", dataset=name, splits=splits, tokens="mean", encoding="float32", precision="32"
+    )
+    there = sorted(path for path in (space.root / "other").rglob("*"))
+    with pytest.raises(ProvenanceError, match=r"encoding = '(int8|float32)'.*'(int8|float32)'"):
+        run(other, poolings=("mean",))  # train and dev would be int8
+    assert sorted(path for path in (space.root / "other").rglob("*")) == there
+    (file,) = run(other, poolings=("mean",), layers=[0], encoding="float32")
+    assert {v for k, v in file.made_from.items() if k.endswith("encoding")} == {"float32"}
+    with pytest.raises(ProvenanceError, match=r"0e/.* has encoding = 'float32', .*'int8'"):
+        run(other, poolings=("mean",), untrained=True)
+
+
+def test_a_subset_of_layers_suffices_for_its_probes(space: Workspace) -> None:
+    splits = ["train", "dev", "test"]
+    for split in splits:
+        extract(
+            *(space, "0e"),
+            dataset="bigram_shift",
+            splits=[split],
+            tokens="max",
+            layers=[0, 2],
+            precision="32",
+        )
+    (file,) = run(space, poolings=("max",), layers=[0])
+    assert [p.layers for p in file.probes] == [(0,)]
+    with pytest.raises(ProvenanceError, match="holds layers 0,2 and not 1: give --layers 0,2"):
+        run(space, poolings=("max",))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--weight-decays", "nan"), ("--weight-decays", "1e-4,inf"), ("--seed", str(10**30))],
+)
+def test_numbers_that_are_none_are_refused(tmp_path: Path, option: str, value: str) -> None:
+    from bertvision.cli import app
+
+    args = ["probe", "bigram_shift", "--workspace", str(tmp_path / "w"), option, value]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert not (tmp_path / "w").exists()
 
 
 def test_layers_known_answers() -> None:

@@ -167,7 +167,7 @@ SHARES = {
 """How the classes of the probing tasks, and of the downstream sets that are skewed, are spread."""
 
 
-def test_the_shares_are_those_of_every_probing_task() -> None:
+def test_every_probing_task_is_among_the_shares() -> None:
     from bertvision.pipelines.tasks.senteval import PROBING
 
     assert set(PROBING) <= set(SHARES)

@@ -155,6 +155,8 @@ def test_a_second_call_ranks_nothing_again_and_what_is_lost_comes_back_the_same(
             there, here = json.loads(content), json.loads(path.read_text())
             assert here["settings"] == there["settings"]
             assert here["epoch"] == there["epoch"]
+            assert here["metrics"]["test"] == pytest.approx(there["metrics"]["test"], abs=1)
+            assert here["curve"] == pytest.approx(there["curve"], abs=1)
         else:
             assert path.stat().st_mtime_ns == time
 
@@ -207,8 +209,23 @@ def test_names_that_are_not_known_are_refused(copy: Path, data: Path) -> None:
     assert (result.exit_code, "--scorers 'dot': choose one of cosine" in result.stderr) == (2, True)
     result = run("rank", "wikiqa", "-w", copy, "--layers", "9")
     assert (result.exit_code, "there is no layer 9" in result.stderr) == (2, True)
+    result = run("rank", "wikiqa", "-w", copy, "--margin", "inf")
+    assert (result.exit_code, "--margin inf" in result.stderr) == (2, True)
+    result = run("probe", "wikiqa", "-w", copy)
+    assert (result.exit_code, "bertvision rank wikiqa" in result.stderr) == (2, True)
     with pytest.raises(InputError, match="at least one of each"):
         rank(Workspace.find(copy), "wikiqa", ["0e"], seeds=0)
+
+
+def test_a_part_without_positives_is_named_before_extraction(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    data = write_people(tmp_path / "data")
+    path = data / "dev" / "sim.txt"
+    path.write_text(path.read_text().replace("1", "0"))
+    result = run("rank", "wikiqa", "-w", tmp_path / "w", "--model", tiny_bert, "--data", data)
+    assert (result.exit_code, "no question of dev has a positive" in result.stderr) == (2, True)
+    assert not (tmp_path / "w" / "activations").exists()
 
 
 def test_a_task_that_is_not_of_rankings_is_refused(copy: Path) -> None:

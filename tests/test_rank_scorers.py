@@ -220,6 +220,9 @@ def test_layers_are_read_as_they_are_written() -> None:
         parse_inputs("0,2", 4, stored)
     with pytest.raises(InputError, match="'top' is no layer"):
         parse_inputs("top", 4, stored)
+    for twice in ("3+3", "first+1"):
+        with pytest.raises(InputError, match=r"--layers '.*': join two different layers"):
+            parse_inputs(twice, 4, stored)
 
 
 def test_layers_end_to_end_are_one_wide_input() -> None:

@@ -12,6 +12,7 @@ from bertvision.pipelines.dataset import Dataset
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Fold, Labelled, partition
 from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.wikiqa import WikiqaTask
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         WorkspaceError: its source is gone or not what it was.
     """
     what = dataset.name or dataset.task.name
+    if isinstance(dataset.task, WikiqaTask):
+        raise InputError(
+            f"{what} has no labels of single texts, only of pairs of a question and a passage: "
+            f"rank them with `bertvision rank {what}`"
+        )
     if not dataset.classes:
         raise InputError(
             f"{what} has no classes: probes are classifiers, for tasks that give a sentence or a "

@@ -27,7 +27,7 @@ class ProbeOptions(BaseModel):
     of the mean loss and applies to the biases as well, as there.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     hidden: int = Field(0, ge=0)
     """Units of the hidden layer, with a sigmoid; 0 is a linear probe."""
@@ -47,7 +47,8 @@ class ProbeOptions(BaseModel):
     """Of the cross-validation, for data that have no splits of their own."""
     dev_fraction: float = Field(0.1, gt=0, lt=1)
     """Part of the training examples that is held out where the data have no dev split."""
-    seed: int = Field(1111, ge=0)
+    seed: int = Field(1111, ge=0, lt=1 << 63)
+    """Below 2^63: that of torch's generators."""
 
     def recorded(self) -> dict[str, Any]:
         """Every setting, as JSON keeps it."""

@@ -76,7 +76,7 @@ def partition(splits: Mapping[str, Labelled], options: ProbeOptions) -> list[Fol
         every = np.concatenate(list(rows.values()))
         part = stratified(labels[every], [groups[i] for i in every], options.folds, options.seed)
         folds = [hold_out(every[part != k], every[part == k]) for k in range(options.folds)]
-    _check(folds, labels, options)
+    _check(folds, labels, len(set(groups)))
     return folds
 
 
@@ -109,13 +109,15 @@ def stratified(
     return dealt[member]
 
 
-def _check(folds: Sequence[Fold], labels: Rows, options: ProbeOptions) -> None:
+def _check(folds: Sequence[Fold], labels: Rows, texts: int) -> None:
     for fold in folds:
         sizes = {name: len(rows) for name, rows in fold._asdict().items()}
         if empty := [name.replace("_", "-") for name, size in sizes.items() if not size]:
             raise InputError(
-                f"no {empty[0]} examples are left of {len(labels)}: give more data, fewer --folds "
-                f"than {options.folds}, or a file with splits of its own"
+                f"no {empty[0]} examples are left of {len(labels)} with {texts} different "
+                "texts, of which equal ones stay together: give more texts"
+                + (f", fewer --folds than {len(folds)}" if len(folds) > 2 and texts > 2 else "")
+                + ", or a file with splits of its own"
             )
     for fold in folds:
         if len(np.unique(labels[fold.train])) < 2:

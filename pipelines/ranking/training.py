@@ -23,7 +23,7 @@ _ELEMENTS = 1 << 23  # of the vectors gathered at once in scoring: 32 MB, and so
 class Training(BaseModel):
     """How scorers are trained."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     margin: float = Field(1.0, gt=0)
     """By how much a positive passage must score above a negative one to cost nothing."""

@@ -66,7 +66,7 @@ def control(results: Results) -> Section:
         lead += f" Always giving the commonest answer scores {results.baseline:.1f}."
     table = Table(
         "control",
-        "Heads on 0e activations",
+        "Heads on activations before fine-tuning",
         [
             Column("name", "head", "text"),
             Column("trained_on", "trained on", "text"),

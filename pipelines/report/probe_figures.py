@@ -64,11 +64,10 @@ def layer_curves(
         rows: of single layers and one kind of probe; of one pooling, or of one snapshot.
         tasks: the data sets, a panel each.
         by: what lines differ in, ``tag`` or ``pooling``.
-        names: of the lines, in order.
+        names: of the lines, in order; at most `SERIES`. Every task has a row of one of them.
         value: ``accuracy``, with the majority as reference, or ``difference``, with zero.
         width: px.
     """
-    names = list(names)[:SERIES]
     layers = sorted({int(r["layers"]) for r in rows})
     gains = value == "difference"
     below, above = ("difference_low", "difference_high") if gains else ("low", "high")
@@ -97,6 +96,13 @@ def layer_curves(
     ]
     reference = ("as the untrained twin" if gains else "majority", "reference", "")
     return panels([(task, task) for task in tasks], panel, [*entries, reference], width)
+
+
+def shown_lines(names: Sequence[str]) -> list[str]:
+    """As many names as a figure has lines for: the untrained twin, and the last of the others."""
+    twin = [name for name in names if name == "untrained"]
+    others = [name for name in names if name not in twin]
+    return [*others[-(SERIES - len(twin)) :], *twin]
 
 
 def probe_tip(r: Row) -> str:

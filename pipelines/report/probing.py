@@ -1,4 +1,4 @@
-"""Section about probes: what linear classifiers read from each layer."""
+"""Section about probes: what they read from each layer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from bertvision.featurestore.schema import SnapshotTag
 from bertvision.pipelines.probing.results import FOLDER, read_all
 from bertvision.pipelines.probing.summary import Row, probe_rows
 from bertvision.pipelines.report.figures import MOST_PANELS
-from bertvision.pipelines.report.probe_figures import gained, layer_curves, layer_map
+from bertvision.pipelines.report.probe_figures import gained, layer_curves, layer_map, shown_lines
 from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.svg import SERIES
 from bertvision.pipelines.report.table import Column, Table, signed
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
 from bertvision.pipelines.workspace import Workspace
@@ -39,9 +40,9 @@ def probing_section(workspace: Workspace) -> Section | None:
     pooling = _best_pooling(single)
     of_pooling = [r for r in single if r["pooling"] == pooling]
     lead = (
-        "A probe is a linear classifier on frozen hidden states. Read a score beside the untrained "
-        "twin, the same architecture with random weights: what the twin reaches, the words and "
-        "their positions give. Layers are chosen on held-out examples and scored on others; "
+        "A probe is a small classifier on frozen hidden states, linear or with one hidden layer. "
+        "Read a score beside the untrained twin, the same architecture with random weights: what the twin reaches, the words "
+        "and their positions give. Layers are chosen on held-out examples and scored on others; "
         "intervals are of resampled examples (95 %), not of other trainings."
     )
     figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
@@ -71,29 +72,37 @@ def probing_sentence(workspace: Workspace) -> str:
 
 def _maps(rows: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figure]:
     """A heat map for each snapshot but the twin, all on one scale of colours."""
-    twin = any(r["difference"] is not None for r in rows)
-    caption = (
-        "Snapshot {}: accuracy of probes on "
-        f"{pooling}-pooled hidden states, and the difference from "
-        f"{'the untrained twin' if twin else 'the most frequent class'}, which is also the colour: "
-        "blue above, orange below. Framed: the best layer on held-out examples."
-    )
     shown = [r for r in rows if not SnapshotTag(r["tag"]).is_untrained] or list(rows)
     most = max(abs(gained(r)) for r in shown)
     figures = []
     for tag in sorted({SnapshotTag(r["tag"]) for r in shown}):
         own = [r for r in shown if r["tag"] == tag]
+        caption = (
+            f"Snapshot {tag}: accuracy of probes on {pooling}-pooled hidden states, and the "
+            f"difference from {_reference(own)}, which is also the colour: blue above, orange "
+            "below. Framed: the best layer on held-out examples."
+        )
         figures.append(
             make_figure(
                 f"probe-map-{tag.replace('.', '-')}",
                 f"Accuracy by task and layer at {tag}",
-                caption.format(tag),
+                caption,
                 SOURCE,
                 COMMAND,
                 partial(layer_map, own, [task for task in tasks if _has(own, task)], most),
             )
         )
     return figures
+
+
+def _reference(rows: Sequence[Row]) -> str:
+    """What `gained` takes differences from in these rows."""
+    twin = [r["difference"] is not None for r in rows]
+    if not any(twin):
+        return "the most frequent class"
+    return "the untrained twin" + (
+        "" if all(twin) else " (where none fits, the most frequent class)"
+    )
 
 
 def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figure]:
@@ -106,7 +115,8 @@ def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[F
     if len(tags) > 1:
         caption = (
             f"Accuracy over layers, {pooling}-pooled, a line for each snapshot, with 95 % "
-            "intervals; dotted: the most frequent class, dashed: the untrained twin."
+            "intervals; dotted: the most frequent class, dashed: the untrained twin. Of more than "
+            f"{SERIES} the twin and the last are shown."
         )
         names = [*trained, *(tag for tag in tags if tag not in trained)]
         figures += _panels("snapshots", caption, of_pooling, tasks, "tag", names, "accuracy")
@@ -135,7 +145,9 @@ def _panels(
     names: Sequence[str],
     value: str,
 ) -> list[Figure]:
-    """At most `MOST_PANELS` tasks to a figure."""
+    """At most `MOST_PANELS` tasks to a figure, and of lines those that `shown_lines` takes."""
+    names = shown_lines(names)
+    rows = [r for r in rows if r[by] in names and r[value] is not None]
     found = [task for task in tasks if _has(rows, task)]
     parts = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
     return [
@@ -158,10 +170,7 @@ def _best(rows: Sequence[Row]) -> Table:
     for r in _in_order(rows):
         line = lines.setdefault(
             (r["dataset"], r["settings"], r["tag"]),
-            {
-                key: r[key]
-                for key in ("dataset", "tag", "probe", "majority", "examples", "settings")
-            },
+            {key: r[key] for key in _KEYS},
         )
         if r["best"]:
             gain = "" if r["difference"] is None else f" ({signed(r['difference'])})"
@@ -280,12 +289,24 @@ def _ordered(names: set[str]) -> list[str]:
 
 
 def _best_pooling(rows: Sequence[Row]) -> str:
-    """The pooling with the highest mean of held-out accuracies over its best layers."""
-    scores: dict[str, list[float]] = {}
-    for r in rows:
-        if r["best"]:
-            scores.setdefault(r["pooling"], []).append(r["held_out"])
-    return max(scores, key=lambda p: sum(scores[p]) / len(scores[p]))
+    """The pooling with the highest mean of held-out accuracies over its best layers.
+
+    The mean is over the data sets and snapshots that all poolings share, without the untrained
+    twin; where they share none, the pooling with most of them comes first.
+    """
+    best = [r for r in rows if r["best"]]
+    best = [r for r in best if not SnapshotTag(r["tag"]).is_untrained] or best
+    scores: dict[str, dict[tuple[str, str], float]] = {}
+    for r in best:
+        scores.setdefault(r["pooling"], {})[r["dataset"], r["tag"]] = r["held_out"]
+    shared = set.intersection(*(set(found) for found in scores.values()))
+
+    def rank(pooling: str) -> tuple[int, float]:
+        found = scores[pooling]
+        kept = [found[pair] for pair in shared or found]
+        return len(kept), sum(kept) / len(kept)
+
+    return max(scores, key=rank)
 
 
 def _has(rows: Sequence[Row], task: str) -> bool:
