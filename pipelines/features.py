@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +76,7 @@ def ensure_features(
     depth = workspace.config.model.num_hidden_layers
     needed = set(range(depth + 1) if layers is None else layers)
     new = _Kept(None, encoding or "int8", arithmetic, "error")
+    name = workspace.dataset(dataset).name
     missing: dict[tuple[str, str, _Kept], list[Tokens]] = {}
     for pooling in poolings:
         known: dict[str, _Kept] = {}
@@ -84,7 +86,7 @@ def ensure_features(
                 if found is not None:
                     _check_stored(workspace, dataset, split, found, asked, needed)
                 kept = new if found is None else _kept(found)
-                known[f"{tag}/{split}-{pooling}" if found is None else found.name] = kept
+                known[f"{tag}/{stored_split(split, pooling, name)}"] = kept
                 if found is None or not found.is_complete:
                     missing.setdefault((tag, split, kept), []).append(pooling)
         _check_alike(known)
@@ -161,9 +163,8 @@ def _check_stored(
 
 def _check_alike(known: Mapping[str, _Kept]) -> None:
     """Refuse splits that are compared but were not, or would not be, extracted alike."""
-    first, *others = known
     for field in ("encoding", "precision", "nonfinite"):
-        for other in others:
+        for first, other in pairwise(known):
             here, there = getattr(known[first], field), getattr(known[other], field)
             if here != there:
                 raise ProvenanceError(

@@ -70,6 +70,7 @@ def peak_bytes() -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
     split: ActivationSplit, states: torch.Tensor

@@ -102,8 +102,8 @@ class Shelf:
                 stored = feature_split(self.workspace, self.tag, data.dataset, split, pooling)
                 if len(stored) != size:
                     raise ProvenanceError(
-                        f"{split} of {data.name} has {size} labels and {len(stored)} stored windows "
-                        f"of {self.tag}: extract it again into another --store"
+                        f"{split} of {data.name} has {size} labels and {len(stored)} stored "
+                        f"windows of {self.tag}: extract it again into another --store"
                     )
                 for rows, read in feature_blocks(stored, layers):
                     for i, key in enumerate(group):

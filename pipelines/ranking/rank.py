@@ -151,8 +151,8 @@ def _job(
     for part, found in candidates.items():
         if not found.label.any():
             raise InputError(
-                f"no question of {part} has a positive passage among its {len(found):,} candidates: "
-                f"nothing can be learned or scored there; check the labels of {part}"
+                f"no question of {part} has a positive passage among its {len(found):,} "
+                f"candidates: nothing can be learned or scored there; check the labels of {part}"
             )
     return Job(workspace, name, data, candidates, training)
 

@@ -26,7 +26,10 @@ from bertvision.pipelines.tasks.wikiqa import SPLITS
 from bertvision.pipelines.workspace import Workspace
 
 log = logging.getLogger(__name__)
-_NUMBERS = 1 << 28  # of the vectors held at once, 1 GiB; as much again where they are scaled
+_NUMBERS = 1 << 28
+"""Of the stacked vectors of a chunk, 1 GiB as float32, or one input's where that is more. While
+scorers are trained the features they were stacked from, the chosen ones and those on the scorer's
+scale are held beside them, each at most as large: four times as much in all."""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ def probing_section(workspace: Workspace) -> Section | None:
     of_pooling = [r for r in single if r["pooling"] == pooling]
     lead = (
         "A probe is a small classifier on frozen hidden states, linear or with one hidden layer. "
-        "Read a score beside the untrained twin, the same architecture with random weights: what the twin reaches, the words "
-        "and their positions give. Layers are chosen on held-out examples and scored on others; "
-        "intervals are of resampled examples (95 %), not of other trainings."
+        "Read a score beside the untrained twin, the same architecture with random weights: "
+        "what the twin reaches, the words and their positions give. Layers are chosen on held-out "
+        "examples and scored on others; intervals are of resampled examples (95 %), "
+        "not of other trainings."
     )
     figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
     tables = [_best(rows), *_joined(rows), *_controls(rows)]
