@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.pipelines.scoring import METRICS, headline
+from bertvision.pipelines.selection import parse_stored_split
 
 Row = Mapping[str, Any]
 
@@ -230,7 +231,7 @@ def status_table(status: Row) -> str:
                     s["tag"],
                     "yes" if s["made"] else "no",
                     *_cells(s["bert"] or {}, scores),
-                    ", ".join(stored.get(s["tag"], [])) or "-",
+                    _stored(stored.get(s["tag"], [])),
                 ]
                 for s in status["snapshots"]
             ],
@@ -242,6 +243,14 @@ def status_table(status: Row) -> str:
     if status["next"]:
         lines += ["", "next:", *(f"  {command}" for command in status["next"])]
     return "\n".join(lines)
+
+
+def _stored(splits: Sequence[str]) -> str:
+    """The stored splits of the own data, and the names of other data sets that are stored."""
+    parsed = {split: parse_stored_split(split.partition(" ")[0]).dataset for split in splits}
+    own = [split for split, dataset in parsed.items() if dataset is None]
+    added = sorted({dataset for dataset in parsed.values() if dataset is not None})
+    return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"
 
 
 def quickstart_table(result: Row) -> str:
