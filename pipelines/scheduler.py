@@ -71,7 +71,7 @@ def use_scheduler(scheduler: str, desc: str = "analysis") -> Iterator[None]:
         # The tasks share the cores out. Threads of BLAS inside them would only wait for each other
         # (five times the processor time of a 384 × 384 product).
         settings = {"scheduler": scheduler, "multiprocessing.initializer": _one_blas_thread}
-        with dask.config.set(settings), threadpool_limits(1, user_api="blas"), _Bar(desc):
+        with dask.config.set(settings), _one_blas_thread(), _Bar(desc):
             yield
         return
     # A client makes itself the default of dask.compute and dask.persist until it is closed.
@@ -188,8 +188,11 @@ def raise_from_worker(error: Exception) -> NoReturn:
 _CLIENT: ContextVar[tuple[Client, str] | None] = ContextVar("client", default=None)
 
 
-def _one_blas_thread() -> None:
-    threadpool_limits(1, user_api="blas")
+def _one_blas_thread() -> Any:
+    """Limit BLAS in this process; gives the limits, which end with their object's own methods."""
+    import numpy  # noqa: F401  what is not loaded yet cannot be limited
+
+    return threadpool_limits(1, user_api="blas")
 
 
 @contextmanager
@@ -203,7 +206,7 @@ def _one_blas_thread_each(client: Client) -> Iterator[None]:
 
     class OneBlasThread(WorkerPlugin):
         def setup(self, worker: object) -> None:
-            self.limits = threadpool_limits(1, user_api="blas")
+            self.limits = _one_blas_thread()
 
         def teardown(self, worker: object) -> None:
             self.limits.restore_original_limits()

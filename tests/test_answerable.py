@@ -280,7 +280,7 @@ def test_a_task_is_known_by_its_name() -> None:
     for name, entry in TASKS.items():
         assert load_task(name).name == name
         assert entry.tokens in ("all", "cls")
-    with pytest.raises(ValueError, match="'squat' is no task: there are squad_v2"):
+    with pytest.raises(ValueError, match="'squat' is no task: did you mean squad_v2"):
         TaskConfig(name="squat")
 
 
