@@ -164,8 +164,11 @@ class SplitExtraction:
             costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
             bar = stack.enter_context(progress(count, f"extract {self._name}", "example"))
             work = self._work(writers, scheduler)
+            left = {shard: len(missing) for shard, missing in pending.items()}
             for written in work.write(pending):
-                bar.update(written.record.examples / len(pending[written.record.shard]))
+                left[written.record.shard] -= 1
+                if left[written.record.shard] == 0:  # in all splits that lacked it
+                    bar.update(written.record.examples)
                 if not mend:  # a repair is not what it takes to extract
                     costs[written.tokens].note(written.record, work.seconds / len(writers))
             for kept, cost in costs.items():
