@@ -11,6 +11,7 @@ from bertvision.commands.options import (
     Json,
     LabelColumn,
     MaxLength,
+    NewModel,
     PairColumn,
     Precision,
     SkipBad,
@@ -52,10 +53,7 @@ def extract(
     label: LabelColumn = None,
     max_length: MaxLength = None,
     skip_bad: SkipBad = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
-    ] = None,
+    model: NewModel = None,
     encoding: Annotated[
         str, typer.Option(help="int8, int4, bfloat16, float16 or float32.")
     ] = "int8",

@@ -51,6 +51,21 @@ PairColumn = Annotated[
 LabelColumn = Annotated[
     str | None, typer.Option("--label", help="Of the task csv: column of labels.")
 ]
+NewModel = Annotated[
+    str | None,
+    typer.Option("--model", help="Make a workspace for the hidden states of this encoder alone."),
+]
+MissingEncoding = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        help="Of what is extracted (default int8): int4, bfloat16, float16, float32.",
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--scheduler", help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
+]
 MaxLength = Annotated[
     int | None, typer.Option(min=16, help="Of added data: tokens of a window (default 128).")
 ]

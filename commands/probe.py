@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    Cluster,
     Data,
     Json,
     LabelColumn,
     MaxLength,
+    MissingEncoding,
+    NewModel,
     PairColumn,
     Precision,
     SkipBad,
@@ -77,19 +80,10 @@ def probe(
     memory: Annotated[
         float, typer.Option(min=0, help="GiB of features and probes at once, about.")
     ] = 2.0,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Of what is extracted (default int8): int4, bfloat16, float16, float32."),
-    ] = None,
+    model: NewModel = None,
+    encoding: MissingEncoding = None,
     precision: Precision = "auto",
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
-    ] = None,
+    scheduler: Cluster = None,
     csv: Annotated[Path | None, typer.Option(help="Write all probes to this file too.")] = None,
     workspace: Workspace = None,
     store: Store = None,

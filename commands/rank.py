@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    Cluster,
     Data,
     Json,
+    MissingEncoding,
+    NewModel,
     Precision,
     Store,
     Workspace,
@@ -50,19 +53,10 @@ def rank(
     lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
     weight_decay: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-2,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap's intervals.")] = 10_000,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Make a workspace for the hidden states of this encoder alone."),
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Of what is extracted (default int8): int4, bfloat16, float16, float32."),
-    ] = None,
+    model: NewModel = None,
+    encoding: MissingEncoding = None,
     precision: Precision = "auto",
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
-    ] = None,
+    scheduler: Cluster = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file too.")] = None,
     workspace: Workspace = None,
     store: Store = None,

@@ -13,6 +13,7 @@ all candidates of a question: it can learn what answers look like, not which que
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -29,9 +30,10 @@ DROPOUT = 0.5
 """Of its hidden layer, in training."""
 
 
-class Scorer(nn.Module):
+class Scorer(nn.Module, ABC):
     """Scores pairs of a query and a passage with each of several inputs."""
 
+    @abstractmethod
     def score(self, u: Tensor, v: Tensor) -> Tensor:
         """Score pairs.
 
@@ -42,7 +44,6 @@ class Scorer(nn.Module):
         Returns:
             (inputs, pairs), higher is better.
         """
-        raise NotImplementedError
 
     def forward(self, queries: Tensor, passages: Tensor, query: Tensor, passage: Tensor) -> Tensor:
         """Score pairs that are given by their rows.
