@@ -16,11 +16,11 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "ActivationBatch": "bertvision.featurestore.batch",
-    "ActivationDataModule": "bertvision.pipelines.datamodule",
+    "ActivationDataModule": "bertvision.pipelines.training.datamodule",
     "ActivationSplit": "bertvision.featurestore.split",
     "ActivationStore": "bertvision.featurestore.store",
     "BertvisionError": "bertvision.errors",
-    "Workspace": "bertvision.pipelines.workspace",
+    "Workspace": "bertvision.pipelines.workspace.workspace",
     "build_head": "bertvision.models.registry",
 }
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.models.registry import build_head as build_head
-    from bertvision.pipelines.datamodule import ActivationDataModule as ActivationDataModule
-    from bertvision.pipelines.workspace import Workspace as Workspace
+    from bertvision.pipelines.training.datamodule import (
+        ActivationDataModule as ActivationDataModule,
+    )
+    from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 
 
 def __getattr__(name: str) -> Any:

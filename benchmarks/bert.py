@@ -15,11 +15,11 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
+from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.loading import load_model
+from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.precision import Precision, autocast
+from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
 
 _SIMILAR = 0.85

@@ -29,11 +29,11 @@ from harness import arguments, interleave, ratios, report, versions
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.analysis.isotropy import isotropy
-from bertvision.pipelines.dataset import add_dataset
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.options import feature_workspace
-from bertvision.pipelines.tasks.facts import QUESTIONS_PER_PARAGRAPH, make_paragraphs
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.tasks.generated.facts import QUESTIONS_PER_PARAGRAPH, make_paragraphs
+from bertvision.pipelines.workspace.dataset import add_dataset
+from bertvision.pipelines.workspace.options import feature_workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 TAG, DATASET, MAX_LENGTH = "0e", "paragraphs", 256
 SINGLE = "single process"

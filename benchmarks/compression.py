@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.encoding import encode
-from bertvision.featurestore.place import LocalPlace, OpenFile
-from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import encode
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.storage.storage import OpenFile
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import open_writer
 
@@ -43,7 +44,7 @@ FORMS = [
 RATES = {"disk of 400 MB/s": 400e6, "disk of 100 MB/s": 100e6}
 
 
-class SlowPlace(LocalPlace):
+class SlowPlace(LocalStorage):
     """A local folder behind a device of limited bandwidth."""
 
     def __init__(self, root: Path, rate: float) -> None:
@@ -114,7 +115,7 @@ def main() -> None:
 
 def side(split: ActivationSplit, medium: str, examples: int) -> Callable[[], float]:
     """A function that streams an epoch and gives examples per second."""
-    root = Path(str(split.place))
+    root = Path(str(split.storage))
 
     def run() -> float:
         if medium == "cold":

@@ -15,10 +15,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.encoding import ChannelStats, encode, get_encoding
-from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import ChannelStats, encode, get_encoding
+from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
 

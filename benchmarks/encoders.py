@@ -23,11 +23,11 @@ from data import lengths
 from harness import arguments, interleave, ratios, report
 from transformers import AutoConfig, PreTrainedModel
 
-from bertvision.pipelines.encoder import Encoder
-from bertvision.pipelines.kept_states import KeptStates
-from bertvision.pipelines.loading import new_model
-from bertvision.pipelines.packed_forward import can_pack
-from bertvision.pipelines.padded_forward import PaddedForward
+from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.kept_states import KeptStates
+from bertvision.pipelines.encoders.loading import new_model
+from bertvision.pipelines.encoders.packed_forward import can_pack
+from bertvision.pipelines.encoders.padded_forward import PaddedForward
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.tasks.windows import Windows
 

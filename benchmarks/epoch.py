@@ -29,14 +29,14 @@ from torch import Tensor
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.outputs import span_loss
-from bertvision.pipelines.datamodule import decoded
-from bertvision.pipelines.encoder import Encoder
-from bertvision.pipelines.module import build_heads
+from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
-from bertvision.pipelines.runs import Run
-from bertvision.pipelines.snapshots import load_snapshot
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.training.datamodule import decoded
+from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 BATCH = 16
 ONE = ["adapter-386-shared"]

@@ -29,9 +29,9 @@ from harness import arguments, interleave, ratios, report
 from transformers import PreTrainedModel
 
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.precision import Precision, device, resolve_precision
-from bertvision.pipelines.shardwork import ShardWork
 from bertvision.pipelines.tasks.windows import Windows
 
 OURS = "extraction"

@@ -36,13 +36,13 @@ from harness import arguments, drop_cache, interleave, report, warm_cache
 from pinned import PinnedBuffers
 
 from bertvision.featurestore.batch import ActivationBatch
-from bertvision.featurestore.encoding import encode, get_encoding
+from bertvision.featurestore.format.encoding import encode, get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.precision import Precision, resolve_precision
-from bertvision.pipelines.shardwork import ShardWork
 from bertvision.pipelines.tasks.windows import Windows
 
 ENCODING = "int8"

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.text import format_table
 
 Results = Mapping[str, Sequence[float]]
 

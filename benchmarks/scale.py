@@ -32,10 +32,10 @@ from data import HIDDEN, LAYERS, lengths, write_split
 from harness import arguments, interleave, ratios, report, warm_cache
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.encoding import ChannelStats
-from bertvision.featurestore.ledger import sealed
-from bertvision.featurestore.plan import ShardPlan
-from bertvision.featurestore.schema import ShardFile, ShardRecord
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.ledger import sealed
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.schema import ShardFile, ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader

@@ -30,20 +30,20 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.encoding import ChannelStats, decode, encode, get_encoding
-from bertvision.featurestore.plan import SHARD_TOKENS, ShardPlan
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import ChannelStats, decode, encode, get_encoding
+from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoder import Encoder, channel_stats
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.extract import extract
+from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.runs import Run
-from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.tables import format_table
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import FILE, Workspace
+from bertvision.pipelines.text import format_table
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 STORED = [
     *(("float32", "none"), ("float16", "none"), ("bfloat16", "none"), ("int8", "none")),

@@ -1,1 +1,1 @@
-"""Commands of the command line that stand apart from the main job."""
+"""The command line's commands, a file for each family: parse, call one function, print a table."""

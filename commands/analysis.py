@@ -33,7 +33,7 @@ def cka(
     as_json: Json = False,
 ) -> None:
     """Linear CKA between the layers of two snapshots: table, JSON and a PNG."""
-    from bertvision.pipelines.analyse import run_cka
+    from bertvision.pipelines.analysis.run import run_cka
 
     result = run_cka(
         find_workspace(workspace, store),
@@ -61,7 +61,7 @@ def isotropy(
     as_json: Json = False,
 ) -> None:
     """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
-    from bertvision.pipelines.analyse import run_isotropy
+    from bertvision.pipelines.analysis.run import run_isotropy
 
     result = run_isotropy(
         find_workspace(workspace, store),

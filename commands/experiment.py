@@ -12,8 +12,8 @@ from bertvision.commands.options import Json, Store, Workspace, find_workspace, 
 
 def status(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """What the workspace holds, and what can be run next."""
-    from bertvision.pipelines.status import status as run
-    from bertvision.pipelines.tables import status_table
+    from bertvision.commands.tables import status_table
+    from bertvision.pipelines.workspace.status import status as run
 
     show(run(find_workspace(workspace, store)), as_json, status_table)
 
@@ -33,8 +33,8 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score a predictions file with the official SQuAD 2.0 metric."""
-    from bertvision.pipelines.tables import mapping_table
-    from bertvision.pipelines.tasks.squad_metrics import score_files
+    from bertvision.commands.tables import mapping_table
+    from bertvision.pipelines.tasks.squad.metrics import score_files
 
     result = score_files(
         predictions, data, na_prob, na_prob_thresh=na_prob_thresh, skip_bad=skip_bad
@@ -49,7 +49,7 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """Run the whole main job on a small built-in example, without network, in minutes."""
+    from bertvision.commands.tables import quickstart_table
     from bertvision.pipelines.quickstart import quickstart as run
-    from bertvision.pipelines.tables import quickstart_table
 
     show(run(workspace), as_json, quickstart_table)

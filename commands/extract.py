@@ -81,11 +81,11 @@ def extract(
     time, where it is. A killed extraction is finished by the same command. A store named with
     --store is the workspace's from then on.
     """
-    from bertvision.featurestore.shardfile import CompressionName
-    from bertvision.pipelines.extract import extract as run
-    from bertvision.pipelines.pretrained import ensure_snapshot
-    from bertvision.pipelines.shardwork import NonFinite
-    from bertvision.pipelines.tables import extracted_table
+    from bertvision.commands.tables import extracted_table
+    from bertvision.featurestore.format.shardfile import CompressionName
+    from bertvision.pipelines.extraction.extract import extract as run
+    from bertvision.pipelines.extraction.shardwork import NonFinite
+    from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}

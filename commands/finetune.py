@@ -85,9 +85,9 @@ def finetune(
     goes on where it was, to the same snapshots bit for bit.
     """
     given = dict(locals())
-    from bertvision.pipelines.finetune import finetune as run
-    from bertvision.pipelines.options import FinetuneOptions
-    from bertvision.pipelines.tables import status_table
+    from bertvision.commands.tables import status_table
+    from bertvision.pipelines.finetuning.finetune import finetune as run
+    from bertvision.pipelines.workspace.options import FinetuneOptions
 
     for name in ("workspace", "as_json", "resume"):
         del given[name]

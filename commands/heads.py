@@ -48,9 +48,9 @@ def train(
 
     HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
     """
-    from bertvision.pipelines.runs import runs_of
-    from bertvision.pipelines.tables import trained_table
-    from bertvision.pipelines.train import train as run
+    from bertvision.commands.tables import trained_table
+    from bertvision.pipelines.training.train import train as run
+    from bertvision.pipelines.workspace.runs import runs_of
 
     options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     runs = runs_of(heads, [fraction], [seed])
@@ -77,8 +77,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score trained heads with the official metric, on any snapshot's activations."""
-    from bertvision.pipelines.evaluate import evaluate as run
-    from bertvision.pipelines.tables import evaluated_table
+    from bertvision.commands.tables import evaluated_table
+    from bertvision.pipelines.training.evaluate import evaluate as run
 
     space = find_workspace(workspace, store)
     source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
@@ -102,9 +102,9 @@ def heads(
     as_json: Json = False,
 ) -> None:
     """List the heads with their parameters, by default at BERT-large's dimensions."""
+    from bertvision.commands.tables import heads_table
     from bertvision.models.heads import Kind
     from bertvision.models.registry import describe_heads
-    from bertvision.pipelines.tables import heads_table
 
     if workspace is not None:
         model = find_workspace(workspace).config.model

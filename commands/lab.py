@@ -35,9 +35,9 @@ def ensemble(
     as_json: Json = False,
 ) -> None:
     """Combine heads, with each other and with BERT, from their stored logits."""
-    from bertvision.pipelines.analysis.softmax import Combine
-    from bertvision.pipelines.ensemble import ensemble as run
-    from bertvision.pipelines.lab_tables import ensemble_table
+    from bertvision.commands.lab_tables import ensemble_table
+    from bertvision.pipelines.results.ensemble import ensemble as run
+    from bertvision.pipelines.results.softmax import Combine
 
     space = find_workspace(workspace)
     source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
@@ -77,9 +77,10 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Say whether two systems differ by more than noise: a paired bootstrap."""
-    from bertvision.pipelines.compare import By, Metric
-    from bertvision.pipelines.compare import compare as run
-    from bertvision.pipelines.lab_tables import compare_table
+    from bertvision.commands.lab_tables import compare_table
+    from bertvision.pipelines.results.answers import Metric
+    from bertvision.pipelines.results.compare import By
+    from bertvision.pipelines.results.compare import compare as run
 
     result = run(
         find_workspace(workspace),
@@ -107,8 +108,8 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Show where a system errs: groups of questions, beside BERT, and examples."""
-    from bertvision.pipelines.error_analysis import errors as analyse
-    from bertvision.pipelines.lab_tables import errors_table
+    from bertvision.commands.lab_tables import errors_table
+    from bertvision.pipelines.results.error_analysis import errors as analyse
 
     result = analyse(
         find_workspace(workspace),

@@ -12,8 +12,8 @@ import typer
 from bertvision.errors import InputError
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.training_plan import TrainOptions
-    from bertvision.pipelines.workspace import Workspace as OpenWorkspace
+    from bertvision.pipelines.training.plan import TrainOptions
+    from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
 Workspace = Annotated[
     Path | None,
@@ -82,7 +82,7 @@ def find_workspace(workspace: Path | None, store: str | None = None) -> OpenWork
         workspace: its folder, or None.
         store: what ``--store`` names: where its activations are for this once.
     """
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.workspace.workspace import Workspace
 
     return Workspace.find(workspace).at(store)
 
@@ -109,9 +109,9 @@ def open_data(
     Returns:
         The workspace, and the name of the data set (None: its own).
     """
-    from bertvision.pipelines.dataset import add_dataset, check_own, is_added
-    from bertvision.pipelines.options import feature_workspace
     from bertvision.pipelines.tasks.registry import TASKS, check_task
+    from bertvision.pipelines.workspace.dataset import add_dataset, check_own, is_added
+    from bertvision.pipelines.workspace.options import feature_workspace
 
     space = feature_workspace(workspace, model)
     if data is None and task is not None and is_added(space.root, task):
@@ -162,7 +162,7 @@ def parse_choice(text: str, allowed: tuple[str, ...], option: str) -> Any:
 
 def parse_tags(text: str) -> tuple[str, ...]:
     """``0.1,0.3e,1`` → tags."""
-    from bertvision.featurestore.schema import SnapshotTag
+    from bertvision.featurestore.format.schema import SnapshotTag
 
     tags = []
     for part in text.split(","):
@@ -210,8 +210,8 @@ def train_options(
     epochs: int, batch_size: int, lr: float, layers: str, precision: str, best_epoch: bool
 ) -> TrainOptions:
     """How heads are trained, from the options that `train` and `sweep` share."""
-    from bertvision.pipelines.config import validated
-    from bertvision.pipelines.training_plan import TrainOptions
+    from bertvision.pipelines.records import validated
+    from bertvision.pipelines.training.plan import TrainOptions
 
     given = {
         "epochs": epochs,

@@ -94,11 +94,11 @@ def probe(
     Extracts what is missing; --data is needed the first time, a folder may hold several data sets.
     Training follows SentEval unless options say otherwise. A second call does only what is missing.
     """
-    from bertvision.pipelines.config import validated
     from bertvision.pipelines.probing.options import ProbeOptions
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows
     from bertvision.pipelines.probing.tables import probes_table, write_csv
+    from bertvision.pipelines.records import validated
 
     given = {
         "hidden": 50 if mlp else 0,

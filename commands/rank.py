@@ -68,12 +68,12 @@ def rank(
     epoch is chosen on dev, and MAP, MRR and P@1 are those of test. A second call does only what is
     missing.
     """
-    from bertvision.pipelines.config import validated
     from bertvision.pipelines.files import write_text
     from bertvision.pipelines.ranking.rank import rank as run
     from bertvision.pipelines.ranking.rows import as_csv, table
     from bertvision.pipelines.ranking.scorers import SCORERS
     from bertvision.pipelines.ranking.training import Training
+    from bertvision.pipelines.records import validated
 
     names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)

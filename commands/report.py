@@ -31,7 +31,7 @@ def report(
 
 
 def _summary(written: Mapping[str, Any]) -> str:
-    from bertvision.pipelines.tables import size
+    from bertvision.pipelines.text import size
 
     lines = [
         f"page    {written['page']} ({size(written['bytes'])}, {written['results']} results)",

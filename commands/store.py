@@ -20,7 +20,7 @@ app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """The snapshots and splits that are stored."""
-    from bertvision.pipelines.tables import splits_table
+    from bertvision.commands.tables import splits_table
 
     show([split.info() for split in _store(workspace, store).splits()], as_json, splits_table)
 
@@ -33,7 +33,7 @@ def store_info(
     as_json: Json = False,
 ) -> None:
     """Everything about one split: sizes, encoding, provenance."""
-    from bertvision.pipelines.tables import mapping_table
+    from bertvision.commands.tables import mapping_table
 
     show(_split(workspace, store, name).info(), as_json, mapping_table)
 
@@ -74,13 +74,13 @@ def store_repair(
 
     It needs the snapshot and the data that the activations came from.
     """
-    from bertvision.featurestore.store import split_names
-    from bertvision.pipelines.repair import repair
-    from bertvision.pipelines.tables import repaired_table
+    from bertvision.commands.tables import repaired_table
+    from bertvision.featurestore.format.contents import split_names
+    from bertvision.pipelines.extraction.repair import repair
 
     space = find_workspace(workspace, store)
-    place = _store(workspace, store).place
-    wanted = [_parts(name)] if name else split_names(place)
+    storage = _store(workspace, store).storage
+    wanted = [_parts(name)] if name else split_names(storage)
     show([repair(space, tag, split)._asdict() for tag, split in wanted], as_json, repaired_table)
 
 

@@ -50,9 +50,9 @@ def sweep(
 
     What is there already is not done again: a stopped sweep is continued by the same command.
     """
-    from bertvision.pipelines.sweep import sweep as run
-    from bertvision.pipelines.sweep import sweep_rows
-    from bertvision.pipelines.tables import sweep_table
+    from bertvision.commands.tables import sweep_table
+    from bertvision.pipelines.results.sweep import sweep as run
+    from bertvision.pipelines.results.sweep import sweep_rows
 
     options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     space = find_workspace(workspace, store)

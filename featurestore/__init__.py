@@ -1,1 +1,5 @@
-"""What is kept: the format of activation stores, writing, reading and streaming them."""
+"""What is kept: activation stores, written, read and streamed.
+
+The modules here are the interface; below them lie `format` (what the bytes mean) and `storage`
+(where the files lie). Nothing here knows a model or a task.
+"""

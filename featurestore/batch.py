@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertvision.featurestore.encoding import ChannelStats, decode
+from bertvision.featurestore.format.encoding import ChannelStats, decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)

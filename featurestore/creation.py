@@ -15,15 +15,15 @@ import torch
 from pydantic import ValidationError
 
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
-from bertvision.featurestore import arrays
-from bertvision.featurestore.encoding import ChannelStats, get_encoding
-from bertvision.featurestore.examples import write_examples
-from bertvision.featurestore.ledger import Ledger
-from bertvision.featurestore.place import Place
-from bertvision.featurestore.plan import PLAN_ARRAYS, ShardPlan
-from bertvision.featurestore.schema import ROOT, SplitRecord
-from bertvision.featurestore.shardfile import CompressionName
-from bertvision.featurestore.store import split_records
+from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.contents import split_records
+from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.examples import write_examples
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
+from bertvision.featurestore.format.schema import ROOT, SplitRecord
+from bertvision.featurestore.format.shardfile import CompressionName
+from bertvision.featurestore.storage.storage import Storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +82,10 @@ def create_split(
             would be too large.
         ProvenanceError: the store has this split with other examples.
     """
-    place, encoding = ledger.place, get_encoding(spec.encoding)
+    storage, encoding = ledger.storage, get_encoding(spec.encoding)
     if ledger.shards():
         raise CorruptStoreError(
-            f"the record of {ledger.name} in {place} is missing, but shards of it are recorded: "
+            f"the record of {ledger.name} in {storage} is missing, but shards of it are recorded: "
             f"`bertvision store repair {ledger.name}` restores it"
         )
     if spec.compression == "pcodec" and np.dtype(encoding.zarr_dtype).itemsize == 1:
@@ -93,8 +93,8 @@ def create_split(
             f"pcodec takes values of two bytes and more: store {encoding.name} plain or with zstd"
         )
     stats = calibrate() if encoding.quantised else None
-    with store_lock(place):
-        examples_sha256 = write_examples(place, spec.split, contents.examples)
+    with store_lock(storage):
+        examples_sha256 = write_examples(storage, spec.split, contents.examples)
     values = _metadata_arrays(contents, stats)
     described = {name: arrays.array_record(*found) for name, found in values.items()}
     try:
@@ -103,8 +103,8 @@ def create_split(
         )
     except ValidationError as error:
         raise InputError(f"{ledger.name} cannot be stored: {error.errors()[0]['msg']}") from None
-    place.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
-    _write_group(place, record, values)
+    storage.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
+    _write_group(storage, record, values)
     ledger.commit_split(record)
 
 
@@ -124,7 +124,7 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
     if difference := stored.difference(wanted):
         field, there, here = difference
         raise ProvenanceError(
-            f"{ledger.name} in {ledger.place} was written with {field.strip()} = {there!r}, "
+            f"{ledger.name} in {ledger.storage} was written with {field.strip()} = {there!r}, "
             f"now it is {here!r}: use the same, or another store"
         )
 
@@ -140,7 +140,7 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    values = _metadata_arrays(contents, _stored_stats(ledger.place, record, calibrate))
+    values = _metadata_arrays(contents, _stored_stats(ledger.storage, record, calibrate))
     for name, found in values.items():
         if arrays.array_record(*found) != record.arrays.get(name):
             raise ProvenanceError(
@@ -148,20 +148,20 @@ def mend_split(
                 "the data, the snapshot or the libraries are not the same; extract into another "
                 "store"
             )
-    with store_lock(ledger.place):
-        write_examples(ledger.place, record.split, contents.examples, record.examples_sha256)
-    _write_group(ledger.place, record, values)
+    with store_lock(ledger.storage):
+        write_examples(ledger.storage, record.split, contents.examples, record.examples_sha256)
+    _write_group(ledger.storage, record, values)
 
 
 def _stored_stats(
-    place: Place, record: SplitRecord, calibrate: Callable[[], ChannelStats]
+    storage: Storage, record: SplitRecord, calibrate: Callable[[], ChannelStats]
 ) -> ChannelStats | None:
     """Channel statistics as they are stored; computed again only where they are damaged."""
     if not get_encoding(record.encoding).quantised:
         return None
     try:
         mean, std = (
-            arrays.read_array(place, arrays.group_key(record), name, record.arrays[name])
+            arrays.read_array(storage, arrays.group_key(record), name, record.arrays[name])
             for name in ("channel_mean", "channel_std")
         )
     except CorruptStoreError:
@@ -169,30 +169,30 @@ def _stored_stats(
     return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
 
 
-def write_shared(place: Place, spec: SplitSpec, contents: SplitContents) -> None:
+def write_shared(storage: Storage, spec: SplitSpec, contents: SplitContents) -> None:
     """Write what the splits of a store share: the examples, and the metadata above the splits."""
-    with store_lock(place):
-        write_examples(place, spec.split, contents.examples)
-        for key, content in arrays.root_files(split_records(place)).items():
+    with store_lock(storage):
+        write_examples(storage, spec.split, contents.examples)
+        for key, content in arrays.root_files(split_records(storage)).items():
             # even where the same is there: a killed writer may not have flushed it
-            place.write(f"{ROOT}/{key}", content)
+            storage.write(f"{ROOT}/{key}", content)
 
 
-def store_lock(place: Place) -> AbstractContextManager[None]:
+def store_lock(storage: Storage) -> AbstractContextManager[None]:
     """Held for moments: what all splits share is written by one of them at a time."""
-    return place.lock("ledger/.lock", "writing the store", wait=True)
+    return storage.lock("ledger/.lock", "writing the store", wait=True)
 
 
 _Values = dict[str, tuple[npt.NDArray[Any], tuple[str, ...]]]
 
 
-def _write_group(place: Place, record: SplitRecord, values: _Values) -> None:
+def _write_group(storage: Storage, record: SplitRecord, values: _Values) -> None:
     """Write a split's Zarr group: the metadata, and the arrays that go with the plan."""
     for key, content in arrays.group_files(record).items():
-        place.write(f"{arrays.group_key(record)}/{key}", content)
+        storage.write(f"{arrays.group_key(record)}/{key}", content)
     for name, (array, _) in values.items():
         for key, content in arrays.array_files(name, record.arrays[name], array).items():
-            place.write(f"{arrays.group_key(record)}/{key}", content)
+            storage.write(f"{arrays.group_key(record)}/{key}", content)
 
 
 def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Values:

@@ -19,10 +19,12 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from bertvision.errors import LockedError, StoreError
-from bertvision.featurestore.durable import Buffers, fsync
-from bertvision.featurestore.ledger import LEDGER, Ledger
-from bertvision.featurestore.place import LocalPlace, Place, place_of
-from bertvision.featurestore.schema import ROOT
+from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.schema import ROOT
+from bertvision.featurestore.storage.durable import Buffers, fsync
+from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
 
 
 class Grant(NamedTuple):
@@ -42,12 +44,12 @@ class Grant(NamedTuple):
 
     def ledger(self) -> Ledger:
         """The split's ledger, to be written to while `check` passes."""
-        place = place_of(self.store)
-        if isinstance(place, LocalPlace):
-            place = _SharedFolder(place)
-        return Ledger(place, self.tag, self.split)
+        storage = open_storage(self.store)
+        if isinstance(storage, LocalStorage):
+            storage = _SharedFolder(storage)
+        return Ledger(storage, self.tag, self.split)
 
-    def check(self, place: Place) -> None:
+    def check(self, storage: Storage) -> None:
         """Make sure that the right still stands.
 
         Raises:
@@ -55,7 +57,7 @@ class Grant(NamedTuple):
         """
         found = b""
         with suppress(FileNotFoundError):
-            found = place.read(_key(self.tag, self.split))
+            found = storage.read(_key(self.tag, self.split))
         if found != self.token.encode():
             raise LockedError(
                 f"the process that handed out shards of {self.tag}/{self.split} in {self.store} "
@@ -74,10 +76,10 @@ def granted(ledger: Ledger) -> Iterator[Grant]:
     Yields:
         What the others need.
     """
-    store = str(ledger.place)
+    store = str(ledger.storage)
     where = store if "://" in store else os.path.abspath(store)
     grant = Grant(where, ledger.tag, ledger.split, secrets.token_hex(16))
-    ledger.place.write(_key(grant.tag, grant.split), grant.token.encode())
+    ledger.storage.write(_key(grant.tag, grant.split), grant.token.encode())
     try:
         yield grant
     finally:
@@ -91,21 +93,21 @@ def withdraw(ledger: Ledger) -> None:
     The caller holds the split's lock.
     """
     key = _key(ledger.tag, ledger.split)
-    if ledger.place.size(key) is not None:
-        ledger.place.remove(key)
+    if ledger.storage.size(key) is not None:
+        ledger.storage.remove(key)
         ledger.sweep()
-        ledger.place.sweep(f"{ROOT}/{ledger.tag}/{ledger.split}")
+        ledger.storage.sweep(f"{ROOT}/{ledger.tag}/{ledger.split}")
 
 
 def _key(tag: str, split: str) -> str:
     return f"{LEDGER}/{tag}/{split}/.grant"
 
 
-class _SharedFolder(LocalPlace):
+class _SharedFolder(LocalStorage):
     """A folder into which several processes may write the same file at once, with equal bytes."""
 
-    def __init__(self, place: LocalPlace) -> None:
-        super().__init__(place.root)
+    def __init__(self, storage: LocalStorage) -> None:
+        super().__init__(storage.root)
         self._own = secrets.token_hex(4)
 
     def write(self, key: str, content: Buffers) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import xxhash
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore import arrays
-from bertvision.featurestore.place import OpenFile
-from bertvision.featurestore.schema import ROOT
-from bertvision.featurestore.shard import shard_key
-from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.store import split_names, split_records
+from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.contents import split_names, split_records
+from bertvision.featurestore.format.schema import ROOT
+from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.storage.storage import OpenFile
 
 _BLOCK_BYTES = 1 << 22
 
@@ -31,7 +31,7 @@ class Damage(NamedTuple):
     shard: int | None = None
 
 
-def info(split: ActivationSplit) -> dict[str, Any]:
+def info(split: SplitReader) -> dict[str, Any]:
     """What a split holds, in JSON types: sizes in bytes, completeness, provenance.
 
     ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames padded
@@ -71,7 +71,7 @@ def info(split: ActivationSplit) -> dict[str, Any]:
     }
 
 
-def find_damage(split: ActivationSplit) -> list[Damage]:
+def find_damage(split: SplitReader) -> list[Damage]:
     """Read every committed byte of a split again and compare it with the ledger.
 
     Returns:
@@ -80,18 +80,18 @@ def find_damage(split: ActivationSplit) -> list[Damage]:
     return [*_beside_the_shards(split), *_in_the_shards(split)]
 
 
-def _beside_the_shards(split: ActivationSplit) -> Iterator[Damage]:
+def _beside_the_shards(split: SplitReader) -> Iterator[Damage]:
     group = arrays.group_key(split.record)
     expected = {f"{group}/{k}": v for k, v in arrays.split_metadata(split.record).items()}
-    records = split_records(split.place)
-    if len(records) == len(split_names(split.place)):
+    records = split_records(split.storage)
+    if len(records) == len(split_names(split.storage)):
         # or what stands there of a split with a damaged record would be held against this one
         for key, content in arrays.root_files(records).items():
             if key in ("zarr.json", f"{split.tag}/zarr.json"):
                 expected[f"{ROOT}/{key}"] = content
     for key, content in expected.items():
         try:
-            if not arrays.same_metadata(split.place.read(key), content):
+            if not arrays.same_metadata(split.storage.read(key), content):
                 yield Damage(f"{split.name} {key}: differs from what the ledger describes")
         except (OSError, CorruptStoreError) as error:
             yield Damage(f"{split.name} {key}: {_reason(error)}")
@@ -106,7 +106,7 @@ def _beside_the_shards(split: ActivationSplit) -> Iterator[Damage]:
         yield Damage(str(error))
 
 
-def _in_the_shards(split: ActivationSplit) -> Iterator[Damage]:
+def _in_the_shards(split: SplitReader) -> Iterator[Damage]:
     try:
         readable = bool(len(split.plan))
     except CorruptStoreError:
@@ -120,13 +120,13 @@ def _in_the_shards(split: ActivationSplit) -> Iterator[Damage]:
             yield Damage(what if what.startswith(where) else f"{where}: {what}", shard)
 
 
-def _check_shard(split: ActivationSplit, shard: int, readable: bool) -> None:
+def _check_shard(split: SplitReader, shard: int, readable: bool) -> None:
     if shard >= split.record.shards:
         raise CorruptStoreError(f"the plan has only {split.record.shards} shards")
     record = split.ledger.find_shard(shard)
     for name, file in record.files.items() if record else ():
         try:
-            digest = _digest(split.place.open(shard_key(split.record, name, shard)), file.bytes)
+            digest = _digest(split.storage.open(shard_key(split.record, name, shard)), file.bytes)
         except (OSError, EOFError, CorruptStoreError) as error:
             raise CorruptStoreError(f"{name} {_reason(error)}") from None
         if digest != file.xxh3_128:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.encoding import decode_numpy
-from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.format.encoding import decode_numpy
+from bertvision.featurestore.reader import SplitReader
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -36,14 +36,14 @@ class SplitSource(NamedTuple):
     record_sha256: str
 
     @classmethod
-    def of(cls, split: ActivationSplit) -> SplitSource:
+    def of(cls, split: SplitReader) -> SplitSource:
         """The source of an open split."""
-        store = str(split.place)
+        store = str(split.storage)
         # workers stand in folders of their own
         where = store if "://" in store else os.path.abspath(store)
         return cls(where, str(split.tag), split.split, _digest(split))
 
-    def open(self) -> ActivationSplit:
+    def open(self) -> SplitReader:
         """The split; opened once per process.
 
         Raises:
@@ -53,7 +53,7 @@ class SplitSource(NamedTuple):
         return _open(self)
 
 
-def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.Array:
+def to_dask(split: SplitReader, layers: Sequence[int] | None = None) -> da.Array:
     """The real tokens of a split, decoded, as float32 (token, layer, hidden).
 
     One chunk per shard (their lengths differ: fill is left out), so that no task reads a shard
@@ -73,7 +73,7 @@ def to_dask(split: ActivationSplit, layers: Sequence[int] | None = None) -> da.A
 
 
 def map_shards(
-    split: ActivationSplit,
+    split: SplitReader,
     function: Callable[..., npt.NDArray[np.float32]],
     *args: object,
     chunks: tuple[tuple[int, ...]],
@@ -127,7 +127,7 @@ def read_shard(
 
 
 def decoded_layers(
-    split: ActivationSplit, shard: int, positions: Sequence[int]
+    split: SplitReader, shard: int, positions: Sequence[int]
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The real tokens of a shard, decoded layer by layer: (tokens, hidden) each.
 
@@ -148,7 +148,7 @@ def decoded_layers(
         yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding)[:, 0]
 
 
-def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> xr.Dataset:
+def to_dataset(split: SplitReader, layers: Sequence[int] | None = None) -> xr.Dataset:
     """A split as a lazy dataset over its real tokens.
 
     Returns:
@@ -182,7 +182,7 @@ def to_dataset(split: ActivationSplit, layers: Sequence[int] | None = None) -> x
 
 
 def pooled_dataset(
-    splits: Mapping[str, ActivationSplit], layers: Sequence[int] | None = None
+    splits: Mapping[str, SplitReader], layers: Sequence[int] | None = None
 ) -> xr.Dataset:
     """Pooled splits of the same examples as one lazy dataset.
 
@@ -236,7 +236,7 @@ def pooled_dataset(
     )
 
 
-def check_same_rows(x: ActivationSplit, y: ActivationSplit) -> None:
+def check_same_rows(x: SplitReader, y: SplitReader) -> None:
     """Check that row i of two splits is the same token of the same example.
 
     Equal plans of equal examples put it there.
@@ -252,17 +252,17 @@ def check_same_rows(x: ActivationSplit, y: ActivationSplit) -> None:
             )
 
 
-def _provenance(split: ActivationSplit) -> dict[str, Any]:
+def _provenance(split: SplitReader) -> dict[str, Any]:
     return {k: v for k, v in split.record.provenance.items() if v is not None}
 
 
-def _digest(split: ActivationSplit) -> str:
+def _digest(split: SplitReader) -> str:
     return sha256(split.record.model_dump_json().encode()).hexdigest()
 
 
 @lru_cache(maxsize=8)
-def _open(source: SplitSource) -> ActivationSplit:
-    split = ActivationSplit(source.store, source.tag, source.split)
+def _open(source: SplitSource) -> SplitReader:
+    split = SplitReader(source.store, source.tag, source.split)
     if _digest(split) != source.record_sha256:
         raise ProvenanceError(
             f"{split.name} in {source.store} was written anew since it was opened: open it again"

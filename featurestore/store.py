@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertvision.errors import (
-    CorruptStoreError,
-    FormatVersionError,
-    InputError,
     StoreNotFoundError,
     UnknownNameError,
 )
-from bertvision.featurestore.ledger import LEDGER, Ledger
-from bertvision.featurestore.place import Place, place_of
-from bertvision.featurestore.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.format.contents import split_names, splits_of
+from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.schema import SnapshotTag, check_name
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-class ActivationStore(Mapping[str, "Snapshot"]):
+class ActivationStore(Mapping[str, "SnapshotSplits"]):
     """A folder of activations: snapshots by tag, each with its splits.
 
     >>> store = ActivationStore.open("activations")        # doctest: +SKIP
@@ -30,11 +29,11 @@ class ActivationStore(Mapping[str, "Snapshot"]):
     torch.Size([171, 384, 7])
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
 
     def __repr__(self) -> str:
-        return f"<ActivationStore {self.place}: {', '.join(self) or 'empty'}>"
+        return f"<ActivationStore {self.storage}: {', '.join(self) or 'empty'}>"
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
@@ -46,26 +45,26 @@ class ActivationStore(Mapping[str, "Snapshot"]):
         Raises:
             StoreNotFoundError: there is none at ``path``.
         """
-        place = place_of(path)
-        if LEDGER not in place.names(""):
+        storage = open_storage(path)
+        if LEDGER not in storage.names(""):
             raise StoreNotFoundError(
-                f"there is no activation store at {place}: `bertvision extract` writes one"
+                f"there is no activation store at {storage}: `bertvision extract` writes one"
             )
-        return cls(place)
+        return cls(storage)
 
     def tags(self) -> list[SnapshotTag]:
         """Tags of the snapshots that have at least one split, ordered as numbers."""
-        return sorted({SnapshotTag(tag) for tag, _ in split_names(self.place)})
+        return sorted({SnapshotTag(tag) for tag, _ in split_names(self.storage)})
 
-    def __getitem__(self, tag: str) -> Snapshot:
+    def __getitem__(self, tag: str) -> SnapshotSplits:
         tag = SnapshotTag(tag)
-        if next(_splits_of(self.place, tag), None) is None:
+        if next(splits_of(self.storage, tag), None) is None:
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
-                f"no activations of {tag} in {self.place}: it holds {held}; "
+                f"no activations of {tag} in {self.storage}: it holds {held}; "
                 "`bertvision status` says what can be extracted"
             )
-        return Snapshot(self, tag)
+        return SnapshotSplits(self, tag)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tags())
@@ -111,7 +110,7 @@ class ActivationStore(Mapping[str, "Snapshot"]):
         return pooled_dataset({name: snapshot[f"{split}-{name}"] for name in poolings}, layers)
 
 
-class Snapshot(Mapping[str, "ActivationSplit"]):
+class SnapshotSplits(Mapping[str, "ActivationSplit"]):
     """The splits of one snapshot."""
 
     def __init__(self, store: ActivationStore, tag: SnapshotTag) -> None:
@@ -120,55 +119,20 @@ class Snapshot(Mapping[str, "ActivationSplit"]):
 
     def splits(self) -> list[str]:
         """Names of the splits that were created, complete or not."""
-        return list(_splits_of(self.store.place, self.tag))
+        return list(splits_of(self.store.storage, self.tag))
 
     def __getitem__(self, split: str) -> ActivationSplit:
-        ledger = Ledger(self.store.place, self.tag, check_name(split, "split"))
+        ledger = Ledger(self.store.storage, self.tag, check_name(split, "split"))
         if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
             raise UnknownNameError(
-                f"no split {split!r} of {self.tag} in {self.store.place}: it holds "
+                f"no split {split!r} of {self.tag} in {self.store.storage}: it holds "
                 f"{', '.join(self.splits())}; "
                 "`bertvision status` says what can be extracted"
             )
-        return ActivationSplit(self.store.place, self.tag, split)
+        return ActivationSplit(self.store.storage, self.tag, split)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits())
 
     def __len__(self) -> int:
         return len(self.splits())
-
-
-def split_names(place: Place) -> list[tuple[str, str]]:
-    """(tag, split) of every split that was created; folders of other names are not looked at.
-
-    A split whose record was lost is named as long as shards of it are recorded.
-    """
-    tags = sorted(filter(SnapshotTag.is_valid, place.names(LEDGER)))
-    return [(tag, split) for tag in tags for split in _splits_of(place, tag)]
-
-
-def _splits_of(place: Place, tag: str) -> Iterator[str]:
-    for split in sorted(filter(_is_name, place.names(f"{LEDGER}/{tag}"))):
-        ledger = Ledger(place, tag, split)
-        if ledger.exists or ledger.shards():
-            yield split
-
-
-def split_records(place: Place) -> list[SplitRecord]:
-    """The records of all splits that can be read; damaged ones are left out."""
-    found = []
-    for tag, split in split_names(place):
-        try:
-            found.append(Ledger(place, tag, split).read_split())
-        except (CorruptStoreError, FormatVersionError):
-            continue  # whoever opens that split is told
-    return found
-
-
-def _is_name(text: str) -> bool:
-    try:
-        check_name(text, "split")
-    except InputError:
-        return False
-    return True

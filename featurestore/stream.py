@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
-from bertvision.featurestore.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 
 BUFFER_BYTES = 768 << 20

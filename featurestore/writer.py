@@ -24,15 +24,16 @@ from bertvision.featurestore.creation import (
     write_shared,
 )
 from bertvision.featurestore.delegation import Grant, withdraw
-from bertvision.featurestore.durable import full_disk_named
-from bertvision.featurestore.encoding import ChannelStats, get_encoding
-from bertvision.featurestore.ledger import Ledger
-from bertvision.featurestore.place import Place, place_of
-from bertvision.featurestore.plan import ShardPlan
-from bertvision.featurestore.schema import ShardFile, ShardRecord, SnapshotTag, check_name
-from bertvision.featurestore.shard import example_checksums, shard_key
-from bertvision.featurestore.shardfile import compress, shard_pieces
+from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.schema import ShardFile, ShardRecord, SnapshotTag, check_name
+from bertvision.featurestore.format.shard import example_checksums, shard_key
+from bertvision.featurestore.format.shardfile import compress, shard_pieces
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.durable import full_disk_named
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
 
 
 def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
@@ -55,7 +56,7 @@ class SplitWriter:
     """
 
     def __init__(self, ledger: Ledger, grant: Grant | None = None) -> None:
-        self.split = ActivationSplit(ledger.place, ledger.tag, ledger.split)
+        self.split = ActivationSplit(ledger.storage, ledger.tag, ledger.split)
         self.plan = self.split.plan
         self.ledger = ledger
         self._grant = grant
@@ -104,7 +105,7 @@ class SplitWriter:
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
         self._check_right()
-        with full_disk_named(self.ledger.place):
+        with full_disk_named(self.ledger.storage):
             files = {"hidden_states": self._write("hidden_states", shard, chunks)}
             if scale is not None:
                 whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
@@ -124,7 +125,7 @@ class SplitWriter:
 
     def _check_right(self) -> None:
         if self._grant is not None:
-            self._grant.check(self.ledger.place)
+            self._grant.check(self.ledger.storage)
 
     def _layers(
         self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
@@ -149,7 +150,7 @@ class SplitWriter:
                 size += len(piece)
                 yield piece
 
-        self.ledger.place.write(shard_key(self.split.record, name, shard), measured())
+        self.ledger.storage.write(shard_key(self.split.record, name, shard), measured())
         return ShardFile(bytes=size, xxh3_128=digest.hexdigest())
 
 
@@ -162,18 +163,18 @@ def granted_writer(grant: Grant) -> SplitWriter:
     """
     ledger = grant.ledger()
     writer = SplitWriter(ledger, grant)
-    grant.check(ledger.place)
+    grant.check(ledger.storage)
     return writer
 
 
-def free_bytes(store: str | Path | Place) -> int | None:
+def free_bytes(store: str | Path | Storage) -> int | None:
     """Bytes that can still be written where a store lies or will lie, where that is known."""
-    return place_of(store).free_bytes()
+    return open_storage(store).free_bytes()
 
 
 @contextmanager
 def open_writer(
-    store: str | Path | Place,
+    store: str | Path | Storage,
     spec: SplitSpec,
     contents: SplitContents,
     calibrate: Callable[[], ChannelStats],
@@ -200,9 +201,9 @@ def open_writer(
     """
     SnapshotTag(spec.tag)
     check_name(spec.split, "split")
-    place = place_of(store)
-    ledger = Ledger(place, spec.tag, spec.split)
-    with full_disk_named(place), ledger.lock():
+    storage = open_storage(store)
+    ledger = Ledger(storage, spec.tag, spec.split)
+    with full_disk_named(storage), ledger.lock():
         withdraw(ledger)
         ledger.sweep()
         if not ledger.exists:
@@ -214,5 +215,5 @@ def open_writer(
                 # only now: nothing is taken back before it is known that it can be made again
                 for shard in mend:
                     ledger.retract_shard(shard)
-        write_shared(place, spec, contents)
+        write_shared(storage, spec, contents)
         yield SplitWriter(ledger)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertvision.featurestore.durable import fsync, full_disk_named, write_durably
+from bertvision.featurestore.storage.durable import fsync, full_disk_named, write_durably
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError
-from bertvision.pipelines.bert_eval import evaluate_bert
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.extract import extract
+from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.files import sha256_of_files
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.snapshots import count_encoder_parameters
-from bertvision.pipelines.tasks.facts import write_facts
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.tasks.generated.facts import write_facts
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
+from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = """
     the a of in and was is who what where when which did does founded wrote born lives works river
@@ -65,10 +65,10 @@ def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
     """
     from workspaces import write_squad
 
-    from bertvision.pipelines.extract import extract
-    from bertvision.pipelines.finetune import finetune
-    from bertvision.pipelines.options import FinetuneOptions
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.extraction.extract import extract
+    from bertvision.pipelines.finetuning.finetune import finetune
+    from bertvision.pipelines.workspace.options import FinetuneOptions
+    from bertvision.pipelines.workspace.workspace import Workspace
 
     folder = tmp_path_factory.mktemp("experiment")
     finetune(

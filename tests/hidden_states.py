@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.encoding import ChannelStats
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import ChannelStats
 
 
 def hidden_states(tokens: int = 200, layers: int = 3, hidden: int = 64) -> torch.Tensor:

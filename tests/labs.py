@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["adapter-64-shared", "learned-pooling"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ("learned-pooling", "adapter-64-shared")
 
@@ -20,11 +20,11 @@ def make_lab(workspace: Workspace, folder: Path) -> Workspace:
     Two heads with two seeds and two parts of the data on both snapshots, a control on none of
     them, an ensemble with BERT, and two error analyses.
     """
-    from bertvision.pipelines.ensemble import ensemble
-    from bertvision.pipelines.error_analysis import errors
-    from bertvision.pipelines.sweep import sweep
-    from bertvision.pipelines.train import TrainOptions
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.results.ensemble import ensemble
+    from bertvision.pipelines.results.error_analysis import errors
+    from bertvision.pipelines.results.sweep import sweep
+    from bertvision.pipelines.training.train import TrainOptions
+    from bertvision.pipelines.workspace.workspace import Workspace
 
     shutil.copytree(workspace.root, folder, ignore=shutil.ignore_patterns("heads", "report"))
     space = Workspace.find(folder)

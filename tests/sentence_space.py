@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from bertvision.pipelines.dataset import add_dataset
-from bertvision.pipelines.options import feature_workspace
-from bertvision.pipelines.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.dataset import add_dataset
+from bertvision.pipelines.workspace.options import feature_workspace
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.encoding import ChannelStats, encode
-from bertvision.featurestore.plan import ShardPlan
-from bertvision.featurestore.shard import shard_key
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import ChannelStats, encode
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import SplitWriter, open_writer
 
@@ -79,9 +79,9 @@ class Made:
 
 def shard_path(split: ActivationSplit, name: str, shard: int) -> Path:
     """The file of one array's shard, of a split on the local disk."""
-    return Path(str(split.place), shard_key(split.record, name, shard))
+    return Path(str(split.storage), shard_key(split.record, name, shard))
 
 
 def record_path(split: ActivationSplit, shard: int) -> Path:
     """The file of a shard's record."""
-    return Path(str(split.place), "ledger", split.name, f"{shard:05d}.json")
+    return Path(str(split.storage), "ledger", split.name, f"{shard:05d}.json")

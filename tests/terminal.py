@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from bertvision.cli import app
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def run(*args: object) -> Result:

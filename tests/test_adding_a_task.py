@@ -11,22 +11,23 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.special import softmax
 
+from bertvision.commands.lab_tables import compare_table, errors_table
+from bertvision.commands.tables import evaluated_table
 from bertvision.errors import InputError
-from bertvision.pipelines.compare import compare
-from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.error_analysis import errors
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.lab_tables import compare_table, errors_table
-from bertvision.pipelines.options import FinetuneOptions
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.rows import read_rows
-from bertvision.pipelines.tables import evaluated_table
+from bertvision.pipelines.results.compare import compare
+from bertvision.pipelines.results.ensemble import ensemble
+from bertvision.pipelines.results.error_analysis import errors
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks import registry
-from bertvision.pipelines.tasks.registry import TASKS, TaskEntry, load_task
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.registry import TASKS, TaskEntry
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"
 TAG = "6e"

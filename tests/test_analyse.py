@@ -13,10 +13,10 @@ import pytest
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
-from bertvision.pipelines.analyse import run_cka, run_isotropy
-from bertvision.pipelines.extract import extract
+from bertvision.pipelines.analysis.run import run_cka, run_isotropy
+from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.scheduler import _one_blas_thread
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

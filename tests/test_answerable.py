@@ -14,29 +14,25 @@ from transformers import AutoModelForQuestionAnswering
 from workspaces import answerable_options, write_squad
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
-from bertvision.pipelines.config import (
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.finetuning.baseline import evaluate_bert, read_logits
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.scores import headline, headline_metric
+from bertvision.pipelines.tasks.squad.answerable import ClassLogits, binary_metrics, window_labels
+from bertvision.pipelines.tasks.squad.read import Answer, Question
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,
     ModelConfig,
-    TaskConfig,
     WorkspaceConfig,
 )
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.loading import load_model
-from bertvision.pipelines.options import FinetuneOptions, open_workspace
-from bertvision.pipelines.scoring import (
-    ClassLogits,
-    binary_metrics,
-    headline,
-    headline_metric,
-)
-from bertvision.pipelines.snapshots import count_encoder_parameters, load_snapshot
-from bertvision.pipelines.status import status
-from bertvision.pipelines.tasks.answerable import window_labels
-from bertvision.pipelines.tasks.registry import TASKS, load_task
-from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.options import FinetuneOptions, open_workspace
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, load_snapshot
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def question(name: str, *, answerable: bool) -> Question:
@@ -181,7 +177,7 @@ def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:
 
 
 def test_training_lowers_the_loss(finished: Workspace) -> None:
-    from bertvision.pipelines.batching import collate
+    from bertvision.pipelines.tasks.batch import collate
 
     task, losses = load_task("answerable"), []
     for tag in ("0e", "1e"):

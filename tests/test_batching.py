@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertvision.pipelines.batching import StepLoader, collate, plan_batches, steps_per_epoch
-from bertvision.pipelines.loading import load_model
-from bertvision.pipelines.tasks.registry import load_task
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.finetuning.steps import StepLoader, plan_batches, steps_per_epoch
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Windows
 
 

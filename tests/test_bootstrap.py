@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.bootstrap import (
+from bertvision.pipelines.results.bootstrap import (
     mcnemar,
     over_seeds,
     paired_bootstrap,
     paired_bootstrap_of,
 )
-from bertvision.pipelines.tasks.class_metrics import accuracy, matthews, pearson
+from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
 
@@ -120,7 +120,7 @@ def test_swapping_the_systems_swaps_the_sign_alone(
 def test_the_seed_decides_the_draws_and_blocks_of_draws_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bertvision.pipelines.analysis import bootstrap
+    from bertvision.pipelines.results.records import bootstrap
 
     random = np.random.default_rng(5)
     first, second = random.random(50), random.random(50)

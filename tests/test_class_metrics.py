@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.class_metrics import (
+from bertvision.pipelines.tasks.sentences.metrics import (
     accuracy,
     classification_metrics,
     f1,

@@ -12,9 +12,9 @@ from stores import shard_path
 from terminal import cells, done, run, with_heads
 from workspaces import write_squad
 
-from bertvision.featurestore.lock import exclusive
-from bertvision.pipelines.tables import format_table
-from bertvision.pipelines.workspace import Workspace
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.workspace import Workspace
 
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
 

@@ -12,7 +12,7 @@ from terminal import done, run, with_heads
 from workspaces import write_squad
 
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
 

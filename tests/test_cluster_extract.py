@@ -20,15 +20,16 @@ from clusters import cluster
 from sentence_space import sentence_space
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.place import place_of
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines import cluster_extract, scheduler
-from bertvision.pipelines.cluster_extract import ClusterWork
-from bertvision.pipelines.extract import Extracted, extract
-from bertvision.pipelines.pretrained import ensure_snapshot
+from bertvision.pipelines import scheduler
+from bertvision.pipelines.extraction import cluster as cluster_extract
+from bertvision.pipelines.extraction.cluster import ClusterWork
+from bertvision.pipelines.extraction.extract import Extracted, extract
 from bertvision.pipelines.scheduler import ClusterError
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 SPLIT, SHARD_TOKENS = "sentences-all", 128
 
@@ -130,15 +131,15 @@ class Assassin:
         def write_shard(writer: SplitWriter, shard: int, *rest: Any) -> Any:
             if not self.claims(shard):
                 return real(writer, shard, *rest)
-            place, files_written = writer.ledger.place, 0
-            write = place.write
+            storage, files_written = writer.ledger.storage, 0
+            write = storage.write
 
             def dying(key: str, content: Any) -> None:
                 nonlocal files_written
                 write(key, _half(content) if files_written == self.moments[shard] else content)
                 files_written += 1
 
-            place.write = dying  # type: ignore[method-assign]
+            storage.write = dying  # type: ignore[method-assign]
             real(writer, shard, *rest)
             return _die()
 
@@ -235,7 +236,7 @@ import torch
 torch.set_num_threads(int(sys.argv[5]))
 sys.path.insert(0, sys.argv[1])
 from test_cluster_extract import run
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 run(Workspace.find(Path(sys.argv[2])), sys.argv[3], scheduler=sys.argv[4])
 """
 
@@ -310,5 +311,5 @@ def test_a_cluster_that_does_not_answer_is_named_and_the_lock_is_free_again(
     monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 0.2)
     with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127.0.0.1:9"):
         run(space, tmp_path / "shared", scheduler="tcp://127.0.0.1:9")
-    with place_of(tmp_path / "shared").lock(f"ledger/0e/{SPLIT}/.lock", "looking"):
+    with open_storage(tmp_path / "shared").lock(f"ledger/0e/{SPLIT}/.lock", "looking"):
         pass

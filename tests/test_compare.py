@@ -11,13 +11,13 @@ import pytest
 from labs import HEADS, scored_copy
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.analysis.bootstrap import Difference
-from bertvision.pipelines.compare import compare, sentence
-from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.results import read_results
-from bertvision.pipelines.systems import find_system, written
-from bertvision.pipelines.tasks.squad_metrics import squad_metrics
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.bootstrap import Difference
+from bertvision.pipelines.results.compare import compare, sentence
+from bertvision.pipelines.results.ensemble import ensemble
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.tasks.squad.metrics import squad_metrics
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEAD = HEADS[0]
 
@@ -30,7 +30,7 @@ def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
 def test_scores_are_the_recorded_ones(lab: Workspace) -> None:
     for metric in ("f1", "exact"):
         found = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", metric=metric, resamples=100)  # type: ignore[arg-type]
-        recorded = {written(r): r.rules["n-best"]["metrics"][metric] for r in read_results(lab)}
+        recorded = {label(r): r.rules["n-best"]["metrics"][metric] for r in read_results(lab)}
         assert found["first_score"] == pytest.approx(recorded[f"{HEAD}:0.5e:1e"])
         assert found["second_score"] == pytest.approx(recorded["bert:1e"])
         assert found["difference"] == pytest.approx(found["first_score"] - found["second_score"])
@@ -99,7 +99,7 @@ def test_every_result_is_found_by_the_name_it_is_written_with(lab: Workspace) ->
     results = read_results(lab)
     assert len(results) == 8
     for result in results:
-        assert find_system(results, written(result)) is result
+        assert find_system(results, label(result)) is result
     name = f"max-bert+{'+'.join(HEADS)}"
     assert find_system(results, name).run == f"{name}@0.5e"  # only one there is
 

@@ -10,12 +10,12 @@ import pytest
 from labs import HEADS, scored_copy
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.costs import Costs, read_costs
-from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.results import read_results
-from bertvision.pipelines.snapshots import count_encoder_parameters
-from bertvision.pipelines.systems import written
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.costs import Costs, read_costs
+from bertvision.pipelines.results.ensemble import ensemble
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.systems import label
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
+from bertvision.pipelines.workspace.workspace import Workspace
 
 OWN = {HEADS[0]: 3.0, HEADS[1]: 5.0}
 FINE_TUNING = {"0.5e": 40.0, "1e": 100.0}
@@ -44,7 +44,7 @@ def _change(path: Path, **values: Any) -> None:
 
 def _costs(lab: Workspace) -> dict[str, Costs]:
     results = read_results(lab)
-    return dict(zip(map(written, results), read_costs(lab, results), strict=True))
+    return dict(zip(map(label, results), read_costs(lab, results), strict=True))
 
 
 def test_seconds_are_the_sum_of_what_a_system_needs(lab: Workspace) -> None:
@@ -92,7 +92,7 @@ def test_bytes_are_those_of_the_training_split(lab: Workspace) -> None:
 
 def test_retention_is_of_bert_at_the_last_snapshot(lab: Workspace) -> None:
     costs = _costs(lab)
-    f1 = {written(r): r.rules["n-best"]["metrics"]["f1"] for r in read_results(lab)}
+    f1 = {label(r): r.rules["n-best"]["metrics"]["f1"] for r in read_results(lab)}
     assert costs["bert:1e"]["retention"] == 100
     for name, cost in costs.items():
         assert cost["retention"] == pytest.approx(100 * f1[name] / f1["bert:1e"])

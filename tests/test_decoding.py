@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.decoding import (
+from bertvision.pipelines.tasks.squad.decoding import (
     NO_SPAN,
     Candidate,
     SpanPrediction,
@@ -21,8 +21,8 @@ from bertvision.pipelines.tasks.decoding import (
     decode,
     tune_threshold,
 )
-from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.tasks.squad_metrics import squad_metrics
+from bertvision.pipelines.tasks.squad.metrics import squad_metrics
+from bertvision.pipelines.tasks.squad.read import Answer, Question
 
 Rule = Literal["n-best", "argmax"]
 

@@ -95,7 +95,7 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
     with open_writer(tmp_path, made.spec, made.contents, made.stats) as writer:
         context = granted(writer.ledger)
         late = granted_writer(context.__enter__())
-        place, write = late.ledger.place, late.ledger.place.write
+        place, write = late.ledger.storage, late.ledger.storage.write
 
         def slowly(key: str, content: object) -> None:
             write(key, content)  # type: ignore[arg-type]

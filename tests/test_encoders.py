@@ -21,26 +21,26 @@ from transformers import (
 )
 
 from bertvision.errors import InputError
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.encoder import Encoder, channel_stats
-from bertvision.pipelines.loading import (
+from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.loading import (
     dimensions,
-    find_checkpoint,
+    find_pretrained,
     load_model,
     load_tokenizer,
     new_model,
     pad_id,
     takes_token_types,
 )
-from bertvision.pipelines.packed_attention import PACKED_ATTENTION, Packing
-from bertvision.pipelines.packed_forward import PackedForward
-from bertvision.pipelines.padded_forward import PaddedForward, groups
+from bertvision.pipelines.encoders.packed_attention import PACKED_ATTENTION, Packing
+from bertvision.pipelines.encoders.packed_forward import PackedForward
+from bertvision.pipelines.encoders.padded_forward import PaddedForward, groups
+from bertvision.pipelines.encoders.token_pooling import check_poolings
+from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.tasks.template import special_ends
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.special_tokens import special_ends
+from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.windows import Windows, make_windows, sentence_windows
-from bertvision.pipelines.token_pooling import check_poolings
 
 ALL = range(LAYERS + 1)
 TEXTS = [
@@ -128,7 +128,7 @@ def test_every_pooling_is_that_of_the_familys_own_states(
     name: str, folder: Path, windows: Windows
 ) -> None:
     own = states_alone(load_model(folder), windows)
-    truth: dict[Tokens, np.ndarray] = {
+    truth: dict[TokenPooling, np.ndarray] = {
         "cls": np.stack([x[0] for x in own]),
         "sep": np.stack([x[-1] for x in own]),
         "mean": np.stack([x.mean(axis=0) for x in own]),
@@ -215,7 +215,7 @@ def test_a_pooler_on_the_padded_path_is_the_models_own(tmp_path: Path) -> None:
 
 def test_sizes_come_from_the_model(name: str, folder: Path) -> None:
     family = FAMILIES[name]
-    checkpoint = find_checkpoint(str(folder))
+    checkpoint = find_pretrained(str(folder))
     assert dimensions(checkpoint.config) == (LAYERS, HIDDEN, family.max_length)
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = 77
@@ -223,7 +223,7 @@ def test_sizes_come_from_the_model(name: str, folder: Path) -> None:
 
 
 def test_windows_of_the_longest_length_can_be_computed(name: str, folder: Path) -> None:
-    longest = dimensions(find_checkpoint(str(folder)).config).max_length
+    longest = dimensions(find_pretrained(str(folder)).config).max_length
     sentences = [Sentence("0", "rome in 1901. " * 40), Sentence("1", "who")]
     windows = sentence_windows(sentences, load_tokenizer(folder), max_length=longest)
     assert windows.n_tokens[0] == longest
@@ -347,7 +347,7 @@ def test_the_encoder_of_a_task_model_gives_the_same_states(folder: Path) -> None
 
 
 def test_an_untrained_twin_is_its_seeds_and_no_copy(folder: Path) -> None:
-    config = find_checkpoint(str(folder)).config
+    config = find_pretrained(str(folder)).config
     state = torch.random.get_rng_state()
     twins = [new_model(config, seed=seed).state_dict() for seed in (1, 1, 2)]
     assert torch.equal(state, torch.random.get_rng_state())
@@ -360,11 +360,11 @@ def test_an_untrained_twin_is_its_seeds_and_no_copy(folder: Path) -> None:
 
 
 def test_an_untrained_twin_for_a_task_has_its_output_layer(folders: Any) -> None:
-    config = find_checkpoint(str(folders("roberta"))).config
+    config = find_pretrained(str(folders("roberta"))).config
     twin = new_model(config, AutoModelForSequenceClassification, seed=0, num_labels=5)
     assert twin.config.num_labels == 5
     assert config.num_labels == 2
-    other = find_checkpoint(str(folders("gpt2"))).config
+    other = find_pretrained(str(folders("gpt2"))).config
     with pytest.raises(InputError, match="untrained gpt2 cannot be loaded"):
         new_model(other, AutoModelForMaskedLM, seed=0)
 
@@ -390,7 +390,7 @@ def test_what_is_no_encoder_of_text_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(values))
     (tmp_path / "mine.py").write_text("raise SystemExit('foreign code ran')")
     with pytest.raises(InputError, match=message):
-        find_checkpoint(str(tmp_path))
+        find_pretrained(str(tmp_path))
 
 
 def test_a_model_without_a_state_per_layer_is_refused(folders: Any) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.featurestore.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.encoding import (
+from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import (
     ENCODINGS,
     ChannelStats,
     decode,

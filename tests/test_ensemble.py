@@ -14,12 +14,12 @@ from labs import HEADS, scored_copy
 from safetensors.numpy import load_file, save_file
 
 from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.analysis.softmax import Combine, combine_logits, combine_softmaxes
-from bertvision.pipelines.ensemble import ensemble, ensemble_dir
-from bertvision.pipelines.results import read_results
-from bertvision.pipelines.scoring import ClassLogits
-from bertvision.pipelines.systems import read_frame, read_system_logits
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.ensemble import ensemble, ensemble_dir
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.softmax import Combine, combine_logits, combine_softmaxes
+from bertvision.pipelines.results.systems import read_frame, read_system_logits
+from bertvision.pipelines.tasks.squad.answerable import ClassLogits
+from bertvision.pipelines.workspace.workspace import Workspace
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 COMBINE = st.sampled_from(["max", "mean"])

@@ -18,23 +18,20 @@ from workspaces import answerable_options
 
 from bertvision.commands import lab as commands
 from bertvision.errors import BertvisionError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.analysis.groups import groups_of, length_range, question_word
-from bertvision.pipelines.costs import read_costs
-from bertvision.pipelines.error_analysis import (
-    agreement,
-    errors,
-    read_answers,
-)
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.results import read_results
-from bertvision.pipelines.second_answers import second_answers
-from bertvision.pipelines.systems import find_system, read_frame
-from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.results.answers import read_answers
+from bertvision.pipelines.results.costs import read_costs
+from bertvision.pipelines.results.error_analysis import agreement, errors
+from bertvision.pipelines.results.groups import groups_of, length_range, question_word
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.second_answers import second_answers
+from bertvision.pipelines.results.systems import find_system, read_frame
+from bertvision.pipelines.tasks.squad.read import Answer, Question
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEAD = f"{HEADS[0]}:0.5e:1e"
 

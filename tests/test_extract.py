@@ -17,19 +17,20 @@ from bertvision.errors import (
     ProvenanceError,
     UnknownNameError,
 )
-from bertvision.featurestore.encoding import decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import decode, encode, get_encoding
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines import quickstart, split_extraction
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.encoder import Encoder, channel_stats
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.loading import load_model, load_tokenizer
-from bertvision.pipelines.packed_attention import Packing, packed_attention
-from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.tasks.facts import make_paragraphs
-from bertvision.pipelines.tasks.squad import Question
+from bertvision.pipelines import quickstart
+from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
+from bertvision.pipelines.encoders.packed_attention import Packing, packed_attention
+from bertvision.pipelines.extraction import split_extraction
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.generated.facts import make_paragraphs
+from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.windows import Windows, make_windows
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def direct(workspace: Workspace, tag: str, split: ActivationSplit, examples: list[int]) -> list:

@@ -25,21 +25,21 @@ from bertvision.errors import (
     ProvenanceError,
     UnknownNameError,
 )
-from bertvision.featurestore.schema import ShardRecord
+from bertvision.featurestore.format.schema import ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines import split_extraction
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.encoder import Encoder
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.repair import repair
-from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.status import status
-from bertvision.pipelines.tasks.questions import window_labels
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.extraction import split_extraction
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.squad.questions import window_labels
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 EXACT: dict[str, Any] = {"encoding": "float32", "precision": "32", "shard_tokens": 16}
 
@@ -242,8 +242,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.workspace.workspace import Workspace
 
 write = SplitWriter.write_shard
 

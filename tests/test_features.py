@@ -21,18 +21,22 @@ from bertvision.errors import (
     UnknownNameError,
     WorkspaceError,
 )
-from bertvision.featurestore.schema import SnapshotTag
+from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines.dataset import add_dataset
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.features import ensure_features, feature_layers, features
-from bertvision.pipelines.options import FinetuneOptions, feature_workspace, open_workspace
-from bertvision.pipelines.pretrained import ensure_snapshot
-from bertvision.pipelines.selection import parse_stored_split, stored_split
-from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.status import status
-from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, Tokens
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.features import ensure_features, feature_layers, features
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling
+from bertvision.pipelines.workspace.dataset import add_dataset
+from bertvision.pipelines.workspace.options import (
+    FinetuneOptions,
+    feature_workspace,
+    open_workspace,
+)
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.selection import parse_stored_split, stored_split
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 NAME = "bigram_shift"
 EXACT: dict[str, Any] = {"encoding": "float32", "precision": "32"}
@@ -54,7 +58,7 @@ def copy(made: Workspace, tmp_path: Path) -> Workspace:
     return Workspace.find(tmp_path / "copy")
 
 
-def direct(space: Workspace, tag: str, split: str, pooling: Tokens) -> np.ndarray:
+def direct(space: Workspace, tag: str, split: str, pooling: TokenPooling) -> np.ndarray:
     """(items, layers, hidden), one window at a time by transformers' own forward pass."""
     snapshot, data = load_snapshot(space.snapshot_dir(tag)), space.dataset(NAME)
     windows = data.windows(split, snapshot.tokenizer)
@@ -80,7 +84,7 @@ def direct(space: Workspace, tag: str, split: str, pooling: Tokens) -> np.ndarra
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("tag", ["0e", "untrained"])
 def test_features_are_the_pooled_hidden_states_in_the_order_of_the_data(
-    made: Workspace, tag: str, pooling: Tokens
+    made: Workspace, tag: str, pooling: TokenPooling
 ) -> None:
     split = made.split(tag, stored_split("train", pooling, NAME))
     assert split.plan.example_id.tolist() != list(range(len(split)))  # it is stored permuted
@@ -151,7 +155,7 @@ def test_a_killed_extraction_of_several_poolings_is_finished(
 def test_what_is_stored_is_not_extracted_again(
     made: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bertvision.pipelines.features as module
+    import bertvision.pipelines.extraction.features as module
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("it was extracted again")
@@ -224,7 +228,7 @@ def test_a_workspace_without_a_task_says_what_it_is_for(made: Workspace) -> None
     st.one_of(st.none(), st.sampled_from(sorted(TASKS))),
 )
 def test_names_of_stored_splits_are_read_back(
-    split: str, tokens: Tokens, dataset: str | None
+    split: str, tokens: TokenPooling, dataset: str | None
 ) -> None:
     assert parse_stored_split(stored_split(split, tokens, dataset)) == (dataset, split, tokens)
 

@@ -18,15 +18,15 @@ from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.bert_eval import evaluate_bert, read_logits
-from bertvision.pipelines.config import FinetuneConfig
-from bertvision.pipelines.finetune import FinetuneModule, finetune, learning_rate
-from bertvision.pipelines.loading import load_model
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.snapshots import load_snapshot, read_snapshot_info
-from bertvision.pipelines.tasks.registry import load_task
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.finetuning.baseline import evaluate_bert, read_logits
+from bertvision.pipelines.finetuning.finetune import FinetuneModule, finetune, learning_rate
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.snapshots import load_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace.workspace import Workspace
 
 RUN = (
     STOP_AT
@@ -34,9 +34,9 @@ RUN = (
 import json, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.resume import StoppedError
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.training.resume import StoppedError
 options = FinetuneOptions(**json.loads(sys.argv[4]))
 try:
     finetune(Path(sys.argv[3]), options, resume_every_seconds=0, evaluate=False)

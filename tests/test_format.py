@@ -12,7 +12,7 @@ import torch
 from faults import contents, small
 
 from bertvision.errors import CorruptStoreError, FormatVersionError
-from bertvision.featurestore.ledger import is_sealed, sealed
+from bertvision.featurestore.format.ledger import is_sealed, sealed
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 

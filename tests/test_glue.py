@@ -10,10 +10,11 @@ import datasets
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence, TaskData
-from bertvision.pipelines.tasks.glue import GLUE, GlueTask
-from bertvision.pipelines.tasks.registry import TASKS, load_task
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.sentences.glue import GLUE, GlueTask
+from bertvision.pipelines.tasks.task import load_task
 
 # Of each task: header (None: there is none), two rows as GLUE writes them, and what they say.
 A, B = 'He said "no.', "It is 5° cold."

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.labelled import check_columns
-from bertvision.pipelines.tasks.registry import load_task
+from bertvision.pipelines.tasks.sentences.labelled import check_columns
+from bertvision.pipelines.tasks.task import load_task
 
 ROWS = [
     ("One.", "x", "yes"),

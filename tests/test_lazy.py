@@ -15,7 +15,7 @@ from stores import Made
 from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.pooled_view import pool_split
+from bertvision.pipelines.extraction.pooled_view import pool_split
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 EXAMPLES = 23
@@ -211,7 +211,7 @@ def test_poolings_of_stored_tokens_are_what_a_pooled_extraction_writes(
 ) -> None:
     from sentence_space import sentence_space
 
-    from bertvision.pipelines.extract import extract
+    from bertvision.pipelines.extraction.extract import extract
 
     space = sentence_space(tiny_bert, tmp_path, 40)
     for tokens, size in ((("all",), 512), (tuple(POOLINGS), 8)):

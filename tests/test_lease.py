@@ -20,10 +20,10 @@ from remotes import s3_server
 from stores import Made
 
 from bertvision.errors import LockedError, StoreError
-from bertvision.featurestore import lease
-from bertvision.featurestore.objects import MemoryObjects
-from bertvision.featurestore.place import place_of
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage import lease
+from bertvision.featurestore.storage.objects import MemoryObjects
+from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import open_writer
 
 
@@ -54,22 +54,22 @@ def test_a_second_writer_is_refused_before_it_writes(url: str) -> None:
 
 
 def test_the_lock_names_no_machine(url: str) -> None:
-    place = place_of(url)
-    with place.lock("ledger/.lock", "writing"):
-        held = json.loads(place.read("ledger/.lock"))
+    storage = open_storage(url)
+    with storage.lock("ledger/.lock", "writing"):
+        held = json.loads(storage.read("ledger/.lock"))
         assert set(held) == {"holder", "process", "since", "renewals", "what", "released"}
     assert os.uname().nodename not in json.dumps(held)
-    assert json.loads(place.read("ledger/.lock"))["released"]
+    assert json.loads(storage.read("ledger/.lock"))["released"]
 
 
 def test_who_waits_gets_it_when_it_is_given_back(url: str) -> None:
     order = []
 
     def wait() -> None:
-        with place_of(url).lock("l", "second", wait=True):
+        with open_storage(url).lock("l", "second", wait=True):
             order.append("second")
 
-    with place_of(url).lock("l", "first"):
+    with open_storage(url).lock("l", "first"):
         thread = threading.Thread(target=wait)
         thread.start()
         thread.join(0.7)  # it looks at least once
@@ -85,7 +85,7 @@ def test_one_of_several_gets_it(contenders: int) -> None:
     def contend(url: str) -> bool:
         start.wait()
         try:
-            with place_of(url).lock("l", "racing"):
+            with open_storage(url).lock("l", "racing"):
                 assert held.acquire(blocking=False), "two hold it"
                 done.wait()
                 held.release()
@@ -110,7 +110,7 @@ def test_a_killed_holder_does_not_keep_it(s3: list[str], monkeypatch: pytest.Mon
     url = f"s3://bucket/{uuid.uuid4().hex}"
     code = f"""
 import time
-from bertvision.featurestore.place import place_of
+from bertvision.featurestore.storage.storage import place_of
 with place_of({url!r}).lock("l", "being killed"):
     print("held", flush=True)
     time.sleep(60)
@@ -120,24 +120,24 @@ with place_of({url!r}).lock("l", "being killed"):
     assert holder.stdout.readline() == "held\n"
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    place = place_of(url)
-    with pytest.raises(LockedError, match="being killed"), place.lock("l", "later"):
+    storage = open_storage(url)
+    with pytest.raises(LockedError, match="being killed"), storage.lock("l", "later"):
         pass
     monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
-    with place.lock("l", "later", wait=True):
-        assert json.loads(place.read("l"))["process"] == os.getpid()
+    with storage.lock("l", "later", wait=True):
+        assert json.loads(storage.read("l"))["process"] == os.getpid()
 
 
 def test_a_holder_renews_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LEASE_SECONDS", 2.0)
-    place = place_of(url)
-    with place.lock("l", "first"):
+    storage = open_storage(url)
+    with storage.lock("l", "first"):
         until = time.monotonic() + 60
-        while json.loads(place.read("l"))["renewals"] < 8 and time.monotonic() < until:
+        while json.loads(storage.read("l"))["renewals"] < 8 and time.monotonic() < until:
             time.sleep(0.1)  # longer than the lease, by the renewals that were made
-        with pytest.raises(LockedError, match="first"), place_of(url).lock("l", "second"):
+        with pytest.raises(LockedError, match="first"), open_storage(url).lock("l", "second"):
             pass
-        place.write("f", b"1")
+        storage.write("f", b"1")
 
 
 def test_who_lost_it_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,9 @@ def test_who_lost_it_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -
     made = Made([9, 30, 12, 40], seed=None)
     with open_writer(url, made.spec, made.contents, made.stats) as writer:
         made.write_shard(writer, 0)
-        thief = place_of(url)
+        thief = open_storage(url)
         thief.write("ledger/1e/train/.lock", b"{}")  # as one that took over would
-        (held,) = writer.ledger.place._leases  # type: ignore[attr-defined]
+        (held,) = writer.ledger.storage._leases  # type: ignore[attr-defined]
         held._thread.join(60)
         with pytest.raises(LockedError, match="lock.*was lost.*run the same command again"):
             made.write_shard(writer, 1)
@@ -158,25 +158,25 @@ def test_who_lost_it_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -
 def test_who_cannot_renew_it_in_time_writes_no_more(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place: Any = place_of(url)
-    with place.lock("l", "first"):
-        place.write("f", b"1")
-        (held,) = place._leases
+    storage: Any = open_storage(url)
+    with storage.lock("l", "first"):
+        storage.write("f", b"1")
+        (held,) = storage._leases
         monkeypatch.setattr(held, "_renewed", time.monotonic() - 61)
         with pytest.raises(LockedError, match="could not be renewed for 60 s"):
-            place.write("f", b"2")
+            storage.write("f", b"2")
         with pytest.raises(LockedError, match="could not be renewed"):
-            place.remove("f")
-    assert place.read("f") == b"1"
+            storage.remove("f")
+    assert storage.read("f") == b"1"
 
 
 def test_a_damaged_lock_is_over_by_its_age(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = place_of(url)
-    place.write("l", b"\x00[")
-    with pytest.raises(LockedError), place.lock("l", "later"):
+    storage = open_storage(url)
+    storage.write("l", b"\x00[")
+    with pytest.raises(LockedError), storage.lock("l", "later"):
         pass
     monkeypatch.setattr(lease, "LEASE_SECONDS", -1.0)
-    held = place.lock("l", "later")
+    held = storage.lock("l", "later")
     held.__enter__()
     monkeypatch.undo()
     held.__exit__(None, None, None)

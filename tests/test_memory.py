@@ -15,11 +15,11 @@ import torch
 from clusters import cluster
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.analysis.isotropy import isotropy
-from bertvision.pipelines.pooled_view import pool_split
+from bertvision.pipelines.extraction.pooled_view import pool_split
 from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
 LIMIT = 640 << 20

@@ -15,18 +15,14 @@ from hypothesis import strategies as st
 
 from bertvision.errors import BertvisionError, CorruptStoreError, InputError
 from bertvision.featurestore.creation import SplitSpec
-from bertvision.featurestore.place import LocalPlace
-from bertvision.featurestore.schema import SnapshotTag, check_name
+from bertvision.featurestore.format.schema import SnapshotTag, check_name
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.config import (
-    FinetuneConfig,
-    ModelConfig,
-    TaskConfig,
-    WorkspaceConfig,
-)
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.workspace.config import FinetuneConfig, ModelConfig, WorkspaceConfig
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PIECES = [
     "..", ".", "/", "//", "\\", "\0", ":", "~", "$HOME", "%2e%2e%2f", " ", "\t", "\n", "\r", "*",
@@ -167,20 +163,27 @@ def test_no_head_or_snapshot_lies_outside_its_workspace(workspace: Workspace, te
 @example("../outside/secret")
 @example("ledger/../../outside/secret")
 def test_no_key_leads_out_of_its_place(around: Path, text: str) -> None:
-    place = LocalPlace(around / "store")
+    storage = LocalStorage(around / "store")
     held = listing(around / "outside")
     top = {path.name for path in around.iterdir()}
     path = os.path.normpath(os.path.join(around / "store", text.split("\0")[0]))
     if "\0" in text or "\ud800" in text or path == str(around / "store"):
         return
-    for call in (place.read, place.size, place.names, place.remove, place.sweep, place.open):
+    for call in (
+        storage.read,
+        storage.size,
+        storage.names,
+        storage.remove,
+        storage.sweep,
+        storage.open,
+    ):
         try:
             found = call(text)  # type: ignore[operator]
         except (CorruptStoreError, OSError):
             continue
         assert found in (None, []) or path.startswith(str(around / "store") + os.sep)
     with suppress(CorruptStoreError, OSError):
-        place.write(text, b"written")
+        storage.write(text, b"written")
         assert path.startswith(str(around / "store") + os.sep)
     assert listing(around / "outside") == held
     assert {path.name for path in around.iterdir()} == top

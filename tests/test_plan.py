@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.featurestore.plan import ShardPlan
+from bertvision.featurestore.format.plan import ShardPlan
 
 lengths = st.lists(st.integers(1, 32), min_size=1, max_size=60)
 seeds = st.one_of(st.none(), st.integers(0, 2**31))

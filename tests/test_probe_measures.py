@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from probing import as_data, blobs
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.bootstrap import paired_bootstrap
 from bertvision.pipelines.probing.control import control_labels, unseen_share
 from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.mdl import block_ends, code_length, online_code
@@ -18,6 +17,7 @@ from bertvision.pipelines.probing.measure import measure, measure_control
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Labelled, partition, stratified
 from bertvision.pipelines.probing.scores import accuracy, difference, majority
+from bertvision.pipelines.results.bootstrap import paired_bootstrap
 
 OPTIONS = ProbeOptions()
 

@@ -12,7 +12,6 @@ from browser import CHROMIUM, as_printed, measure
 from reports import Page, read_table
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.options import feature_workspace
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import (
     ControlRecord,
@@ -25,10 +24,11 @@ from bertvision.pipelines.probing.results import (
 )
 from bertvision.pipelines.probing.scores import accuracy
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.probe_figures import probe_tip, shown_lines
+from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
 from bertvision.pipelines.report.probing import _best_pooling, _reference
-from bertvision.pipelines.tasks.senteval import PROBING
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.sentences.senteval import PROBING
+from bertvision.pipelines.workspace.options import feature_workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 N = 500
 

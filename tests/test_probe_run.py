@@ -18,18 +18,18 @@ import pytest
 from typer.testing import CliRunner
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
-from bertvision.pipelines.dataset import add_dataset
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.features import features
-from bertvision.pipelines.layers import parse_concat, wanted_layers
-from bertvision.pipelines.options import feature_workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.features import features
+from bertvision.pipelines.extraction.layers import parse_concat, wanted_layers
 from bertvision.pipelines.probing import run as module
+from bertvision.pipelines.probing.cache import ProbeCache
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all
 from bertvision.pipelines.probing.run import probe
-from bertvision.pipelines.probing.shelf import Shelf
 from bertvision.pipelines.probing.summary import best_layer, probe_rows
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.dataset import add_dataset
+from bertvision.pipelines.workspace.options import feature_workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 OPTIONS = ProbeOptions(max_epochs=24, lr=0.02, weight_decays=(1e-4, 1e-2))
 
@@ -67,7 +67,7 @@ def extracted(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
     space = feature_workspace(folder / "workspace", str(tiny_bert))
     source = write_probing(folder / "bigram_shift.txt")
     name = add_dataset(space.root, "bigram_shift", str(source)).name
-    from bertvision.pipelines.features import ensure_features
+    from bertvision.pipelines.extraction.features import ensure_features
 
     splits, poolings = ("train", "dev", "test"), ("cls", "mean")
     ensure_features(space, ["untrained", "0e"], name, splits, poolings, precision="32")
@@ -152,9 +152,9 @@ def test_a_second_call_trains_nothing_and_another_layer_alone(
 ) -> None:
     run(space, layers=[2])
     loaded: list[Any] = []
-    load = Shelf.load
+    load = ProbeCache.load
     monkeypatch.setattr(
-        Shelf, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
+        ProbeCache, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
     )
     before = place(space.root, run(space, layers=[2])[0]).read_bytes()
     assert not loaded
@@ -170,8 +170,8 @@ def test_control_and_code_are_added_to_what_is_there(
 ) -> None:
     (plain,) = run(space, poolings=("mean",))
     trained = []
-    train = Shelf._train
-    monkeypatch.setattr(Shelf, "_train", lambda self, *a: trained.append(a) or train(self, *a))
+    train = ProbeCache._train
+    monkeypatch.setattr(ProbeCache, "_train", lambda self, *a: trained.append(a) or train(self, *a))
     (more,) = run(space, poolings=("mean",), control=True, mdl=True)
     assert not trained
     for before, after in zip(plain.probes, more.probes, strict=True):
@@ -189,7 +189,7 @@ import os, signal, sys
 from pathlib import Path
 from bertvision.pipelines.probing import run as module
 from test_probe_run import OPTIONS, run
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 write, calls = module.write, []
 def killing(root, probes):
@@ -399,7 +399,7 @@ def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path
 def test_the_module_is_not_left_locked(space: Workspace) -> None:
     """Two at once would overwrite each other's files."""
     from bertvision.errors import LockedError
-    from bertvision.featurestore.lock import exclusive
+    from bertvision.featurestore.storage.lock import exclusive
 
     folder = space.root / module.FOLDER / "bigram_shift"
     folder.mkdir(parents=True)

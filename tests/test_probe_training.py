@@ -168,7 +168,7 @@ SHARES = {
 
 
 def test_every_probing_task_is_among_the_shares() -> None:
-    from bertvision.pipelines.tasks.senteval import PROBING
+    from bertvision.pipelines.tasks.sentences.senteval import PROBING
 
     assert set(PROBING) <= set(SHARES)
 

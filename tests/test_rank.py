@@ -19,8 +19,8 @@ from transformers import AutoModel, AutoTokenizer
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.ranking.metrics import Candidates, score_questions
 from bertvision.pipelines.ranking.rank import rank
-from bertvision.pipelines.tasks.ranking_data import read_ranking
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PEOPLE = ["anna", "boris", "clara", "david"]
 SIZES = {"train": 30, "dev": 10, "test": 15}

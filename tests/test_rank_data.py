@@ -9,10 +9,10 @@ import pytest
 from rankings import write_aligned, write_table
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.tasks.ranking_data import read_ranking
-from bertvision.pipelines.tasks.registry import load_task
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.tasks.task import load_task
 
 ROWS = {
     "train": [("who ?", "anna .", 1, "1"), ("who ?", "a river .", 0, "1")],

@@ -29,7 +29,7 @@ from bertvision.pipelines.ranking.training import (
     train,
 )
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 
 LEARNED = [name for name in SCORERS if name != "cosine"]
 QUICK = Training(epochs=3)

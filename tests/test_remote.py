@@ -17,9 +17,9 @@ from remotes import SlowServer, s3_server
 from stores import Made
 
 from bertvision.errors import CorruptStoreError, InputError, StoreError, StoreNotFoundError
-from bertvision.featurestore import objects
-from bertvision.featurestore.place import place_of
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage import objects
+from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 
@@ -40,43 +40,47 @@ def url(request: pytest.FixtureRequest, s3: list[str]) -> str:
 
 
 def test_files_are_written_read_listed_and_removed(url: str) -> None:
-    place = place_of(url)
-    assert place.names("") == place.names("a/b") == []
-    assert place.size("a/f") is None
-    place.write("a/f", b"one")
-    place.write("a/b/g", iter([b"t", b"w", memoryview(b"o")]))
-    place.write("a/empty", b"")
-    assert (place.read("a/f"), place.read("a/b/g"), place.read("a/empty")) == (b"one", b"two", b"")
-    assert sorted(place.names("a")) == ["b", "empty", "f"]
-    assert (place.size("a/f"), place.size("a/b"), place.size("a/empty")) == (3, None, 0)
-    place.write("a/f", b"other")
-    assert place.read("a/f") == b"other"
-    place.remove("a/f")
-    place.remove("a/f")
-    assert place.size("a/f") is None
-    place.remove("a")
-    assert place.names("") == []
-    assert place.free_bytes() is None
+    storage = open_storage(url)
+    assert storage.names("") == storage.names("a/b") == []
+    assert storage.size("a/f") is None
+    storage.write("a/f", b"one")
+    storage.write("a/b/g", iter([b"t", b"w", memoryview(b"o")]))
+    storage.write("a/empty", b"")
+    assert (storage.read("a/f"), storage.read("a/b/g"), storage.read("a/empty")) == (
+        b"one",
+        b"two",
+        b"",
+    )
+    assert sorted(storage.names("a")) == ["b", "empty", "f"]
+    assert (storage.size("a/f"), storage.size("a/b"), storage.size("a/empty")) == (3, None, 0)
+    storage.write("a/f", b"other")
+    assert storage.read("a/f") == b"other"
+    storage.remove("a/f")
+    storage.remove("a/f")
+    assert storage.size("a/f") is None
+    storage.remove("a")
+    assert storage.names("") == []
+    assert storage.free_bytes() is None
 
 
 @pytest.mark.parametrize("call", ["read", "open"])
 def test_what_is_missing_is_not_found(url: str, call: str) -> None:
     with pytest.raises(FileNotFoundError, match="ledger/x is missing"):
-        getattr(place_of(url), call)("ledger/x")
+        getattr(open_storage(url), call)("ledger/x")
 
 
 def test_a_file_that_is_larger_than_is_due_is_not_fetched(url: str) -> None:
-    place = place_of(url)
-    place.write("f", b"12345")
-    assert place.read("f", 5) == b"12345"
+    storage = open_storage(url)
+    storage.write("f", b"12345")
+    assert storage.read("f", 5) == b"12345"
     with pytest.raises(CorruptStoreError, match="more than 4 bytes"):
-        place.read("f", 4)
+        storage.read("f", 4)
 
 
 @pytest.mark.parametrize("key", ["../f", "a/../../f", "/f", "a//f"])
 def test_keys_do_not_lead_out(url: str, key: str) -> None:
     with pytest.raises(CorruptStoreError, match="leads out of"):
-        place_of(url).write(key, b"")
+        open_storage(url).write(key, b"")
 
 
 def test_pieces_may_share_their_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +92,10 @@ def test_pieces_may_share_their_memory(url: str, monkeypatch: pytest.MonkeyPatch
             shared[:] = i
             yield shared.data
 
-    place = place_of(url)
-    place.write("f", pieces())
+    storage = open_storage(url)
+    storage.write("f", pieces())
     out = np.empty(18 << 20, np.uint8)
-    place.open("f").read_into(out, 0)
+    storage.open("f").read_into(out, 0)
     assert out.reshape(6, -1).min(1).tolist() == out.reshape(6, -1).max(1).tolist() == [*range(6)]
 
 
@@ -99,16 +103,16 @@ def test_content_that_fails_leaves_what_was_there(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PART_BYTES", 5 << 20)
-    place = place_of(url)
-    place.write("f", b"before")
+    storage = open_storage(url)
+    storage.write("f", b"before")
 
     def pieces() -> Iterator[bytes]:
         yield bytes(12 << 20)
         raise ZeroDivisionError("in what makes the content")
 
     with pytest.raises(ZeroDivisionError, match="in what makes"):
-        place.write("f", pieces())
-    assert place.read("f") == b"before"
+        storage.write("f", pieces())
+    assert storage.read("f") == b"before"
     if url.startswith("s3"):
         import fsspec
 
@@ -119,8 +123,8 @@ def test_content_that_fails_leaves_what_was_there(
 def test_large_uploads_hold_a_few_parts_at_most(s3: list[str]) -> None:
     code = """
 import resource
-from bertvision.featurestore import objects
-from bertvision.featurestore.place import place_of
+from bertvision.featurestore.storage import objects
+from bertvision.featurestore.storage.storage import place_of
 objects.PART_BYTES = 5 << 20
 place = place_of("s3://bucket/large")
 def pieces(n):
@@ -189,15 +193,15 @@ def test_dask_processes_open_it_again(s3: list[str]) -> None:
 
 
 def test_a_place_goes_to_other_processes_by_its_url(url: str) -> None:
-    place = place_of(url)
-    place.write("f", b"1")
-    again = pickle.loads(pickle.dumps(place))
-    assert str(again) == str(place) == url
+    storage = open_storage(url)
+    storage.write("f", b"1")
+    again = pickle.loads(pickle.dumps(storage))
+    assert str(again) == str(storage) == url
     assert again.read("f") == b"1"
 
 
 def test_listings_show_what_others_wrote_since(url: str) -> None:
-    one, other = place_of(url), place_of(url)
+    one, other = open_storage(url), open_storage(url)
     one.write("ledger/a", b"")
     assert other.names("ledger") == ["a"]
     one.write("ledger/b", b"")
@@ -210,14 +214,14 @@ def test_listings_show_what_others_wrote_since(url: str) -> None:
 def test_damage_is_found_and_named(url: str, name: str) -> None:
     split = Made(LENGTHS, encoding="int8").write(url)
     key = f"arrays.zarr/1e/train/{name}/c/1" + ("/0/0" if name == "hidden_states" else "/0")
-    data = bytearray(split.place.read(key))
+    data = bytearray(split.storage.read(key))
     data[40] ^= 1
-    split.place.write(key, bytes(data))
+    split.storage.write(key, bytes(data))
     assert [problem for problem in split.verify() if "shard 1" in problem]
     with pytest.raises(CorruptStoreError, match="shard 1"):
         for _ in ActivationLoader(ActivationSplit(url, "1e", "train"), batch_size=2):
             pass
-    split.place.remove(key)
+    split.storage.remove(key)
     with pytest.raises(CorruptStoreError, match=f"shard 1: {name} is missing"):
         ActivationSplit(url, "1e", "train").open_shard(1)
 
@@ -233,12 +237,12 @@ def test_a_large_ledger_is_listed_in_few_requests(s3: list[str], records: int) -
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     for shard in range(records):
         backend.put_object("bucket", f"many/ledger/1e/train/{shard:05d}.json", b"")
-    place = place_of("s3://bucket/many")
+    storage = open_storage("s3://bucket/many")
     s3.clear()
-    assert len(place.names("ledger/1e/train")) == records
+    assert len(storage.names("ledger/1e/train")) == records
     assert len(s3) <= records // 1000 + 1  # S3 gives 1000 names at a time
     s3.clear()
-    assert place.names("ledger/1e") == ["train"]
+    assert storage.names("ledger/1e") == ["train"]
     assert len(s3) == 1
 
 
@@ -254,7 +258,7 @@ def served(tmp_path: Path) -> Iterator[tuple[SlowServer, Made, ActivationSplit]]
 def test_a_shard_is_streamed_in_few_requests(
     served: tuple[SlowServer, Made, ActivationSplit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertvision.featurestore import remotefile
+    from bertvision.featurestore.storage import remotefile
 
     monkeypatch.setattr(remotefile, "PART_BYTES", 2 << 20)
     server, made, split = served
@@ -361,7 +365,7 @@ def test_read_ahead_reaches_four_fifths_of_the_bandwidth(tmp_path: Path) -> None
 )
 def test_a_url_with_what_may_be_a_secret_is_refused_without_repeating_it(bad: str) -> None:
     with pytest.raises(InputError, match="URL of (the|a) store") as raised:
-        place_of(bad)
+        open_storage(bad)
     assert "hunter2" not in str(raised.value)
 
 
@@ -376,7 +380,7 @@ def test_a_url_with_what_may_be_a_secret_is_refused_without_repeating_it(bad: st
 )
 def test_a_url_that_leads_nowhere_is_refused(bad: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        place_of(bad)
+        open_storage(bad)
 
 
 def test_without_s3fs_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +390,7 @@ def test_without_s3fs_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(registry._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InputError, match=r"pip install 'bertvision\[s3\]'"):
-        place_of("s3://bucket/store")
+        open_storage("s3://bucket/store")
 
 
 def test_what_can_only_be_read_is_not_written(tmp_path: Path) -> None:
@@ -401,7 +405,7 @@ def test_no_store_is_told_apart_from_no_bucket(s3: list[str]) -> None:
         ActivationStore.open("s3://bucket/nothing")
     for call in (lambda p: p.names(""), lambda p: p.size("f"), lambda p: p.read("f")):
         with pytest.raises(StoreError, match="s3://elsewhere.*no such bucket") as raised:
-            call(place_of("s3://elsewhere/store"))
+            call(open_storage("s3://elsewhere/store"))
         assert not isinstance(raised.value, FileNotFoundError)
 
 

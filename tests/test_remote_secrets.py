@@ -95,7 +95,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
         for name in ("whole", "damaged"):
             split = Made([5, 9, 30, 40, 33], encoding="int8").write(f"s3://bucket/{name}")
         key = "arrays.zarr/1e/train/hidden_states/c/1/0/0"
-        split.place.write(key, bytes(len(split.place.read(key))))
+        split.storage.write(key, bytes(len(split.storage.read(key))))
         script = f"CANARIES = {CANARIES}\nDENYING = {denying.url!r}\n{SCRIPT}"
         done = subprocess.run(
             [sys.executable, "-c", script],
@@ -131,8 +131,9 @@ def test_no_secret_gets_out(output: tuple[str, dict[str, bytes]], canary: str) -
 
 def test_no_secret_is_kept_in_a_workspace(tmp_path: Path) -> None:
     from bertvision.errors import InputError
-    from bertvision.pipelines.config import FinetuneConfig, ModelConfig, TaskConfig, WorkspaceConfig
-    from bertvision.pipelines.workspace import Workspace
+    from bertvision.pipelines.tasks.config import TaskConfig
+    from bertvision.pipelines.workspace.config import FinetuneConfig, ModelConfig, WorkspaceConfig
+    from bertvision.pipelines.workspace.workspace import Workspace
 
     model = ModelConfig(name_or_path="b", weights_sha256="0", hidden_size=4, num_hidden_layers=1)
     config = WorkspaceConfig(model=model, task=TaskConfig(), data={}, finetune=FinetuneConfig())

@@ -13,7 +13,7 @@ from remotes import s3_server
 from typer.testing import CliRunner
 
 from bertvision.cli import app
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 SECRETS = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret"}
 STORE = "s3://bucket/activations"

@@ -11,9 +11,9 @@ from stores import record_path, shard_path
 from bertvision.errors import CorruptStoreError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.repair import repair
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from bertvision.commands.report import report as command
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.report.build import Report, write_report
 from bertvision.pipelines.report.headline import sentences
-from bertvision.pipelines.rows import read_rows
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.rows import read_rows
+from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.workspace import Workspace as OpenWorkspace
+    from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&amp; `code` </style>'
 
@@ -107,7 +107,7 @@ def test_files_that_rows_name_are_there(lab: OpenWorkspace, written: Report) -> 
 
 
 def test_pooling_weights_are_those_of_the_head(lab: OpenWorkspace, written: Report) -> None:
-    from bertvision.pipelines.trained_head import load_head
+    from bertvision.pipelines.training.trained_head import load_head
 
     folders = [
         lab.root / "heads" / "1e" / name for name in ("learned-pooling", "learned-pooling@s1")

@@ -14,10 +14,10 @@ from PIL import Image
 from reports import make_lab
 
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.workspace import Workspace as OpenWorkspace
+    from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
 PHONE, PORTRAIT, LANDSCAPE, SCREEN = 360, 688, 1017, 1000

@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertvision.pipelines.report as package
-from bertvision.pipelines.report.figures import both
-from bertvision.pipelines.report.page import in_code, in_groups
-from bertvision.pipelines.report.pooling import softmax
-from bertvision.pipelines.report.scores import learning_curve
-from bertvision.pipelines.report.svg import (
+from bertvision.pipelines.report.drawing.figures import both
+from bertvision.pipelines.report.drawing.svg import (
     Canvas,
     Labels,
     Plot,
@@ -25,8 +22,12 @@ from bertvision.pipelines.report.svg import (
     text_width,
     ticks,
 )
-from bertvision.pipelines.report.table import Column, Table, signed
-from bertvision.pipelines.rows import Results
+from bertvision.pipelines.report.page import in_code, in_groups
+from bertvision.pipelines.report.pooling import softmax
+from bertvision.pipelines.report.scores import learning_curve
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column, signed
+from bertvision.pipelines.results.rows import Results
 
 numbers = st.floats(-1e4, 1e4, allow_nan=False)
 

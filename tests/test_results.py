@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from bertvision import cli
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.reproduce import TRAINING_DEFAULTS, training_command
-from bertvision.pipelines.results import read_results, read_run_config, read_run_metrics
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.ensemble import ensemble
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
+from bertvision.pipelines.workspace.reproduce import TRAINING_DEFAULTS, training_command
+from bertvision.pipelines.workspace.workspace import Workspace
 
 CONFIG: dict[str, Any] = {
     "head": "adapter-386-shared",
@@ -71,7 +72,7 @@ def test_the_command_of_a_head_makes_its_numbers_again(lab: Workspace) -> None:
 
 
 def test_results_of_another_split_are_apart(lab: Workspace) -> None:
-    from bertvision.pipelines.evaluate import evaluate
+    from bertvision.pipelines.training.evaluate import evaluate
 
     evaluate(lab, HEADS, trained_on="0.5e", tag="1e", split="tune", precision="32")
     found = read_results(lab, "tune")

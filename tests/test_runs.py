@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.datamodule import HiddenStates
-from bertvision.pipelines.feed import Feed, Shared
-from bertvision.pipelines.runs import Run, ranks, runs_of
+from bertvision.pipelines.training.collector import BatchCollector, Shared
+from bertvision.pipelines.training.datamodule import HiddenStates
+from bertvision.pipelines.workspace.runs import Run, ranks, runs_of
 
 fractions = st.integers(0, 10_000).map(lambda i: i / 10_000)
 
@@ -75,11 +75,11 @@ def test_a_feed_gives_the_batches_that_its_examples_alone_would_make(
     rank = ranks(np.arange(n), 3)
     own = [p for p in order if rank[p] < kept]
     expected = [own[i : i + batch_size] for i in range(0, len(own), batch_size)]
-    feed, found = Feed(kept, n, batch_size), []
+    collector, found = BatchCollector(kept, n, batch_size), []
     for i in range(0, n, batch_size):
         positions = order[i : i + batch_size]
-        found.append(feed.take(Shared(_batch(positions)), torch.from_numpy(rank[positions])))
-    found.append(feed.rest())
+        found.append(collector.take(Shared(_batch(positions)), torch.from_numpy(rank[positions])))
+    found.append(collector.rest())
     given_out = [batch for batch in found if batch is not None]
     assert [batch.examples.tolist() for batch in given_out] == expected
     for batch, positions in zip(given_out, expected, strict=True):
@@ -87,4 +87,4 @@ def test_a_feed_gives_the_batches_that_its_examples_alone_would_make(
         assert torch.equal(batch.hidden_states, alone.hidden_states)
         assert torch.equal(batch.lengths, alone.lengths)
         assert torch.equal(batch.labels["start_positions"], alone.labels["start_positions"])
-    assert feed.pending == []
+    assert collector.pending == []

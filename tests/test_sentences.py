@@ -15,13 +15,14 @@ from transformers import AutoTokenizer, pipeline
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput
-from bertvision.pipelines.batching import collate
-from bertvision.pipelines.config import TaskConfig
-from bertvision.pipelines.loading import load_model
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.registry import Predicted, load_task
-from bertvision.pipelines.tasks.sentence_rows import sorted_classes
-from bertvision.pipelines.tasks.sentences import SentenceTask
+from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.sentences.rows import sorted_classes
+from bertvision.pipelines.tasks.sentences.task import SentenceTask
+from bertvision.pipelines.tasks.task import load_task
 
 CLASSES = ("no", "perhaps", "yes")
 ITEMS = [

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.registry import TASKS, load_task
-from bertvision.pipelines.tasks.senteval import DOWNSTREAM, PROBING
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.sentences.senteval import DOWNSTREAM, PROBING
+from bertvision.pipelines.tasks.task import load_task
 
 PROBE = """\
 tr\tPres\tA fox warns .

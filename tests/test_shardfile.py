@@ -13,8 +13,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from bertvision.errors import CorruptStoreError, InputError
-from bertvision.featurestore.place import LocalPlace
-from bertvision.featurestore.shardfile import compress, decompress, read_spans, shard_pieces
+from bertvision.featurestore.format.shardfile import compress, decompress, read_spans, shard_pieces
+from bertvision.featurestore.storage.local import LocalStorage
 
 LENGTHS = [5, 31, 64, 1, 17, 40, 22, 9, 33, 60, 2, 28]
 
@@ -79,19 +79,19 @@ def test_a_chunk_that_claims_to_be_larger_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_is_checked_before_it_is_followed(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
-    place.write("f", shard_pieces([np.arange(10, dtype=np.uint8), np.arange(6, dtype=np.uint8)]))
+    storage = LocalStorage(tmp_path)
+    storage.write("f", shard_pieces([np.arange(10, dtype=np.uint8), np.arange(6, dtype=np.uint8)]))
     data = bytearray((tmp_path / "f").read_bytes())
-    assert [tuple(span) for span in read_spans(place.open("f"), 2)] == [(0, 10), (14, 6)]
+    assert [tuple(span) for span in read_spans(storage.open("f"), 2)] == [(0, 10), (14, 6)]
     for position in range(24, len(data)):
         changed = data.copy()
         changed[position] ^= 1
         (tmp_path / "f").write_bytes(changed)
         with pytest.raises(CorruptStoreError, match="index"):
-            read_spans(place.open("f"), 2)
+            read_spans(storage.open("f"), 2)
     (tmp_path / "f").write_bytes(data[:20])
     with pytest.raises(CorruptStoreError, match="too few"):
-        read_spans(place.open("f"), 2)
+        read_spans(storage.open("f"), 2)
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int4"])

@@ -9,22 +9,22 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.config import (
-    DataConfig,
-    FinetuneConfig,
-    ModelConfig,
-    TaskConfig,
-    WorkspaceConfig,
-)
-from bertvision.pipelines.loading import (
-    find_checkpoint,
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.encoders.loading import (
+    find_pretrained,
     load_model,
     load_tokenizer,
     tokenizer_digest,
     weights_digest,
 )
-from bertvision.pipelines.snapshots import is_snapshot, load_snapshot, save_snapshot
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.workspace.config import (
+    DataConfig,
+    FinetuneConfig,
+    ModelConfig,
+    WorkspaceConfig,
+)
+from bertvision.pipelines.workspace.snapshots import is_snapshot, load_snapshot, save_snapshot
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_an_unknown_architecture_is_refused_by_name(tiny_bert: Path, tmp_path: P
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "nobert"}))
     with pytest.raises(InputError, match="model_type 'nobert'"):
-        find_checkpoint(str(folder))
+        find_pretrained(str(folder))
 
 
 def test_pickled_weights_are_never_read(tiny_bert: Path, tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_pickled_weights_are_never_read(tiny_bert: Path, tmp_path: Path) -> None
     )
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="only safetensors weights are read"):
-        find_checkpoint(str(folder))
+        find_pretrained(str(folder))
 
 
 @pytest.mark.parametrize("name", ["bert-not-here", "someone/bert-not-here", "./no/folder", "a b"])
 def test_an_unknown_model_is_an_input_error_also_without_a_network(name: str) -> None:
     with pytest.raises(InputError, match="folder"):
-        find_checkpoint(name)
+        find_pretrained(name)
 
 
 def test_damaged_pretrained_weights_are_an_input_error(tiny_bert: Path, tmp_path: Path) -> None:

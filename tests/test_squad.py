@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.squad import (
+from bertvision.pipelines.tasks.squad.read import (
     MAX_CHARACTERS,
     Answer,
     Question,

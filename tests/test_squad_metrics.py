@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import BertvisionWarning, InputError
-from bertvision.pipelines.tasks.squad import Answer, Question
-from bertvision.pipelines.tasks.squad_metrics import (
+from bertvision.pipelines.tasks.squad.metrics import (
     answer_score,
     normalise_answer,
     score_files,
     squad_metrics,
 )
+from bertvision.pipelines.tasks.squad.read import Answer, Question
 
 
 def question(id: str, *golds: str) -> Question:

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
-from bertvision.pipelines.selection import hold_out
-from bertvision.pipelines.tasks.registry import load_task
-from bertvision.pipelines.tasks.squad import Answer, Question, load_squad
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.squad.read import Answer, Question, load_squad
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.selection import hold_out
 
 CONTEXT = "Anna founded Norvik in 1901. Zoë lives there."
 
@@ -211,8 +211,8 @@ def test_hold_out_splits_whole_contexts_exactly(
 def test_hold_out_is_the_same_in_another_python_process() -> None:
     contexts = [f"context {i}" for i in range(40)]
     code = (
-        "from bertvision.pipelines.selection import hold_out\n"
-        "from bertvision.pipelines.tasks.squad import Question\n"
+        "from bertvision.pipelines.workspace.selection import hold_out\n"
+        "from bertvision.pipelines.tasks.squad.read import Question\n"
         "q = [Question(f'q{i}', '?', f'context {i}', (), True) for i in range(40)]\n"
         "print(*(x.id for x in hold_out(q, 0.1, lambda x: x.context, seed=3)[1]))"
     )

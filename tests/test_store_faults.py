@@ -20,9 +20,9 @@ from stores import Made
 from transformers import AutoModelForQuestionAnswering
 
 from bertvision.errors import DiskSpaceError, LockedError
-from bertvision.featurestore.lock import exclusive
-from bertvision.featurestore.schema import SnapshotTag
+from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import open_writer
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
@@ -264,16 +264,16 @@ def test_a_small_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_a_snapshot_that_does_not_fit_is_one_clear_error_and_can_be_saved_again(
     tiny_bert: Path, tmp_path: Path
 ) -> None:
-    from bertvision.pipelines.config import (
+    from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
+    from bertvision.pipelines.files import write_json
+    from bertvision.pipelines.tasks.config import TaskConfig
+    from bertvision.pipelines.workspace.config import (
         DataConfig,
         FinetuneConfig,
         ModelConfig,
-        TaskConfig,
         WorkspaceConfig,
     )
-    from bertvision.pipelines.files import write_json
-    from bertvision.pipelines.loading import load_model, load_tokenizer
-    from bertvision.pipelines.snapshots import load_snapshot, save_snapshot
+    from bertvision.pipelines.workspace.snapshots import load_snapshot, save_snapshot
 
     model, tokenizer = (
         load_model(tiny_bert, AutoModelForQuestionAnswering),

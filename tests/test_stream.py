@@ -16,7 +16,7 @@ from stores import Made, shard_path
 
 from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
 from bertvision.featurestore.batch import ActivationBatch
-from bertvision.featurestore.shard import ShardReader
+from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader, BufferPool
 

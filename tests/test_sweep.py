@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bertvision.commands.tables import sweep_table
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.sweep import default_heads, sweep, sweep_rows
-from bertvision.pipelines.tables import sweep_table
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared"]
 OPTIONS = TrainOptions(batch_size=8, precision="32")

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bertvision.pipelines.tasks.registry import POOLINGS, Tokens
-from bertvision.pipelines.token_pooling import pool, pool_numpy
+from bertvision.pipelines.encoders.token_pooling import pool, pool_numpy
+from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 FLOATS = st.floats(-1e4, 1e4, width=32)
 
 
-def one_by_one(states: np.ndarray, lengths: list[int], pooling: Tokens) -> np.ndarray:
+def one_by_one(states: np.ndarray, lengths: list[int], pooling: TokenPooling) -> np.ndarray:
     """By its definition, a window at a time."""
     first = np.cumsum(lengths) - lengths
     windows = [states[f : f + n].astype(np.float64) for f, n in zip(first, lengths, strict=True)]
@@ -31,7 +31,7 @@ def one_by_one(states: np.ndarray, lengths: list[int], pooling: Tokens) -> np.nd
 
 @given(st.data(), LENGTHS, st.sampled_from(POOLINGS))
 def test_poolings_are_what_their_names_say(
-    data: st.DataObject, lengths: list[int], pooling: Tokens
+    data: st.DataObject, lengths: list[int], pooling: TokenPooling
 ) -> None:
     states = data.draw(arrays.arrays(np.float32, (sum(lengths), 2, 3), elements=FLOATS))
     expected = one_by_one(states, lengths, pooling)
@@ -44,7 +44,7 @@ def test_poolings_are_what_their_names_say(
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_window_is_pooled_from_its_own_tokens_alone(pooling: Tokens) -> None:
+def test_a_window_is_pooled_from_its_own_tokens_alone(pooling: TokenPooling) -> None:
     states = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     lengths = np.array([3, 1, 8])
     together = pool(states, lengths, pooling)
@@ -53,7 +53,7 @@ def test_a_window_is_pooled_from_its_own_tokens_alone(pooling: Tokens) -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_window_of_one_token_is_that_token(pooling: Tokens) -> None:
+def test_a_window_of_one_token_is_that_token(pooling: TokenPooling) -> None:
     states = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     ones = np.ones(5, np.int64)
     assert np.array_equal(pool_numpy(states, ones, pooling), states)
@@ -68,7 +68,7 @@ def test_a_long_mean_loses_nothing_to_the_sum() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_what_is_not_a_number_shows_in_its_own_window_and_channel(pooling: Tokens) -> None:
+def test_what_is_not_a_number_shows_in_its_own_window_and_channel(pooling: TokenPooling) -> None:
     states = np.ones((6, 2), np.float32)
     states[4, 1] = np.nan
     for pooled in (
@@ -79,6 +79,6 @@ def test_what_is_not_a_number_shows_in_its_own_window_and_channel(pooling: Token
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_no_windows_have_no_vectors(pooling: Tokens) -> None:
+def test_no_windows_have_no_vectors(pooling: TokenPooling) -> None:
     empty = pool_numpy(np.zeros((0, 3, 4), np.float32), np.zeros(0, np.int32), pooling)
     assert empty.shape == (0, 3, 4)

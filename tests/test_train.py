@@ -29,15 +29,15 @@ from bertvision.errors import (
     WorkspaceError,
 )
 from bertvision.models.heads import SpanHead
-from bertvision.pipelines.datamodule import ActivationDataModule
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.module import build_heads
-from bertvision.pipelines.results import read_run_metrics
-from bertvision.pipelines.runs import Run
-from bertvision.pipelines.tasks.squad_metrics import squad_metrics
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.trained_head import load_head
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.squad.metrics import squad_metrics
+from bertvision.pipelines.training.datamodule import ActivationDataModule
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.run_records import read_run_metrics
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-64-shared-skip"]
 OPTIONS = TrainOptions(epochs=3, batch_size=4, precision="32")
@@ -142,9 +142,9 @@ RUN = (
     STOP_AT
     + """
 from pathlib import Path
-from bertvision.pipelines.resume import StoppedError
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.training.resume import StoppedError
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.workspace import Workspace
 
 space = Workspace.find(Path(sys.argv[3]))
 options = TrainOptions(epochs=3, batch_size=4, precision="32", best_epoch=True)

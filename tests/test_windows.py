@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.squad import Answer, Question
+from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.windows import Windows, make_windows, sentence_windows
 
 CLS, SEP = 2, 3

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.config import FinetuneConfig, WorkspaceConfig
-from bertvision.pipelines.options import FinetuneOptions, new_config, open_workspace
-from bertvision.pipelines.status import status
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
+from bertvision.pipelines.workspace.options import FinetuneOptions, new_config, open_workspace
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def write_squad(path: Path, contexts: int, *, impossible: bool = True) -> str:

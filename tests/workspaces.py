@@ -51,7 +51,7 @@ def write_squad(path: Path, contexts: int, seed: int) -> str:
 
 STOP_AT = """
 import os, sys
-from bertvision.pipelines.lightning import TrainingLog
+from bertvision.pipelines.training.lightning import TrainingLog
 
 def stop_at(step, signum, real=TrainingLog.on_train_batch_end):
     def on_train_batch_end(self, trainer, *rest):

@@ -14,7 +14,7 @@ import torch
 from data import Synthetic
 from torch import Tensor
 
-from bertvision.featurestore.encoding import ChannelStats, decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats, decode, encode, get_encoding
 
 BATCH = 16
 Content = Literal["float16", "int8"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from data import Synthetic
 
-from bertvision.featurestore.encoding import ChannelStats
+from bertvision.featurestore.format.encoding import ChannelStats
 from peers.base import Batch, Packer, Reader, payloads
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from data import Synthetic
 
-from bertvision.featurestore.encoding import ChannelStats
+from bertvision.featurestore.format.encoding import ChannelStats
 from peers.base import BATCH, Batch, Content, Packer, Reader, payloads
 
 PER_FILE = 16

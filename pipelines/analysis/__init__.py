@@ -1,1 +1,4 @@
-"""Offline analyses: a store to a table."""
+"""Offline analyses on Dask: a store to a table.
+
+May import `workspace` and what lies below; it runs no encoder.
+"""

@@ -28,7 +28,7 @@ from bertvision.pipelines.analysis.moments import Array, Block, CrossMoments, Mo
 from bertvision.pipelines.analysis.plots import heat_map, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.text import format_table
 
 GROUP_BYTES = 2**29
 """About the size of one partial result: 512 MiB are 455 layer pairs of hidden size 384, or 64 of

@@ -23,7 +23,7 @@ from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.plots import layer_channels, layer_lines, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.text import format_table
 
 
 @dataclass(frozen=True, eq=False)

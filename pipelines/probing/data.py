@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.dataset import Dataset
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Fold, Labelled, partition
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.wikiqa import WikiqaTask
+from bertvision.pipelines.tasks.sentences.wikiqa import WikiqaTask
+from bertvision.pipelines.workspace.dataset import Dataset
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from bertvision.pipelines.config import digest_of
+from bertvision.pipelines.records import digest_of
 
 Criterion = Literal["accuracy", "loss"]
 """What of the held-out examples stops a probe and chooses its weight decay."""

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bertvision.errors import ProvenanceError, WorkspaceError
-from bertvision.featurestore.schema import SnapshotTag
+from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.tasks.registry import Tokens
+from bertvision.pipelines.tasks.registry import TokenPooling
 
 FOLDER = "probes"
 
@@ -80,7 +80,7 @@ class ProbeFile(_Record):
     """Name of the data set, or of the workspace's task."""
     task: str
     tag: str
-    pooling: Tokens
+    pooling: TokenPooling
     settings: ProbeOptions
     made_from: dict[str, str | int | float | bool | None]
     """Of the hidden states and of the data: any difference is refused."""

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertvision.featurestore.lock import exclusive
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.features import ensure_features, feature_layers, feature_split
-from bertvision.pipelines.layers import wanted_layers
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.extraction.features import ensure_features, feature_layers, feature_split
+from bertvision.pipelines.extraction.layers import wanted_layers
+from bertvision.pipelines.probing.cache import Need, ProbeCache, Wanted
 from bertvision.pipelines.probing.data import ProbeData, read_data
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import FOLDER, ProbeFile, resume, write
 from bertvision.pipelines.probing.scores import majority
-from bertvision.pipelines.probing.shelf import Need, Shelf, Wanted
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 UNTRAINED = "untrained"
@@ -32,7 +32,7 @@ def probe(
     tags: Sequence[str],
     *,
     layers: Sequence[int] | None = None,
-    poolings: Sequence[Tokens] = ("cls", "mean"),
+    poolings: Sequence[TokenPooling] = ("cls", "mean"),
     concat: Sequence[str] = (),
     untrained: bool = False,
     control: bool = False,
@@ -114,29 +114,29 @@ def probe(
                 wanted += [
                     Wanted(pooling, key) for key in wanted_layers(layers, concat, depth, stored)
                 ]
-            _complete(Shelf(workspace, data, tag, files, options), wanted, needs, memory)
+            _complete(ProbeCache(workspace, data, tag, files, options), wanted, needs, memory)
             found += files.values()
     return found
 
 
-def _complete(shelf: Shelf, wanted: list[Wanted], needs: list[Need], memory: int) -> None:
+def _complete(cache: ProbeCache, wanted: list[Wanted], needs: list[Need], memory: int) -> None:
     """Measure what is missing of a snapshot and write it, group by group."""
-    groups = shelf.missing(wanted, needs, memory)
+    groups = cache.missing(wanted, needs, memory)
     if not groups:
-        log.info("%s of %s: all %d probes are there", shelf.data.name, shelf.tag, len(wanted))
+        log.info("%s of %s: all %d probes are there", cache.data.name, cache.tag, len(wanted))
         return
-    total = sum(shelf.work(group) for group in groups)
-    with progress(total, f"{shelf.data.name} {shelf.tag}", "probe") as bar:
+    total = sum(cache.work(group) for group in groups)
+    with progress(total, f"{cache.data.name} {cache.tag}", "probe") as bar:
         for group in groups:
-            inputs = shelf.load(group.inputs)
+            inputs = cache.load(group.inputs)
             for need in group.needs:
-                shelf.measure(need, inputs, group.inputs, bar.update)
+                cache.measure(need, inputs, group.inputs, bar.update)
                 for pooling in dict.fromkeys(key.pooling for key in group.inputs):
-                    write(shelf.workspace.root, shelf.files[pooling])
+                    write(cache.workspace.root, cache.files[pooling])
 
 
 def _new(
-    workspace: Workspace, data: ProbeData, tag: str, pooling: Tokens, options: ProbeOptions
+    workspace: Workspace, data: ProbeData, tag: str, pooling: TokenPooling, options: ProbeOptions
 ) -> ProbeFile:
     """A file without probes, with everything that decides what they become."""
     made_from: dict[str, str | int | float | bool | None] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.probing.summary import Row, by_snapshot
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.text import format_table
 
 LEGEND = (
     "Accuracy in per cent on the scored examples, of the layer that does best on held-out ones "

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.tasks.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 
 SETTINGS: dict[str, Any] = {"method": "lucene", "k1": 1.5, "b": 0.75}
 """Lucene's form, whose inverse document frequency is never negative, at the usual constants."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError
-from bertvision.pipelines.layers import Layers, parse_concat
+from bertvision.pipelines.extraction.layers import Layers, parse_concat
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.scorers import ScorerName
 from bertvision.pipelines.ranking.training import Vectors

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.pipelines.tasks.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.lock import exclusive
-from bertvision.pipelines.features import ensure_features
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.extraction.features import ensure_features
+from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.layers import layers_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
 from bertvision.pipelines.ranking.inputs import parse_inputs
 from bertvision.pipelines.ranking.metrics import Candidates
@@ -21,10 +21,10 @@ from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
 from bertvision.pipelines.ranking.scorers import SCORERS, ScorerName
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
 from bertvision.pipelines.ranking.training import Training
-from bertvision.pipelines.tasks.ranking_data import PARTS, read_ranking
-from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.tasks.wikiqa import SPLITS, WikiqaTask
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, read_ranking
+from bertvision.pipelines.tasks.sentences.wikiqa import SPLITS, WikiqaTask
+from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def rank(
     tags: Sequence[str],
     *,
     scorers: Sequence[ScorerName] = ("cosine",),
-    poolings: Sequence[Tokens] = ("mean",),
+    poolings: Sequence[TokenPooling] = ("mean",),
     layers: str = "all",
     seeds: int = 1,
     training: Training | None = None,

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.pipelines.analysis.bootstrap import over_seeds, paired_bootstrap
-from bertvision.pipelines.compare import format_p
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
@@ -19,7 +17,8 @@ from bertvision.pipelines.ranking.metrics import (
     summary,
 )
 from bertvision.pipelines.ranking.records import Record
-from bertvision.pipelines.tables import format_table
+from bertvision.pipelines.results.bootstrap import format_p, over_seeds, paired_bootstrap
+from bertvision.pipelines.text import format_table
 
 Row = dict[str, Any]
 

@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.features import feature_split, features
-from bertvision.pipelines.layers import Layers, layers_text
+from bertvision.pipelines.extraction.features import feature_split, features
+from bertvision.pipelines.extraction.layers import Layers, layers_text
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.records import Record, read_record, write_record
 from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN, ScorerName
 from bertvision.pipelines.ranking.training import Training, Vectors, score, train
-from bertvision.pipelines.tasks.ranking_data import RankingData
-from bertvision.pipelines.tasks.registry import Tokens
-from bertvision.pipelines.tasks.wikiqa import SPLITS
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.wikiqa import SPLITS
+from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 _NUMBERS = 1 << 28
@@ -37,7 +37,7 @@ class System:
     """A scorer with one input and one seed: what a folder of results is of."""
 
     tag: str
-    pooling: Tokens
+    pooling: TokenPooling
     layers: Layers
     scorer: ScorerName
     seed: int
@@ -90,7 +90,7 @@ class Job:
 def rank_systems(
     job: Job,
     tag: str,
-    pooling: Tokens,
+    pooling: TokenPooling,
     scorers: Sequence[ScorerName],
     layers: str,
     seeds: int,
@@ -172,7 +172,7 @@ def _chunks(missing: Sequence[System], job: Job, texts: int) -> Iterator[list[Sy
             yield [system for system in missing if system.layers in chosen]
 
 
-def _provenance(job: Job, tag: str, pooling: Tokens) -> dict[str, Any]:
+def _provenance(job: Job, tag: str, pooling: TokenPooling) -> dict[str, Any]:
     """What the stored vectors were made from, the same of queries and of passages.
 
     Raises:

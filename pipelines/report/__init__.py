@@ -1,1 +1,4 @@
-"""The report: what a workspace's results say, as one page and as tables."""
+"""The report: what a workspace's results say, as one page and as tables.
+
+May import every other room of `pipelines`.
+"""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report import marks
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing import charts as marks
 from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
-from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.reproduce import BERT_COMMAND
-from bertvision.pipelines.rows import Results, Row
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 
 _BARS = 12
 

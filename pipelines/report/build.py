@@ -24,9 +24,9 @@ from bertvision.pipelines.report.pooling import pooling_section
 from bertvision.pipelines.report.probing import FILES, probing_section, probing_sentence
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
-from bertvision.pipelines.reproduce import BERT_COMMAND
-from bertvision.pipelines.rows import Results, read_rows
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.rows import Results, read_rows
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PAGE, TABLES, FIGURES = "index.html", "tables", "figures"
 _PROBES_AT = 4

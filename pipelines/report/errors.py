@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.error_analysis import CELLS
-from bertvision.pipelines.report import marks
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing import charts as marks
 from bertvision.pipelines.report.section import Example, Section, make_figure
-from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.rows import Results, Row
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.error_analysis import CELLS
+from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.workspace.workspace import Workspace
 
 _SOURCE = "errors.json beside the metrics.json of a system"
 _COMMAND = "bertvision errors SYSTEM"

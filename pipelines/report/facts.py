@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import StoreError
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.results import read_run_config
-from bertvision.pipelines.rows import Results
-from bertvision.pipelines.selection import parse_stored_split
-from bertvision.pipelines.tables import size
-from bertvision.pipelines.tasks.registry import load_task
-from bertvision.pipelines.workspace import FILE, Workspace
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.results.rows import Results
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.text import size
+from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
 def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]:

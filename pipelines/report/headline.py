@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report.table import signed
-from bertvision.pipelines.rows import Results
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.results.columns import signed
+from bertvision.pipelines.results.rows import Results
 
 _BASELINES = ("last-layer", "cls-last-state")
 _LISTED = 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, heading, order, pair
-from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.reproduce import BERT_COMMAND
-from bertvision.pipelines.rows import COSTS, Results, columns_of, is_control
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 
 ARGMAX = ("argmax_exact", "argmax_f1")
 

@@ -9,13 +9,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report import curves
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing import curves
 from bertvision.pipelines.report.section import Section, make_figure
-from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.reproduce import training_command
-from bertvision.pipelines.results import read_run_config
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.workspace.reproduce import training_command
+from bertvision.pipelines.workspace.workspace import Workspace
 
 Row = dict[str, Any]
 

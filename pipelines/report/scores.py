@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report import curves, marks
-from bertvision.pipelines.report.figures import best_names
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing import charts as marks
+from bertvision.pipelines.report.drawing import curves
+from bertvision.pipelines.report.drawing.figures import best_names
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
@@ -17,9 +18,10 @@ from bertvision.pipelines.report.section import (
     make_figure,
     pair,
 )
-from bertvision.pipelines.report.table import Column, Table
-from bertvision.pipelines.reproduce import BERT_COMMAND
-from bertvision.pipelines.rows import Results, Row
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 
 _MAPS = 6
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bertvision.featurestore.schema import SnapshotTag
-from bertvision.pipelines.report.figures import Row, both, standalone
-from bertvision.pipelines.report.svg import Canvas
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing.figures import Row, both, standalone
+from bertvision.pipelines.report.drawing.svg import Canvas
 from bertvision.pipelines.report.table import Table
 
 HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"

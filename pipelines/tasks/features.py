@@ -9,9 +9,10 @@ import pyarrow as pa
 from transformers import AutoModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.config import TaskConfig
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.registry import Predicted, Task
+from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
 

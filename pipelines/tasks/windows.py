@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.cutting import TextTokens, cut
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.squad import Question
-from bertvision.pipelines.tasks.template import Template, require_fast
+from bertvision.pipelines.tasks.sliding_window import TextTokens, cut
+from bertvision.pipelines.tasks.special_tokens import Template, require_fast
+from bertvision.pipelines.tasks.squad.read import Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

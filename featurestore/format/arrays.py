@@ -1,0 +1,250 @@
+"""The Zarr side of a split: its metadata, and the arrays that are written with the plan.
+
+zarr writes all of it, into memory, from where it goes to the store's place durably. Reading does
+not ask the metadata in the store, which anybody can edit: what an array is stands in the ledger. So
+a declared shape of 10^15, another codec or a fill value changes nothing, and nothing is allocated
+that the files there could not fill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
+from zarr.core.array_spec import ArrayConfigParams
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.schema import ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.format.shardfile import (
+    ZSTD_LEVEL,
+    CompressionName,
+    decompress,
+    unsealed,
+)
+from bertvision.featurestore.storage.storage import Storage
+
+_CHUNK = 1 << 18  # entries of the first axis in a chunk of an array that is written at once
+_MAX_CHUNK_BYTES = 1 << 25
+# or chunks of zeros would vanish and look like missing ones
+_CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
+
+
+def group_key(record: SplitRecord) -> str:
+    """Key of a split's group."""
+    return f"{ROOT}/{record.tag}/{record.split}"
+
+
+def array_record(values: npt.NDArray[Any], dims: tuple[str, ...]) -> ArrayRecord:
+    """Describe an array."""
+    return ArrayRecord.model_validate(
+        {
+            "dtype": values.dtype.name,
+            "dims": dims,
+            "shape": values.shape,
+            "sha256": digest(values),
+        }
+    )
+
+
+def array_files(
+    name: str, record: ArrayRecord, values: npt.NDArray[Any] | None = None
+) -> dict[str, bytes]:
+    """The files of an array that is written at once: zstd, then crc32c.
+
+    Args:
+        name: of the array.
+        record: what it is.
+        values: its values; without them only its metadata is made.
+    """
+    files: dict[str, Buffer] = {}
+    array = zarr.create_array(
+        MemoryStore(files),
+        name=name,
+        shape=record.shape,
+        dtype=record.dtype,
+        chunks=(min(record.shape[0], _CHUNK), *record.shape[1:]),
+        serializer=_serializer(record.dtype),
+        compressors=[ZstdCodec(level=3), Crc32cCodec()],
+        filters=None,
+        fill_value=0,
+        dimension_names=record.dims,
+        config=_CONFIG,
+    )
+    if values is not None:
+        array[...] = values
+    # zarr also makes an empty group around it, which is not the split's
+    return {key: value for key, value in _files(files).items() if key != "zarr.json"}
+
+
+def group_files(record: SplitRecord) -> dict[str, bytes]:
+    """The metadata of a split's group and of its sharded arrays."""
+    files: dict[str, Buffer] = {}
+    store = MemoryStore(files)
+    encoding = get_encoding(record.encoding)
+    zarr.create_group(store, attributes={"bertvision": record.model_dump(mode="json")})
+    layers = len(record.layers)
+    width = encoding.codes_size(record.hidden_size)
+    _sharded(
+        store,
+        "hidden_states",
+        (record.axis, layers, width),
+        encoding.zarr_dtype,
+        shards=(record.shard_tokens, layers, width),
+        chunks=(record.shard_tokens, 1, width),
+        dims=("token", "layer", "hidden"),
+        compression=record.compression,
+    )
+    if encoding.quantised:
+        row = (layers, *encoding.scale_shape(record.hidden_size))
+        shard = (record.shard_tokens, *row)
+        _sharded(
+            store,
+            "scale",
+            (record.axis, *row),
+            encoding.scale_dtype,
+            shards=shard,
+            chunks=shard,
+            dims=("token", "layer", "group")[: len(shard)],
+            compression="none",
+        )
+    return _files(files)
+
+
+def _sharded(
+    store: MemoryStore,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    shards: tuple[int, ...],
+    chunks: tuple[int, ...],
+    dims: tuple[str, ...],
+    compression: CompressionName,
+) -> None:
+    compressors: list[Any] = [Crc32cCodec()]
+    serializer: Any = _serializer(dtype)
+    if compression == "zstd":
+        compressors = [ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr")
+        if compression == "pcodec":
+            from zarr.codecs.numcodecs import PCodec
+
+            serializer = PCodec()
+        zarr.create_array(
+            store,
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            shards=shards,
+            chunks=chunks,
+            serializer=serializer,
+            compressors=compressors,
+            filters=None,
+            fill_value=0,
+            dimension_names=dims,
+            config=_CONFIG,
+        )
+
+
+def root_files(records: Iterable[SplitRecord]) -> dict[str, bytes]:
+    """The metadata above the splits: the root's with all below it, for xarray, and the snapshots'.
+
+    bertvision itself does not read it.
+    """
+    files: dict[str, Buffer] = {}
+    store = MemoryStore(files)
+    root = zarr.create_group(store)
+    for record in records:
+        root.require_group(f"{record.tag}/{record.split}")
+        for key, content in split_metadata(record).items():
+            files[f"{record.tag}/{record.split}/{key}"] = _buffer(content)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Consolidated metadata is currently not part")
+        warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr")
+        zarr.consolidate_metadata(store)
+    made = _files(files)
+    return {key: made[key] for key in made if key.count("/") <= 1}
+
+
+def split_metadata(record: SplitRecord) -> dict[str, bytes]:
+    """Every ``zarr.json`` below a split's group, by key within it."""
+    found = group_files(record)
+    for name, array in record.arrays.items():
+        found |= array_files(name, array)
+    return found
+
+
+def same_metadata(one: bytes, other: bytes) -> bool:
+    """Whether two ``zarr.json`` say the same of an array or group."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_array(storage: Storage, group: str, name: str, record: ArrayRecord) -> npt.NDArray[Any]:
+    """Read an array that was written at once, as the ledger describes it.
+
+    Raises:
+        CorruptStoreError: files are missing or damaged, or hold other values.
+    """
+    folder = f"{group}/{name}/c"
+    dtype = np.dtype(record.dtype)
+    length = min(record.shape[0], _CHUNK)
+    chunk_shape = (length, *record.shape[1:])
+    count = -(-record.shape[0] // length)
+    if math.prod(chunk_shape) * dtype.itemsize > _MAX_CHUNK_BYTES:
+        raise CorruptStoreError(f"array {name}: no chunk is as large as {chunk_shape}")
+    # before anything is allocated: each chunk must be there
+    if missing := count - len(set(storage.names(folder))):
+        raise CorruptStoreError(f"array {name}: {abs(missing)} chunks missing or too many")
+    out: npt.NDArray[Any] = np.empty(record.shape, dtype.newbyteorder("<"))
+    tail = "/0" * (len(record.shape) - 1)
+    scratch = np.empty(chunk_shape, out.dtype)
+    for i in range(count):
+        try:
+            data = np.frombuffer(
+                storage.read(f"{folder}/{i}{tail}", 2 * _MAX_CHUNK_BYTES), np.uint8
+            )
+            decompress(unsealed(data), "zstd", scratch)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise CorruptStoreError(f"array {name}: chunk {i} is missing") from None
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"array {name}: chunk {i}: {error}") from None
+        rows = slice(i * length, min((i + 1) * length, record.shape[0]))
+        out[rows] = scratch[: rows.stop - rows.start]
+    if digest(out) != record.sha256:
+        raise CorruptStoreError(f"array {name} holds other values than were recorded")
+    return out
+
+
+def digest(values: npt.NDArray[Any]) -> str:
+    """sha256 of an array's little-endian bytes."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return hashlib.sha256(np.ascontiguousarray(little).data).hexdigest()
+
+
+def _serializer(dtype: str) -> BytesCodec:
+    return BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little")
+
+
+def _files(made: Mapping[str, Buffer]) -> dict[str, bytes]:
+    return {key: value.to_bytes() for key, value in made.items()}
+
+
+def _buffer(content: bytes) -> Buffer:
+    from zarr.core.buffer import default_buffer_prototype
+
+    return default_buffer_prototype().buffer.from_bytes(content)

@@ -1,0 +1,46 @@
+"""What a store holds: the names and records of its splits, as the ledger tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
+from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.storage.storage import Storage
+
+
+def split_names(storage: Storage) -> list[tuple[str, str]]:
+    """(tag, split) of every split that was created; folders of other names are not looked at.
+
+    A split whose record was lost is named as long as shards of it are recorded.
+    """
+    tags = sorted(filter(SnapshotTag.is_valid, storage.names(LEDGER)))
+    return [(tag, split) for tag in tags for split in splits_of(storage, tag)]
+
+
+def splits_of(storage: Storage, tag: str) -> Iterator[str]:
+    """Names of the splits of one snapshot that were created, complete or not."""
+    for split in sorted(filter(_is_name, storage.names(f"{LEDGER}/{tag}"))):
+        ledger = Ledger(storage, tag, split)
+        if ledger.exists or ledger.shards():
+            yield split
+
+
+def split_records(storage: Storage) -> list[SplitRecord]:
+    """The records of all splits that can be read; damaged ones are left out."""
+    found = []
+    for tag, split in split_names(storage):
+        try:
+            found.append(Ledger(storage, tag, split).read_split())
+        except (CorruptStoreError, FormatVersionError):
+            continue  # whoever opens that split is told
+    return found
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text, "split")
+    except InputError:
+        return False
+    return True

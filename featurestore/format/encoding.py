@@ -1,0 +1,288 @@
+"""Hidden states ↔ codes: float32, bfloat16, float16, int8 and int4, in torch and in numpy.
+
+The quantised encodings are standardised per channel before they are scaled per token and layer,
+because BERT's outlier channels would otherwise take the whole range of a token:
+
+    h ≈ channel_std[l, c] · z[t, l, c] + channel_mean[l, c]
+
+with z as codes and a scale (see `quantise`). The float encodings have neither scale nor channel
+statistics. bfloat16 is no Zarr data type: its bits are stored as uint16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.format.quantise import Quantiser
+
+EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
+_BLOCK_BYTES = 1 << 21  # float32 scratch: small enough for the cache, large enough for few blocks
+
+
+class Encoding(NamedTuple):
+    """How one encoding is held in torch and in Zarr.
+
+    Attributes:
+        name: of the encoding.
+        torch_dtype: of the codes; no two encodings share one, so codes tell their encoding.
+        zarr_dtype: of the codes on disk and in numpy.
+        quantiser: None for the float encodings.
+        scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
+    """
+
+    name: EncodingName
+    torch_dtype: torch.dtype
+    zarr_dtype: str
+    quantiser: Quantiser | None = None
+    scale_dtype: str = "float32"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether codes come with a scale and channel statistics."""
+        return self.quantiser is not None
+
+    @property
+    def scale_torch_dtype(self) -> torch.dtype:
+        """The scale's type in torch."""
+        dtype: torch.dtype = getattr(torch, self.scale_dtype)
+        return dtype
+
+    def codes_size(self, hidden: int) -> int:
+        """Length of the last axis of codes for so many channels.
+
+        Raises:
+            InputError: the encoding does not take that number of channels.
+        """
+        packed = self.quantiser.packed if self.quantiser else 1
+        if hidden % packed:
+            raise InputError(
+                f"encoding {self.name} packs {packed} channels in a byte and cannot hold {hidden}: "
+                "choose int8"
+            )
+        return hidden // packed
+
+    def scale_shape(self, hidden: int) -> tuple[int, ...]:
+        """Shape of the scale of one (token, layer): () for int8, (groups,) for int4."""
+        return self.quantiser.scale_shape(hidden) if self.quantiser else ()
+
+
+ENCODINGS: dict[str, Encoding] = {
+    encoding.name: encoding
+    for encoding in (
+        Encoding("int8", torch.int8, "int8", Quantiser(levels=127)),
+        Encoding("int4", torch.uint8, "uint8", Quantiser(levels=7, group=64, packed=2), "uint8"),
+        Encoding("bfloat16", torch.bfloat16, "uint16"),
+        Encoding("float16", torch.float16, "float16"),
+        Encoding("float32", torch.float32, "float32"),
+    )
+}
+_BY_DTYPE = {encoding.torch_dtype: encoding for encoding in ENCODINGS.values()}
+
+
+def get_encoding(name: str) -> Encoding:
+    """The encoding of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in ENCODINGS:
+        raise InputError(
+            f"unknown encoding {name!r}: choose one of {', '.join(get_args(EncodingName))}"
+        )
+    return ENCODINGS[name]
+
+
+class ChannelStats(NamedTuple):
+    """Per-channel standardisation of the quantised encodings, from a calibration sample.
+
+    Attributes:
+        mean: (layers, hidden) float32.
+        std: (layers, hidden) float32, > 0.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+
+class Encoded(NamedTuple):
+    """What `encode` gives.
+
+    Attributes:
+        codes: (tokens, layers, `Encoding.codes_size`) in the encoding's torch dtype.
+        scale: (tokens, layers, *`Encoding.scale_shape`), or None for float encodings.
+        nonfinite: values that were NaN, infinite or too large for the encoding, and were replaced.
+    """
+
+    codes: Tensor
+    scale: Tensor | None
+    nonfinite: int
+
+
+def encode(
+    hidden_states: Tensor,
+    encoding: Encoding,
+    stats: ChannelStats | None = None,
+    *,
+    nonfinite: Literal["error", "record"] = "error",
+) -> Encoded:
+    """Encode hidden states on the device they are on.
+
+    Args:
+        hidden_states: (tokens, layers, hidden), any float dtype.
+        encoding: from `get_encoding`.
+        stats: channel statistics on the same device; required by the quantised encodings.
+        nonfinite: what to do about NaN, infinity and values too large for the encoding: refuse
+            them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
+            the largest value beside them in the token's group of channels; in a float encoding,
+            NaN becomes 0 and the others the largest finite number.
+
+    Raises:
+        InputError: the encoding needs statistics, or does not take that number of channels.
+        NonFiniteError: there is such a value, and ``nonfinite`` is "error"; the message names the
+            token and layer of the first.
+    """
+    tokens, layers, hidden = hidden_states.shape
+    device = hidden_states.device
+    codes = torch.empty(
+        (tokens, layers, encoding.codes_size(hidden)), dtype=encoding.torch_dtype, device=device
+    )
+    scratch = _scratch(hidden_states.shape, device)
+    blocks = _blocks(tokens, len(scratch))
+    quantiser = encoding.quantiser
+    if quantiser is None:
+        total = torch.empty((tokens, layers), dtype=codes.dtype, device=device)
+        for block in blocks:
+            torch.sum(codes[block].copy_(hidden_states[block]), dim=-1, out=total[block])
+        # Only finite values have a finite sum, and sums take a fortieth of `isfinite` for all.
+        # They are of what was cast: so they also find what overflowed in that.
+        if bool(torch.isfinite(total).all()):
+            return Encoded(codes, None, 0)
+        finite = torch.isfinite(codes)
+        count = int((~finite).sum())
+        if count and nonfinite == "error":
+            _raise_non_finite(hidden_states, finite.all(dim=-1), encoding)
+        return Encoded(codes.nan_to_num_(nan=0.0), None, count)
+    if stats is None:
+        raise InputError(f"encoding {encoding.name} needs channel statistics to standardise with")
+    inverse_std = stats.std.reciprocal()
+    groups = encoding.scale_shape(hidden)
+    scale = torch.empty((tokens, layers, *groups), dtype=encoding.scale_torch_dtype, device=device)
+    step = torch.empty((tokens, layers, *groups), device=device)
+    for block in blocks:
+        # copy, then in-place: mixed dtypes or fresh memory would take several times longer
+        h = hidden_states[block]
+        z = scratch[: len(h)].copy_(h).sub_(stats.mean).mul_(inverse_std)
+        quantiser.quantise_(z, codes[block], scale[block], step[block])
+    fits = (step <= quantiser.largest_step).reshape(tokens, layers, -1).all(dim=-1)
+    if bool(fits.all()):
+        return Encoded(codes, scale, 0)
+    if nonfinite == "error":
+        _raise_non_finite(hidden_states, fits, encoding)
+    token, layer = torch.nonzero(~fits, as_tuple=True)
+    z = (hidden_states[token, layer].float() - stats.mean[layer]) * inverse_std[layer]
+    count = quantiser.clip_(z)
+    new_codes, new_scale = codes[token, layer], scale[token, layer]
+    quantiser.quantise_(z, new_codes, new_scale, step[token, layer])
+    codes[token, layer], scale[token, layer] = new_codes, new_scale
+    return Encoded(codes, scale, count)
+
+
+def decode(
+    codes: Tensor,
+    scale: Tensor | None = None,
+    stats: ChannelStats | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Decode codes on the device they are on: the inverse of `encode`.
+
+    Args:
+        codes: (tokens, layers, width) as `encode` gives them, in any memory layout.
+        scale: (tokens, layers, …) likewise, for the quantised encodings.
+        stats: channel statistics for the quantised encodings, on the same device.
+        dtype: of the result; the arithmetic is float32 whatever it is.
+
+    Returns:
+        Hidden states (tokens, layers, hidden), contiguous. Contiguous float codes of the same dtype
+        are returned as they are.
+
+    Raises:
+        InputError: quantised codes without their scale or statistics.
+    """
+    encoding = _BY_DTYPE[codes.dtype]
+    if encoding.quantiser is None:
+        return codes.to(dtype, memory_format=torch.contiguous_format).contiguous()
+    if scale is None or stats is None:
+        raise InputError(f"{encoding.name} codes need their scale and channel statistics")
+    shape = (*codes.shape[:2], stats.mean.shape[-1])
+    hidden_states = torch.empty(shape, dtype=dtype, device=codes.device)
+    scratch = _scratch(shape, codes.device)
+    for block in _blocks(len(codes), len(scratch)):
+        out = hidden_states[block]
+        h = out if dtype == torch.float32 else scratch[: len(out)]
+        encoding.quantiser.dequantise_(codes[block], scale[block], h)
+        torch.addcmul(stats.mean, h, stats.std, out=h)
+        if dtype != torch.float32:
+            out.copy_(h)
+    return hidden_states
+
+
+def decode_numpy(
+    codes: npt.NDArray[Any],
+    scale: npt.NDArray[Any] | None,
+    stats: ChannelStats | None,
+    encoding: Encoding,
+) -> npt.NDArray[np.float32]:
+    """Decode stored codes (bfloat16 as uint16 bits) to float32 in numpy, as Dask tasks do.
+
+    Args:
+        codes: (tokens, layers, width) in the encoding's Zarr dtype.
+        scale: (tokens, layers, …), for the quantised encodings.
+        stats: channel statistics, for the quantised encodings.
+        encoding: from `get_encoding`.
+
+    Raises:
+        InputError: quantised codes without their scale or statistics.
+    """
+    if encoding.name == "bfloat16":
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+    if encoding.quantiser is None:
+        return codes.astype(np.float32)
+    if scale is None or stats is None:
+        raise InputError(f"{encoding.name} codes need their scale and channel statistics")
+    hidden_states = encoding.quantiser.dequantise_numpy(codes, scale)
+    hidden_states *= stats.std.numpy()
+    hidden_states += stats.mean.numpy()
+    return hidden_states
+
+
+def _scratch(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Room for the float32 form of as many tokens as fit the cache; of all on an accelerator."""
+    tokens, *rest = shape
+    if device.type == "cpu":
+        tokens = max(1, _BLOCK_BYTES // (4 * rest[0] * rest[1]))
+    return torch.empty((tokens, *rest), device=device)
+
+
+def _blocks(tokens: int, size: int) -> Iterator[slice]:
+    return (slice(i, i + size) for i in range(0, tokens, size))
+
+
+def _raise_non_finite(hidden_states: Tensor, fits: Tensor, encoding: Encoding) -> None:
+    token, layer = torch.nonzero(~fits)[0].tolist()
+    value = hidden_states[token, layer]
+    if bool(torch.isfinite(value).all()):
+        raise NonFiniteError(
+            f"token {token}, layer {layer}: {value.abs().max().item():.6g} does not fit "
+            f"{encoding.name}; choose encoding bfloat16 or float32"
+        )
+    raise NonFiniteError(
+        f"token {token}, layer {layer}: the hidden state holds NaN or infinity; "
+        "check the snapshot, or run the forward pass in float32"
+    )

@@ -1,0 +1,202 @@
+"""The ledger: small records that say what is committed. What it does not name does not exist.
+
+A shard's files are whole and durable before its record is written; the record itself appears whole
+or not at all. So at every moment, after a kill or a power loss, each record that can be read tells
+of data that is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from bertvision.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    StoreNotFoundError,
+)
+from bertvision.featurestore.format.schema import (
+    FEATURES,
+    FORMAT,
+    ROOT,
+    Header,
+    ShardRecord,
+    SplitRecord,
+)
+from bertvision.featurestore.storage.storage import Storage
+
+LEDGER = "ledger"
+_SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
+_SEAL = b"record_sha256"
+_NO_DIGITS = b"0" * 64
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+class Ledger:
+    """The records of one split, in ``<store>/ledger/<tag>/<split>/``."""
+
+    def __init__(self, storage: Storage, tag: str, split: str) -> None:
+        self.storage = storage
+        self.tag = tag
+        self.split = split
+        self.name = f"{tag}/{split}"
+        self._key = f"{LEDGER}/{tag}/{split}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the split was created (its plan committed)."""
+        return self.storage.size(f"{self._key}/split.json") is not None
+
+    def read_split(self) -> SplitRecord:
+        """The split's record.
+
+        Raises:
+            StoreNotFoundError: the split does not exist.
+            FormatVersionError: it was written in a newer format.
+            CorruptStoreError: the record does not parse or tells of another split, or it is
+                missing although shards are recorded.
+        """
+        key = f"{self._key}/split.json"
+        try:
+            text = self.storage.read(key)
+        except FileNotFoundError:
+            if self.shards():
+                raise CorruptStoreError(
+                    f"{self.storage}/{key} is missing, but shards are recorded; "
+                    f"`bertvision store repair {self.name}` restores it"
+                ) from None
+            raise StoreNotFoundError(f"there is no split {self.name} in {self.storage}") from None
+        found = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
+        foreign = found and found[1] != FORMAT.split(".")[0].encode()
+        if found and foreign and (is_sealed(text) or _SEAL not in text):
+            raise FormatVersionError(
+                f"{self.storage}/{key} is of store format {found[1].decode()}; this bertvision "
+                f"reads format {FORMAT.split('.')[0]}: install a newer one"
+            )
+        # first: the rest may be different by what it requires
+        if unknown := sorted(set(self._parse(Header, key, text).requires) - FEATURES):
+            raise FormatVersionError(
+                f"{self.storage}/{key} needs {', '.join(unknown)}, which this bertvision does not "
+                "know: install a newer one"
+            )
+        record = self._parse(SplitRecord, key, text)
+        if (record.tag, record.split) != (self.tag, self.split):
+            raise CorruptStoreError(
+                f"{self.storage}/{key} is the record of {record.tag}/{record.split}, "
+                f"not of {self.name}"
+            )
+        return record
+
+    def commit_split(self, record: SplitRecord) -> None:
+        """Commit the split's record: from now on the split exists."""
+        self.storage.write(f"{self._key}/split.json", _dump(record))
+
+    def restore_split(self) -> None:
+        """Write a damaged record again from the copy in the split's Zarr group.
+
+        Raises:
+            CorruptStoreError: the copy is missing or damaged too.
+        """
+        key = f"{ROOT}/{self.tag}/{self.split}/zarr.json"
+        try:
+            copy = json.loads(self.storage.read(key))["attributes"]["bertvision"]
+            record = SplitRecord.model_validate_json(json.dumps(copy))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            raise CorruptStoreError(
+                f"the record of {self.name} in {self.storage} is damaged, and its copy in {key} "
+                f"too: remove {self._key} and extract the split again"
+            ) from None
+        if (record.tag, record.split) != (self.tag, self.split):
+            raise CorruptStoreError(f"{self.storage}/{key} is the record of another split")
+        self.commit_split(record)
+
+    def shards(self) -> set[int]:
+        """Numbers of the committed shards."""
+        names = self.storage.names(self._key)
+        return {int(m[1]) for m in map(_SHARD.fullmatch, names) if m}
+
+    def find_shard(self, shard: int) -> ShardRecord | None:
+        """The record of a shard, or None where it is not committed.
+
+        Raises:
+            CorruptStoreError: the record does not parse or tells of another shard.
+        """
+        key = self._shard_key(shard)
+        try:
+            text = self.storage.read(key)
+        except FileNotFoundError:
+            return None
+        record = self._parse(ShardRecord, key, text)
+        if record.shard != shard:
+            raise CorruptStoreError(
+                f"{self.storage}/{key} is the record of shard {record.shard}, not of {shard}"
+            )
+        return record
+
+    def commit_shard(self, record: ShardRecord) -> None:
+        """Commit a shard whose files are already durable."""
+        self.storage.write(self._shard_key(record.shard), _dump(record))
+
+    def retract_shard(self, shard: int) -> None:
+        """Take a shard's record back: it counts as not written, and will be written again."""
+        self.storage.remove(self._shard_key(shard))
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the split for writing.
+
+        Raises:
+            LockedError: another process holds it.
+        """
+        return self.storage.lock(f"{self._key}/.lock", f"writing {self.name}")
+
+    def sweep(self) -> None:
+        """Remove what killed writers left in the ledger."""
+        self.storage.sweep(self._key)
+
+    def _shard_key(self, shard: int) -> str:
+        return f"{self._key}/{shard:05d}.json"
+
+    def _parse(self, kind: type[_Record], key: str, text: bytes) -> _Record:
+        if not is_sealed(text):
+            raise CorruptStoreError(
+                f"{self.storage}/{key} is damaged: it does not pass its own checksum"
+            )
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CorruptStoreError(
+                f"{self.storage}/{key} is damaged: {where}: {first['msg']}"
+            ) from None
+
+
+def sealed(record: bytes) -> bytes:
+    """A JSON object with its own checksum as the last field, so that every byte is protected.
+
+    The checksum is the sha256 of the text as it is with 64 zeros in place of the digits.
+
+    Args:
+        record: ends with a line feed and a brace.
+    """
+    text = record.removesuffix(b"\n}") + b',\n "' + _SEAL + b'": "' + _NO_DIGITS + b'"\n}'
+    return _with_digits(text, hashlib.sha256(text).hexdigest().encode())
+
+
+def is_sealed(text: bytes) -> bool:
+    """Whether a text passes the checksum at its end."""
+    blank = _with_digits(text, _NO_DIGITS)
+    return _with_digits(text, hashlib.sha256(blank).hexdigest().encode()) == text
+
+
+def _with_digits(text: bytes, digits: bytes) -> bytes:
+    return text[:-67] + digits + text[-3:]
+
+
+def _dump(record: BaseModel) -> bytes:
+    return sealed(record.model_dump_json(indent=1).encode())

@@ -1,0 +1,278 @@
+"""Names that become paths, and the records of the ledger (store format 1)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.encoding import EncodingName, get_encoding
+from bertvision.featurestore.format.plan import PLAN_DTYPES
+from bertvision.featurestore.format.shardfile import CompressionName
+
+_TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
+_UNTRAINED = "untrained"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.ASCII)  # no folders, on Windows
+
+
+class SnapshotTag(str):
+    """The encoder at a point of fine-tuning: ``0e`` is pretrained, then ``0.3e``, ``1e``.
+
+    Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
+    favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot. ``untrained``
+    is the encoder's twin with random weights; it comes before ``0e``.
+
+    Raises:
+        InputError: the text is not a tag in canonical form.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
+        if text == _UNTRAINED:
+            return str.__new__(cls, text)
+        if not _TAG.fullmatch(text):
+            raise InputError(
+                f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
+                "such as 0e, 0.3e, 1e or 2e, or untrained"
+            )
+        canonical = cls.of(float(text[:-1]), _checked=True)
+        if canonical != text:
+            raise InputError(f"{text!r} is not in canonical form: write {canonical}")
+        return str.__new__(cls, text)
+
+    @classmethod
+    def is_valid(cls, text: str) -> bool:
+        """Whether the text is a tag in canonical form."""
+        try:
+            cls(text)
+        except InputError:
+            return False
+        return True
+
+    @classmethod
+    def of(cls, fraction: float, *, _checked: bool = False) -> SnapshotTag:
+        """The tag of a fraction of an epoch (``0.3`` → ``0.3e``, ``1`` → ``1e``), to 1e-6."""
+        text = f"{fraction:.6f}".rstrip("0").rstrip(".") + "e"
+        return str.__new__(cls, text) if _checked else cls(text)
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether it is the twin with random weights."""
+        return str.__eq__(self, _UNTRAINED)
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of an epoch, as a number; −1 of ``untrained``, which comes before 0."""
+        return -1.0 if self.is_untrained else float(self[:-1])
+
+    def step(self, steps_per_epoch: int) -> int:
+        """The optimiser step at which the snapshot is taken: round(fraction × steps per epoch)."""
+        return round(self.fraction * steps_per_epoch)
+
+    def __lt__(self, other: str) -> bool:
+        return self.fraction < SnapshotTag(other).fraction
+
+    def __le__(self, other: str) -> bool:
+        return self.fraction <= SnapshotTag(other).fraction
+
+    def __gt__(self, other: str) -> bool:
+        return self.fraction > SnapshotTag(other).fraction
+
+    def __ge__(self, other: str) -> bool:
+        return self.fraction >= SnapshotTag(other).fraction
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it is safe as a folder name of a split, head or task.
+
+    Raises:
+        InputError: it is not 1 to 63 of a-z, 0-9, ``_``, ``-``, or begins with ``_`` or ``-``, or
+            is the name of a device such as ``nul``.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or _DEVICE.fullmatch(name):
+        raise InputError(
+            f"{name!r} is not a {what} name: use 1 to 63 of a-z, 0-9, '_' and '-', "
+            "beginning with a letter or digit, and no name of a device such as con or nul"
+        )
+    return name
+
+
+FORMAT = "1.0"
+"""Format of the store: readers refuse a higher major number."""
+ROOT = "arrays.zarr"
+"""Folder of a store's Zarr hierarchy."""
+FEATURES: frozenset[str] = frozenset()
+"""What this version knows of the names that a split's ``requires`` may hold; none yet."""
+
+_Count = Annotated[int, Field(ge=1, le=1 << 48)]
+_Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
+_MOST_DECODED_BYTES = 1 << 26
+_RESULTS = ("examples", "tokens", "shards", "plan_sha256", "examples_sha256")
+_Small = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class _Record(BaseModel):
+    # a later minor version may add fields; what a reader must not ignore is named in `requires`
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class ShardFile(_Record):
+    """One file of a shard: its length and xxh3-128, which is as fast as the memory."""
+
+    bytes: int = Field(ge=1)
+    xxh3_128: str = Field(pattern="^[0-9a-f]{32}$")
+
+
+class ShardRecord(_Record):
+    """What the ledger says of one committed shard.
+
+    Attributes:
+        shard: its number in the plan.
+        examples: how many it holds.
+        tokens: real tokens it holds.
+        nonfinite: hidden-state values that were NaN or infinite and were replaced.
+        files: by array name (``hidden_states``, ``scale``).
+        checksums: base64 of little-endian uint64 (layers, examples): xxh3-64 of the codes of each
+            example's real tokens in each stored layer, so that any part that is read is checked.
+    """
+
+    shard: int = Field(ge=0)
+    examples: _Count
+    tokens: _Count
+    nonfinite: int = Field(default=0, ge=0)
+    files: dict[str, ShardFile]
+    checksums: str
+
+
+class ArrayRecord(_Record):
+    """An array that is written with the plan.
+
+    Attributes:
+        dtype: NumPy's name of an integer, float or boolean type.
+        dims: names of its dimensions; the first is example, token or layer.
+        shape: as long as ``dims``.
+        sha256: of its values, little-endian, in C order.
+    """
+
+    dtype: Literal[
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+        "float16", "float32", "float64",
+    ]  # fmt: skip
+    dims: tuple[_Identifier, ...] = Field(min_length=1, max_length=4)
+    shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Header(_Record):
+    """What a reader must know to read the rest of a split's record.
+
+    Attributes:
+        format: of the store.
+        requires: features of a later minor version that a reader must know.
+    """
+
+    format: str = Field(default=FORMAT, pattern=r"^\d{1,4}\.\d{1,4}$")
+    requires: tuple[str, ...] = ()
+
+
+class SplitRecord(Header):
+    """What the ledger says of a split: written once, before the first shard.
+
+    Attributes:
+        tag: the snapshot.
+        split: its name.
+        encoding: of the hidden states.
+        compression: of their chunks.
+        layers: indices of the stored hidden states; 0 is the embedding output.
+        hidden_size: channels of a hidden state.
+        examples: how many the split has.
+        tokens: real tokens of all examples.
+        shards: how many the plan has.
+        shard_tokens: capacity of a shard.
+        permutation_seed: of the stored order; None where the data's order was kept.
+        plan_sha256: digest of the plan.
+        arrays: that are written with the plan, by name.
+        examples_sha256: of the examples table's content.
+        provenance: what the activations were computed from; any difference is refused.
+        versions: of the libraries that wrote it; differences are allowed.
+    """
+
+    tag: str
+    split: str
+    encoding: EncodingName
+    compression: CompressionName = "none"
+    layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(min_length=1, max_length=9999)
+    hidden_size: _Small
+    examples: _Count
+    tokens: _Count
+    shards: Annotated[int, Field(ge=1, le=10**9)]
+    shard_tokens: _Small
+    permutation_seed: int | None
+    plan_sha256: str
+    arrays: dict[_Identifier, ArrayRecord]
+    examples_sha256: str
+    provenance: dict[str, str | int | float | bool | None]
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """See that it does not contradict itself, before memory is spent on what it says."""
+        encoding = get_encoding(self.encoding)
+        width = encoding.codes_size(self.hidden_size)
+        chunk = self.shard_tokens * width * np.dtype(encoding.zarr_dtype).itemsize
+        if self.compression != "none" and chunk > _MOST_DECODED_BYTES:
+            raise ValueError(
+                f"a compressed layer of a shard has {chunk} bytes, {_MOST_DECODED_BYTES} at most "
+                "are due: take fewer tokens to a shard, or no compression"
+            )
+        if list(self.layers) != sorted(set(self.layers)):
+            raise ValueError("layers do not increase")
+        due: dict[str, tuple[str, tuple[str, ...]]] = {
+            name: (dtype, ("example",)) for name, dtype in PLAN_DTYPES.items()
+        }
+        if encoding.quantised:
+            for name in ("channel_mean", "channel_std"):
+                due[name] = ("float32", ("layer", "hidden"))
+        sizes = {"example": self.examples, "token": self.axis}
+        sizes |= {"layer": len(self.layers), "hidden": self.hidden_size}
+        for name, (dtype, dims) in due.items():
+            if name not in self.arrays:
+                raise ValueError(f"there is no array {name}")
+            if (self.arrays[name].dtype, self.arrays[name].dims) != (dtype, dims):
+                raise ValueError(f"array {name} is not {dtype} by {' and '.join(dims)}")
+        for name, array in self.arrays.items():
+            if name in ("hidden_states", "scale"):
+                raise ValueError(f"array {name} is not written with the plan")
+            if len(array.dims) != len(array.shape) or any(
+                sizes.get(dim, size) != size
+                for dim, size in zip(array.dims, array.shape, strict=True)
+            ):
+                raise ValueError(f"array {name} has another shape than the split")
+        return self
+
+    @property
+    def axis(self) -> int:
+        """Length of the stored token axis, fill included."""
+        return self.shards * self.shard_tokens
+
+    def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:
+        """The first field in which two records tell of different activations, with both values.
+
+        Channel statistics are results, and versions may differ, so neither is compared.
+        """
+        mine, theirs = self._compared(), other._compared()
+        for field in [*mine, *sorted(theirs.keys() - mine.keys())]:
+            if mine.get(field) != theirs.get(field):
+                return field, mine.get(field), theirs.get(field)
+        return None
+
+    def _compared(self) -> dict[str, object]:
+        fields = self.model_dump(exclude={"provenance", "versions", "arrays", "format", "requires"})
+        results = {name: fields.pop(name) for name in _RESULTS}
+        # causes first in the message: they say why the plan, say, is another one
+        return {f" {k}": v for k, v in self.provenance.items()} | fields | results

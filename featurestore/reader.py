@@ -1,0 +1,227 @@
+"""SplitReader: what a stored split is made of: record, plan, arrays, shards.
+
+`split.ActivationSplit` is what users hold; everything that only needs the parts of a split (lazy
+views, inspection) takes a reader, so that it stands below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from bertvision.errors import (
+    CorruptStoreError,
+    IncompleteSplitError,
+    InputError,
+    UnknownNameError,
+)
+from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.examples import read_examples
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
+from bertvision.featurestore.format.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
+
+Empty: TypeAlias = Callable[[tuple[int, ...], str], npt.NDArray[Any]]
+
+
+class SplitReader:
+    """The parts of one split of one snapshot.
+
+    Args:
+        store: folder, URL or storage of the store.
+        tag: of the snapshot.
+        split: its name.
+
+    Raises:
+        StoreNotFoundError: there is no such split.
+        CorruptStoreError: its record is damaged.
+        FormatVersionError: it was written in a newer format.
+    """
+
+    def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:
+        self.storage = open_storage(store)
+        self.tag = SnapshotTag(tag)
+        self.split = check_name(split, "split")
+        self.ledger = Ledger(self.storage, self.tag, self.split)
+        self.record: SplitRecord = self.ledger.read_split()
+        self.encoding = get_encoding(self.record.encoding)
+
+    @property
+    def name(self) -> str:
+        """``tag/split``."""
+        return f"{self.tag}/{self.split}"
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """A per-example or per-token array of the split, whole: (examples, …) or (token axis, …).
+
+        Raises:
+            UnknownNameError: the split has no such array.
+            CorruptStoreError: it is missing or damaged.
+        """
+        if name not in self.record.arrays:
+            raise UnknownNameError(
+                f"{self.name} has no array {name!r}: it has {', '.join(sorted(self.record.arrays))}"
+            )
+        record = self.record.arrays[name]
+        try:
+            return arrays.read_array(self.storage, arrays.group_key(self.record), name, record)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.name}: {error}") from None
+
+    @cached_property
+    def plan(self) -> ShardPlan:
+        """Where each example lies.
+
+        Raises:
+            CorruptStoreError: the ledger or the plan's arrays are damaged.
+        """
+        record = self.record
+        plan = ShardPlan(
+            **{name: self.array(name) for name in PLAN_ARRAYS},
+            shard_tokens=record.shard_tokens,
+            seed=record.permutation_seed,
+        )
+        try:
+            plan.check()
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.name}: {error}") from None
+        if (len(plan), plan.n_shards) != (record.examples, record.shards):
+            raise CorruptStoreError(f"the plan of {self.name} is not the one the ledger recorded")
+        return plan
+
+    @cached_property
+    def stats(self) -> ChannelStats | None:
+        """Channel statistics of the quantised encodings, (layers, hidden) each."""
+        if not self.encoding.quantised:
+            return None
+        mean, std = (self.array(f"channel_{name}") for name in ("mean", "std"))
+        return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
+
+    def stats_of(self, positions: Sequence[int]) -> ChannelStats | None:
+        """Channel statistics at these positions of the stored layer axis."""
+        if self.stats is None or list(positions) == list(range(len(self.record.layers))):
+            return self.stats
+        index = torch.as_tensor(positions)
+        return ChannelStats(self.stats.mean[index], self.stats.std[index])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every shard of the plan is committed."""
+        return not self.missing_shards()
+
+    def missing_shards(self) -> list[int]:
+        """Shards of the plan that the ledger does not name."""
+        # of the plan, which is checked: a record alone may claim any number
+        return sorted(set(range(self.plan.n_shards)) - self.ledger.shards())
+
+    def require_complete(self) -> Self:
+        """Return the split itself, if it is complete.
+
+        Raises:
+            IncompleteSplitError: shards are not committed yet.
+        """
+        if missing := self.missing_shards():
+            raise IncompleteSplitError(
+                f"{self.name} lacks {len(missing)} of {self.record.shards} shards (first: "
+                f"{missing[0]}): run `bertvision extract --checkpoint {self.tag} "
+                f"--split {self.split}` again to finish it"
+            )
+        return self
+
+    def layer_positions(self, layers: Sequence[int] | None) -> list[int]:
+        """Positions on the stored layer axis of hidden-state indices (negative ones from the end).
+
+        Raises:
+            InputError: a layer is not stored, or named twice.
+        """
+        stored = self.record.layers
+        if layers is None:
+            return list(range(len(stored)))
+        wanted = [stored[layer] if -len(stored) <= layer < 0 else layer for layer in layers]
+        for given, layer in zip(layers, wanted, strict=True):
+            if layer not in stored:
+                raise InputError(
+                    f"layer {given} is not stored in {self.name}: "
+                    f"it holds {', '.join(map(str, stored))}"
+                )
+        if len(set(wanted)) != len(wanted) or not wanted:
+            raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
+        return [stored.index(layer) for layer in wanted]
+
+    def open_shard(self, shard: int) -> ShardReader:
+        """Open a committed shard.
+
+        Raises:
+            IncompleteSplitError: it is not committed.
+            CorruptStoreError: its files are missing, of another length, or fail their checksum.
+        """
+        committed = self.ledger.find_shard(shard)
+        if committed is None:
+            raise IncompleteSplitError(
+                f"{self.name} shard {shard} is not written: run `bertvision extract "
+                f"--checkpoint {self.tag} --split {self.split}` again to finish it"
+            )
+        examples = self.plan.examples_of(shard)
+        lengths = self.plan.n_tokens[examples.start : examples.stop]
+        return ShardReader(self.storage, self.record, committed, lengths)
+
+    def buffers(
+        self, tokens: int, layers: int, empty: Empty = np.empty
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Memory to read into: codes (layers, tokens, width), scale (tokens, layers, …) or None.
+
+        Args:
+            tokens: how many.
+            layers: how many.
+            empty: makes an uninitialised array of a shape and type.
+        """
+        encoding, hidden = self.encoding, self.record.hidden_size
+        codes = empty((layers, tokens, encoding.codes_size(hidden)), encoding.zarr_dtype)
+        if not encoding.quantised:
+            return codes, None
+        scale_shape = (tokens, layers, *encoding.scale_shape(hidden))
+        return codes, empty(scale_shape, encoding.scale_dtype)
+
+    def gather(
+        self,
+        examples: npt.NDArray[np.int64],
+        shard_of: Callable[[int], ShardReader],
+        positions: Sequence[int],
+        codes: npt.NDArray[Any],
+        scale: npt.NDArray[Any] | None,
+    ) -> None:
+        """Read examples one after another into the memory of `buffers`."""
+        plan = self.plan
+        ends = np.cumsum(plan.n_tokens[examples], dtype=np.int64).tolist()
+        # shard by shard, so that one is open at a time where `shard_of` keeps no more
+        for i in np.argsort(plan.shard[examples], kind="stable").tolist():
+            example, end = int(examples[i]), ends[i]
+            begin, shard = end - int(plan.n_tokens[example]), int(plan.shard[example])
+            first = example - int(plan.shard_starts[shard])
+            scales = None if scale is None else scale[begin:end]
+            shard_of(shard).read(first, first + 1, positions, codes[:, begin:end], scales)
+
+    @cached_property
+    def labels(self) -> dict[str, npt.NDArray[Any]]:
+        """The per-example arrays beside the plan's own, by name: each (examples, …)."""
+        held = self.record.arrays.items()
+        names = [n for n, a in held if a.dims[0] == "example" and n not in PLAN_ARRAYS]
+        return {name: self.array(name) for name in names}
+
+    def __len__(self) -> int:
+        return self.record.examples
+
+    def table(self) -> pa.Table:
+        """The text side of the split; rows are those that the task's index arrays point to."""
+        return read_examples(self.storage, self.split, self.record.examples_sha256)

@@ -1,0 +1,155 @@
+"""A store in a folder of a local disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.storage.durable import (
+    Buffers,
+    fsync,
+    make_folder,
+    remove_durably,
+    write_durably,
+)
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.featurestore.storage.storage import OpenFile, Storage
+
+
+class LocalStorage(Storage):
+    """A folder on a local disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._real = Path(os.path.realpath(root))
+        self._flushed: set[Path] = set()
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def write(self, key: str, content: Buffers) -> None:  # noqa: D102
+        path = self._inside(key)
+        self._make_folder(path.parent)
+        write_durably(path, content)
+
+    def size(self, key: str) -> int | None:  # noqa: D102
+        path = self._inside(key)
+        return path.stat().st_size if path.is_file() else None
+
+    def names(self, key: str) -> list[str]:  # noqa: D102
+        try:
+            return os.listdir(self._inside(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, key: str) -> None:  # noqa: D102
+        path = self._inside(key)
+        if path.is_dir():
+            shutil.rmtree(path)
+            self._flushed = {made for made in self._flushed if not made.is_relative_to(path)}
+        else:
+            remove_durably(path)
+
+    def sweep(self, key: str) -> None:  # noqa: D102
+        folder = self._inside(key)
+        if folder.is_dir():
+            for path in folder.rglob(".*.tmp"):
+                path.unlink(missing_ok=True)  # its writer may just have given it its name
+            fsync(folder)
+
+    def open(self, key: str) -> OpenFile:  # noqa: D102
+        path = self._inside(key)
+        if path.exists() and not path.is_file():
+            # a folder, or a pipe on which a reader would wait for ever
+            raise CorruptStoreError(f"{self.root / key} is no file")
+        try:
+            return _LocalFile(path)
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from None
+
+    def lock(self, key: str, what: str, wait: bool = False) -> AbstractContextManager[None]:  # noqa: D102
+        path = self._inside(key)
+        self._make_folder(path.parent)
+        return exclusive(path, what, wait=wait)
+
+    def free_bytes(self) -> int | None:  # noqa: D102
+        path = self.root
+        while not path.exists():
+            path = path.parent
+        return shutil.disk_usage(path).free
+
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder of the place; its name, and those above it, are on the disk then.
+
+        Those of folders that are there too: who made them may have died before it came to that, or
+        be another thread that is about to.
+        """
+        missing = []
+        while path != self._real.parent and path not in self._flushed:
+            missing.append(path)
+            path = path.parent
+        make_folder(self._real.parent)
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            with suppress(PermissionError):  # the folder above the place may be another user's
+                fsync(folder.parent)
+            self._flushed.add(folder)
+
+    def _inside(self, key: str) -> Path:
+        """The path of a key, which neither leads out of the place nor is reached by a link."""
+        path = self._real / key
+        inside = path == self._real or self._real in path.parents
+        if not inside or os.path.realpath(path) != str(path):
+            raise CorruptStoreError(
+                f"{self.root / key} is or lies behind a link: a store is read and written only "
+                "where its own folder lies; copy what the link points to into its place"
+            )
+        return path
+
+
+class _LocalFile:
+    """A local file, read by ``preadv`` straight into the caller's memory.
+
+    Not mapped: a file that shrinks under a mapping kills the process, a read of it raises.
+    """
+
+    distant = False
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def prefetch(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        for offset, length in ranges:
+            self.prefetch(offset, length)
+
+    def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
+        read = os.preadv(self._descriptor, [out.data], offset)
+        if read == out.nbytes:
+            return
+        view = out.data.cast("B")
+        while read < len(view):
+            more = os.preadv(self._descriptor, [view[read:]], offset + read)
+            if not more:
+                raise EOFError(f"the file ends at {offset + read}")
+            read += more
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()

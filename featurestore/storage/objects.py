@@ -1,0 +1,205 @@
+"""Conditional and large writes to object stores, which fsspec's own interface does not offer.
+
+An object appears whole when its upload is complete, and is durable when the call returns. A
+condition (*only if it is not there*, *only if it is still this one*) is judged by the server in the
+same step: what a lock needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+from bertvision.featurestore.storage.remote_errors import server_code
+
+PART_BYTES = 16 << 20
+"""Size of the parts of a large upload."""
+UPLOADS = 4
+"""Parts of one upload that are on the way at once; an upload holds one more in memory."""
+ABSENT = ""
+"""As a condition: only if there is no such object."""
+
+
+class Stored(NamedTuple):
+    """An object.
+
+    Attributes:
+        data: its bytes.
+        version: changes whenever it is written.
+        age: seconds since it was written, by the clock of the server alone.
+    """
+
+    data: bytes
+    version: str
+    age: float
+
+
+class Objects(ABC):
+    """Objects of a store that can be written.
+
+    Attributes:
+        judges_conditions: whether it was seen that the server judges conditions.
+    """
+
+    judges_conditions = False
+
+    def __init__(self, file_system: Any) -> None:
+        self._fs = file_system
+
+    @abstractmethod
+    def put(self, path: str, data: bytes, only_if: str | None = None) -> str | None:
+        """Write an object in one request.
+
+        Args:
+            path: of the object.
+            data: its bytes.
+            only_if: the version it must have, or `ABSENT`; None writes it in any case.
+
+        Returns:
+            The new version; None where the condition did not hold.
+        """
+
+    @abstractmethod
+    def get(self, path: str) -> Stored | None:
+        """Read an object; None where there is none."""
+
+    @abstractmethod
+    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write an object of any size; it is there whole when this returns, or as it was before.
+
+        Args:
+            path: of the object.
+            pieces: of its bytes, each valid until the next is asked for.
+        """
+
+
+class MemoryObjects(Objects):
+    """Objects of fsspec's ``memory://``, which all threads of the process share."""
+
+    _lock = threading.Lock()
+
+    def put(self, path: str, data: bytes, only_if: str | None = None) -> str | None:  # noqa: D102
+        with self._lock:
+            there = self.get(path)
+            if only_if is not None and only_if != (there.version if there else ABSENT):
+                return None
+            self._fs.pipe_file(path, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def get(self, path: str) -> Stored | None:  # noqa: D102
+        try:
+            data, modified = self._fs.cat_file(path), self._fs.modified(path)
+        except FileNotFoundError:
+            return None
+        return Stored(data, hashlib.sha256(data).hexdigest(), time.time() - modified.timestamp())
+
+    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:  # noqa: D102
+        # not joined: the pieces may share their memory
+        self._fs.pipe_file(path, b"".join(_parts(pieces)))
+
+
+class S3Objects(Objects):
+    """Objects of S3, or of a server that speaks as it does.
+
+    Conditions are ``If-None-Match`` and ``If-Match`` of PutObject. Each request carries a checksum
+    of its bytes, which the server compares.
+    """
+
+    # what S3 answers where a condition does not hold: it is another one, there is none (of
+    # If-Match), or somebody is writing it at this moment
+    _REFUSED = {"PreconditionFailed", "412", "NoSuchKey", "404", "ConditionalRequestConflict"}
+
+    def put(self, path: str, data: bytes, only_if: str | None = None) -> str | None:  # noqa: D102
+        condition = {}
+        if only_if is not None:
+            condition = {"IfMatch": only_if} if only_if else {"IfNoneMatch": "*"}
+        try:
+            done = self._fs.call_s3("put_object", Body=data, **self._at(path), **condition)
+        except Exception as error:
+            if condition and server_code(error) in self._REFUSED:
+                return None
+            raise
+        return str(done["ETag"])
+
+    def get(self, path: str) -> Stored | None:  # noqa: D102
+        from fsspec.asyn import sync
+
+        try:
+            data, answer = sync(self._fs.loop, self._get, path)
+        except FileNotFoundError as error:
+            if server_code(error) == "NoSuchBucket":
+                raise
+            return None
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return Stored(data, answer["ETag"], (now - answer["LastModified"]).total_seconds())
+
+    async def _get(self, path: str) -> tuple[bytes, dict[str, Any]]:
+        answer = await self._fs._call_s3("get_object", **self._at(path))
+        async with answer["Body"] as body:
+            return await body.read(), answer
+
+    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:  # noqa: D102
+        parts = _parts(pieces)
+        first = next(parts, b"")
+        second = next(parts, None)
+        if second is None:
+            self.put(path, first)
+            return
+        upload = self._at(path)
+        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
+        try:
+            with ThreadPoolExecutor(UPLOADS, "bertvision-upload") as threads:
+                done: list[dict[str, Any]] = []
+                on_the_way: deque[Future[dict[str, Any]]] = deque()
+                for part in _chain(first, second, parts):
+                    number = len(done) + len(on_the_way) + 1
+                    on_the_way.append(threads.submit(self._upload_part, upload, number, part))
+                    if len(on_the_way) == UPLOADS:
+                        done.append(on_the_way.popleft().result())
+                done += [future.result() for future in on_the_way]
+            self._fs.call_s3("complete_multipart_upload", MultipartUpload={"Parts": done}, **upload)
+        except BaseException:
+            with suppress(Exception):  # or what was uploaded of it would be kept, and paid for
+                self._fs.call_s3("abort_multipart_upload", **upload)
+            raise
+
+    def _upload_part(self, upload: dict[str, str], number: int, part: bytes) -> dict[str, Any]:
+        done = self._fs.call_s3("upload_part", PartNumber=number, Body=part, **upload)
+        # with the checksum that was sent, which the server compares again at the end
+        sums = {name: done[name] for name in done if name.startswith("Checksum") and done[name]}
+        sums.pop("ChecksumType", None)
+        return {"PartNumber": number, "ETag": done["ETag"], **sums}
+
+    def _at(self, path: str) -> dict[str, str]:
+        bucket, key, _ = self._fs.split_path(path)
+        return {"Bucket": bucket, "Key": key}
+
+
+def _parts(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Copies of pieces, cut and joined to parts of `PART_BYTES`; the last may be shorter."""
+    part = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        while len(view):
+            room = PART_BYTES - len(part)
+            part += view[:room]
+            view = view[room:]
+            if len(part) == PART_BYTES:
+                yield bytes(part)
+                part = bytearray()
+    if part:
+        yield bytes(part)
+
+
+def _chain(first: bytes, second: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield second
+    yield from others

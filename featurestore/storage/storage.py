@@ -1,0 +1,131 @@
+"""Where a store lies: files under keys such as ``ledger/0.3e/train/00042.json``.
+
+Everything a store does to its files goes through a `Storage`: they appear whole or not at all, and
+are on the disk when a write returns. `opening.open_storage` finds the one of a path or URL.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.storage.durable import Buffers
+
+SMALL_BYTES = 1 << 26
+"""Records and metadata are smaller."""
+
+
+class OpenFile(Protocol):
+    """A file that is open for reads at any offset, by several threads.
+
+    Attributes:
+        size: its length in bytes when it was opened.
+        distant: whether each read costs a round trip, so that it pays to say what comes.
+    """
+
+    size: int
+    distant: bool
+
+    def prefetch(self, offset: int, length: int) -> None:
+        """Begin to bring a stretch near, where it stays until the file is closed."""
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Begin to bring near what is read next, as (offset, length); until the next call."""
+
+    def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
+        """Fill a C-contiguous array with the bytes from ``offset`` on.
+
+        Raises:
+            EOFError: the file ends before the array is full.
+        """
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Storage(ABC):
+    """A folder of files; ``str(place)`` finds it again and holds no credentials."""
+
+    def read(self, key: str, most: int = SMALL_BYTES) -> bytes:
+        """The bytes of a file.
+
+        Args:
+            key: of the file.
+            most: how many there may be; a store that somebody made to hurt has larger ones.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CorruptStoreError: it is larger, or the key leads out of the place.
+        """
+        file = self.open(key)
+        try:
+            if file.size > most:
+                raise CorruptStoreError(
+                    f"{self}/{key} has {file.size} bytes, {most} at most are due"
+                )
+            data = np.empty(file.size, np.uint8)
+            if file.size:
+                file.read_into(data, 0)
+            return data.tobytes()
+        finally:
+            file.close()
+
+    @abstractmethod
+    def write(self, key: str, content: Buffers) -> None:
+        """Write a file durably: it is there whole, or as it was before.
+
+        Args:
+            key: of the file.
+            content: its bytes, or pieces of them, each valid until the next is asked for.
+        """
+
+    @abstractmethod
+    def size(self, key: str) -> int | None:
+        """Length of a file in bytes; None where there is none."""
+
+    @abstractmethod
+    def names(self, key: str) -> list[str]:
+        """Names of the files and folders in a folder; none where it does not exist."""
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Remove a file, or a folder with all it holds, if it is there."""
+
+    @abstractmethod
+    def sweep(self, key: str) -> None:
+        """Settle what killed writers left in a folder.
+
+        Files that were never made whole are removed; the others will survive a power loss.
+        """
+
+    @abstractmethod
+    def open(self, key: str) -> OpenFile:
+        """Open a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CorruptStoreError: the key leads out of the place.
+        """
+
+    @abstractmethod
+    def lock(self, key: str, what: str, wait: bool = False) -> AbstractContextManager[None]:
+        """Hold a lock that ends with its holder.
+
+        Args:
+            key: of the lock's file.
+            what: what the holder is doing, for the message.
+            wait: until it is free, instead of raising.
+
+        Raises:
+            LockedError: another process holds it.
+        """
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be written, where that is known."""

@@ -1,0 +1,102 @@
+"""Analyses of a workspace's stored activations: find the splits, run, plot."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bertvision.featurestore.lazy import check_same_rows
+from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+def run_cka(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    split: str = "dev",
+    max_tokens: int | None = 20_000,
+    biased: bool = False,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> CkaResult:
+    """Linear CKA between all layers of two snapshots, on the tokens of one split.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        split: which both have.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        biased: the biased estimator instead of the unbiased one.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: PNG to write; by default ``analysis/`` in the workspace.
+
+    Raises:
+        ProvenanceError: the two do not hold the same tokens.
+    """
+    x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
+    check_same_rows(x, y)
+    result = cka(
+        x.dask(),
+        y.dask(),
+        names=(x.name, y.name),
+        layers_x=x.record.layers,
+        layers_y=y.record.layers,
+        unbiased=not biased,
+        max_tokens=max_tokens,
+        seed=seed,
+        scheduler=scheduler,
+    )
+    name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
+    _plot(workspace, result, name, plot)
+    return result
+
+
+def run_isotropy(
+    workspace: Workspace,
+    tag: str,
+    *,
+    split: str = "dev",
+    max_tokens: int | None = 100_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> IsotropyResult:
+    """Isotropy of every layer of a snapshot, on the tokens of one split.
+
+    Args:
+        workspace: with the activations.
+        tag: the snapshot.
+        split: of it.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: PNG to write; by default ``analysis/`` in the workspace.
+    """
+    x = workspace.split(tag, split).require_complete()
+    result = isotropy(
+        x.dask(),
+        max_tokens=max_tokens,
+        seed=seed,
+        scheduler=scheduler,
+        name=x.name,
+        layers=x.record.layers,
+    )
+    _plot(workspace, result, f"isotropy-{tag}-{split}", plot)
+    return result
+
+
+def _plot(
+    workspace: Workspace, result: CkaResult | IsotropyResult, name: str, plot: Path | None
+) -> None:
+    path = plot or workspace.root / "analysis" / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result.plot(path)
+    log.info("plot: %s", path)

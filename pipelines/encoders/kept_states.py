@@ -1,0 +1,112 @@
+"""What is kept of a forward pass: hidden states of chosen layers, of all tokens or pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.token_pooling import pool
+from bertvision.pipelines.tasks.registry import TokenPooling
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class KeptStates:
+    """Takes the hidden states of a batch of windows as the encoder gives them, one after another.
+
+    Pooled as soon as they are there, the states of a layer need not outlive it.
+
+    Args:
+        layers: by what is kept of each window, the indices of the hidden states, ascending.
+        hidden_size: of a hidden state.
+        where: they are kept.
+    """
+
+    def __init__(
+        self, layers: Mapping[TokenPooling, Sequence[int]], hidden_size: int, where: torch.device
+    ) -> None:
+        self._places = {
+            kept: {layer: place for place, layer in enumerate(of)} for kept, of in layers.items()
+        }
+        self._wanted = {layer for of in layers.values() for layer in of}
+        self._given: set[int] = set()
+        self._hidden = hidden_size
+        self._memory = torch.empty(0, device=where)
+        self._room: dict[TokenPooling, Tensor] = {}
+        self._lengths: npt.NDArray[np.integer] = np.zeros(0, np.int32)
+
+    def begin(self, lengths: npt.NDArray[np.integer]) -> None:
+        """Make room for windows of these lengths, (windows,), in memory that is used again."""
+        self._given.clear()
+        self._lengths = lengths
+        shapes = {
+            kept: (len(places), int(kept_tokens(kept, lengths).sum()), self._hidden)
+            for kept, places in self._places.items()
+        }
+        counts = [a * b * c for a, b, c in shapes.values()]
+        if self._memory.numel() < sum(counts):
+            self._memory = torch.empty(sum(counts), device=self._memory.device)
+        parts = self._memory[: sum(counts)].split(counts)
+        self._room = {
+            kept: part.view(shape)
+            for (kept, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    def add(self, layer: int, state: Tensor, windows: Int64Array | None = None) -> None:
+        """Keep what is wanted of one hidden state.
+
+        Args:
+            layer: its index.
+            state: (tokens, hidden) of windows one after another, without padding.
+            windows: (group,) which of the batch they are, in this order; None is all of them.
+        """
+        lengths = self._lengths if windows is None else self._lengths[windows]
+        for kept, places in self._places.items():
+            if layer in places:
+                value = state if kept == "all" else pool(state.float(), lengths, kept)
+                self._put(kept, places[layer], value, windows)
+        self._given.add(layer)
+
+    def add_pooler(self, layer: int, output: Tensor, windows: Int64Array | None = None) -> None:
+        """Keep the pooler output, (windows, hidden), as state ``layer`` of the first token."""
+        self._put("cls", self._places["cls"][layer], output, windows)
+        self._given.add(layer)
+
+    def result(self) -> list[Tensor]:
+        """(tokens, layers, hidden) or (windows, layers, hidden) of each kind that is kept.
+
+        Raises:
+            InputError: a wanted state was not given.
+        """
+        given = len(self._wanted & self._given)
+        if given < len(self._wanted):
+            raise InputError(
+                f"the encoder gave {given} hidden states instead of {len(self._wanted)}: this "
+                "version of transformers is not supported"
+            )
+        return [room.transpose(0, 1) for room in self._room.values()]
+
+    def _put(
+        self, kept: TokenPooling, place: int, value: Tensor, windows: Int64Array | None
+    ) -> None:
+        room = self._room[kept][place]
+        if windows is None:
+            room.copy_(value)
+            return
+        if kept == "all":
+            first = np.cumsum(self._lengths, dtype=np.int64) - self._lengths
+            spans = [np.arange(first[w], first[w] + self._lengths[w]) for w in windows]
+            rows = np.concatenate(spans)
+        else:
+            rows = windows
+        room.index_copy_(0, torch.from_numpy(rows).to(room.device), value.to(room.dtype))
+
+
+def kept_tokens(kept: TokenPooling, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    """How many tokens, or vectors, are kept of windows of these lengths, (windows,) each."""
+    return lengths if kept == "all" else np.ones_like(lengths)

@@ -1,0 +1,285 @@
+"""Finding and loading encoders: hub names and local folders, safetensors only, no foreign code."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.hub import VOCABULARIES, fetch, read_config
+from bertvision.pipelines.files import sha256_of_files
+from bertvision.pipelines.records import digest_of
+
+
+class PretrainedEncoder(NamedTuple):
+    """A checkpoint of an encoder on this machine's disk."""
+
+    folder: Path
+    """Holds config.json, the weights and the tokenizer."""
+    name_or_path: str
+    """Hub name, or the absolute path of the folder."""
+    revision: str | None
+    """Commit on the hub; None for a local folder."""
+    config: PreTrainedConfig
+    """The model's configuration, of any family that gives hidden states (see docs/encoders.md)."""
+
+
+def find_pretrained(name_or_path: str, revision: str | None = None) -> PretrainedEncoder:
+    """Find a checkpoint: an existing folder, else a name on the hub (downloaded or cached).
+
+    Args:
+        name_or_path: local folder or hub name, such as ``FacebookAI/roberta-base``.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        InputError: nothing by that name can be reached, the architecture is no encoder of text
+            that transformers knows without the checkpoint's own code, or there are no safetensors
+            weights (pickled weights are never read).
+    """
+    local = Path(name_or_path).expanduser()
+    if local.is_dir():
+        if revision is not None:
+            raise InputError(f"revision {revision!r} makes no sense for the local folder {local}")
+        folder, name = local.resolve(), str(local.resolve())
+    else:
+        folder, name = fetch(name_or_path, revision), name_or_path
+        revision = folder.name
+    config = read_config(folder, name)
+    weight_files(folder)
+    return PretrainedEncoder(folder, name, revision, config)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder, in order.
+
+    Raises:
+        InputError: there are none.
+    """
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files:
+        raise InputError(
+            f"{folder} holds no model.safetensors: only safetensors weights are read; convert "
+            "others with transformers' save_pretrained"
+        )
+    return files
+
+
+def weights_digest(folder: Path) -> str:
+    """Hex sha256 of the bytes of a checkpoint folder's weights."""
+    return sha256_of_files(weight_files(folder))
+
+
+def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any) -> PreTrainedModel:
+    """Load an encoder, with a task's output layer, in float32, in evaluation mode.
+
+    A task's layers that the checkpoint lacks, and the pooler under them, are made new from torch's
+    global generator: seed it. Of an encoder alone a pooler that the checkpoint lacks is left out.
+
+    Args:
+        folder: of the checkpoint.
+        model_class: ``AutoModel`` for the encoder alone, or an ``AutoModelFor…`` of transformers.
+        **options: settings of its configuration beside the checkpoint's own.
+
+    Raises:
+        InputError: the weights are damaged, lack a part of the encoder or do not fit the
+            configuration, or the family has no such output layer.
+    """
+    with _transformers_errors(f"the encoder in {folder}"):
+        model, report = model_class.from_pretrained(
+            folder,
+            **options,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _check_complete(model, report["missing_keys"], folder)
+    model.eval()
+    return cast(PreTrainedModel, model)
+
+
+def new_model(
+    config: PreTrainedConfig, model_class: type[Any] = AutoModel, *, seed: int, **options: Any
+) -> PreTrainedModel:
+    """An encoder with random weights, as its own library initialises them: an untrained twin.
+
+    Args:
+        config: of the encoder.
+        model_class: as of `load_model`.
+        seed: decides all weights; torch's global generator is left as it was.
+        **options: settings of its configuration beside ``config``'s own.
+
+    Returns:
+        In float32, in evaluation mode, on the CPU.
+
+    Raises:
+        InputError: the family has no such output layer.
+    """
+    config = copy.deepcopy(config)
+    for name, value in options.items():
+        setattr(config, name, value)
+    with (
+        _transformers_errors(f"an untrained {config.model_type}"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+        model.eval()
+    return model
+
+
+class Dimensions(NamedTuple):
+    """Sizes of an encoder."""
+
+    layers: int
+    """Of the transformer; there is one hidden state more, the embedding output."""
+    hidden_size: int
+    max_length: int
+    """Most tokens of a window; `sys.maxsize` where nothing limits them."""
+
+
+def dimensions(config: PreTrainedConfig, tokenizer: Any = None) -> Dimensions:
+    """Sizes of an encoder, as its configuration and its architecture have them.
+
+    Args:
+        config: of the encoder.
+        tokenizer: of the encoder; where its own limit is lower, that is the longest window.
+    """
+    with _transformers_errors(f"a {config.model_type}"), torch.device("meta"):
+        model = AutoModel.from_config(config, trust_remote_code=False)
+    positions = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    longest = positions - position_offset(model) if positions > 0 else sys.maxsize
+    if tokenizer is not None:
+        longest = min(longest, tokenizer.model_max_length)
+    return Dimensions(config.num_hidden_layers, config.hidden_size, longest)
+
+
+def position_offset(model: PreTrainedModel) -> int:
+    """Position of a window's first token: 0, but in RoBERTa's kin the one after the padding's.
+
+    Their table of positions has a row for padding (`create_position_ids_from_input_ids` of
+    transformers, after fairseq), so windows are shorter than the table by that offset.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def takes_token_types(model: PreTrainedModel) -> bool:
+    """Whether an encoder is given token types: it has more than one, and an argument for them.
+
+    DistilBERT and ModernBERT have no argument; RoBERTa has a single type; GPT-2 has the argument,
+    but reads it as words.
+    """
+    encoder = model.base_model
+    argument = "token_type_ids" in inspect.signature(encoder.forward).parameters
+    return argument and getattr(encoder.config, "type_vocab_size", 0) > 1
+
+
+def pad_id(tokenizer: Any, config: PreTrainedConfig) -> int:
+    """Vocabulary index that pads windows: the encoder's own, else the tokenizer's, else 0.
+
+    RoBERTa's kin count positions by it; to others it makes no difference behind the mask.
+    """
+    for index in (getattr(config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
+        if isinstance(index, int) and index >= 0:
+            return index
+    return 0
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the fast tokenizer of a checkpoint folder.
+
+    Raises:
+        InputError: there is none, or it gives no character offsets.
+    """
+    # without a vocabulary transformers makes a tokenizer to which every word is unknown
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise InputError(
+            f"{folder} has no {' or '.join(VOCABULARIES)}: take a checkpoint that comes with its "
+            "tokenizer, or save one beside it with transformers' save_pretrained"
+        )
+    with quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except (ImportError, OSError, ValueError, KeyError) as error:
+            raise InputError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise InputError(f"the tokenizer in {folder} gives no character offsets (not a fast one)")
+    return tokenizer
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hex sha256 of everything that decides a fast tokenizer's output.
+
+    Padding and truncation are left out: they are state of the last call, not of the tokenizer.
+    """
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    definition.pop("padding", None)
+    definition.pop("truncation", None)
+    return digest_of(definition)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' load report and progress bars inside the block."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _check_complete(model: Any, missing: Iterable[str], folder: Path) -> None:
+    """Refuse an encoder that is random in part; a pooler that nothing trains is left out."""
+    alone = model.base_model is model
+    prefix = "" if alone else f"{model.base_model_prefix}."
+    parameters = {name for name, _ in model.named_parameters()}
+    lacking = sorted(n for n in missing if n.startswith(prefix) and n in parameters)
+    pooler = [name for name in lacking if name.startswith(f"{prefix}pooler.")]
+    if len(lacking) > len(pooler):
+        raise InputError(
+            f"the weights in {folder} lack {len(lacking) - len(pooler)} of the encoder's, such as "
+            f"{next(name for name in lacking if name not in pooler)}: they are not those of its "
+            "config.json"
+        )
+    if pooler and alone:
+        model.pooler = None
+
+
+@contextmanager
+def _transformers_errors(what: str) -> Iterator[None]:
+    """Turn what transformers raises about a model's files into an InputError, quietly."""
+    with quiet_transformers():
+        try:
+            yield
+        except (ImportError, OSError, ValueError, RuntimeError, KeyError) as error:
+            raise InputError(f"{what} cannot be loaded: {error}") from error
+        except Exception as error:
+            # safetensors' own error type derives from Exception alone
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise InputError(f"the weights of {what} are damaged: {error}") from error

@@ -1,0 +1,109 @@
+"""The forward pass of any encoder of transformers, over padded windows of like length."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedModel
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.kept_states import KeptStates
+from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.windows import Windows
+
+_SIMILAR = 0.85  # of the longest window of a group: padding is at most 15 % of it
+_GROUP_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+
+class PaddedForward:
+    """Computes hidden states by a model's own forward pass, with padding masked.
+
+    Windows are padded behind their last token, so positions are those that the model counts itself,
+    and a decoder's tokens look at none of it.
+
+    Args:
+        model: the encoder.
+        wanted: indices of the hidden states that are wanted; the one after the last layer is the
+            pooler output.
+    """
+
+    batch_tokens = {"cpu": 4096, "cuda": 16384}
+    """Tokens of a batch: enough to find windows of like length in it."""
+
+    def __init__(self, model: PreTrainedModel, wanted: npt.ArrayLike) -> None:
+        self._model = model
+        self.attention = str(model.config._attn_implementation)
+        """Name of the attention that is computed."""
+        self._states = model.config.num_hidden_layers + 1
+        self._pooled = self._states in np.asarray(wanted)
+        self._pad = pad_id(None, model.config)
+        self._token_types = takes_token_types(model)
+        if hasattr(model.config, "use_cache"):
+            model.config.use_cache = False  # keys and values of a decoder's layers, for generation
+
+    def __call__(
+        self, windows: Windows, rows: npt.NDArray[np.int64], kept: KeptStates | None
+    ) -> None:
+        """Compute some windows, and hand their hidden states on group by group.
+
+        Args:
+            windows: of a split.
+            rows: (batch,) which of them.
+            kept: takes the hidden states; None drops them.
+
+        Raises:
+            InputError: the model does not give a hidden state per layer and one more.
+        """
+        lengths = windows.n_tokens[rows]
+        for members in groups(lengths, _GROUP_TOKENS[self._model.device.type]):
+            self._group(windows, rows[members], members, kept)
+
+    def _group(
+        self,
+        windows: Windows,
+        rows: npt.NDArray[np.int64],
+        members: npt.NDArray[np.int64],
+        kept: KeptStates | None,
+    ) -> None:
+        where = self._model.device
+        batch = collate(
+            windows, windows.first_token, rows, self._pad, token_types=self._token_types
+        )
+        inputs = {name: of.to(where) for name, of in batch.inputs.items()}
+        output = self._model(**inputs, output_hidden_states=kept is not None)
+        if kept is None:
+            return
+        states = output.hidden_states or ()
+        shape = (*batch.input_ids.shape, self._model.config.hidden_size)
+        if len(states) != self._states or any(state.shape != shape for state in states):
+            raise InputError(
+                f"{self._model.config.model_type} gives hidden states of the shapes "
+                f"{[tuple(state.shape) for state in states]}, where {self._states} of {shape} are "
+                "needed, one per layer and the embeddings: its states cannot be extracted"
+            )
+        real = batch.attention_mask.flatten().nonzero().squeeze(1).to(where)
+        for layer, state in enumerate(states):
+            kept.add(layer, state.flatten(0, 1)[real], members)
+        if self._pooled:
+            kept.add_pooler(self._states, output.pooler_output, members)
+
+
+def groups(lengths: npt.NDArray[np.integer], most: int) -> list[npt.NDArray[np.int64]]:
+    """Put windows of like length together, longest first.
+
+    Args:
+        lengths: (windows,) tokens of each.
+        most: tokens of a group, with padding; a longer window is a group of its own.
+
+    Returns:
+        Rows of each group; every window is in one.
+    """
+    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    cuts, start = [], 0
+    for i, n in enumerate(lengths[order].tolist()):
+        longest = int(lengths[order[start]])
+        if i > start and (n < _SIMILAR * longest or (i + 1 - start) * longest > most):
+            cuts.append(i)
+            start = i
+    return np.split(order, cuts)

@@ -1,0 +1,219 @@
+"""Extraction on a Dask cluster: whole shards, handed to workers a few at a time.
+
+The client has created the splits and holds their locks; it lends the workers the right to write
+(see `featurestore.delegation`). A shard is a function of snapshot and shard, so it does not matter
+who computes it, nor how often: the store that comes out is that of a single process, byte for byte
+where the workers' processors and libraries do the same arithmetic. The shards of a worker that dies
+are computed by another one, except those that were committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bertvision.errors import BertvisionError, InputError
+from bertvision.featurestore.delegation import Grant, granted
+from bertvision.featurestore.writer import SplitWriter
+from bertvision.pipelines.extraction.cluster_worker import forget, write_shards
+from bertvision.pipelines.extraction.job import ExtractionJob
+from bertvision.pipelines.extraction.shardwork import Written
+from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster, raise_from_worker
+from bertvision.pipelines.tasks.registry import TokenPooling
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+log = logging.getLogger(__name__)
+
+PIECE_SHARDS = 8
+"""Most shards of a task: enough that writing one hides behind computing the next."""
+PIECES_AHEAD = 2
+"""Tasks per worker that are handed out: one is computed, the next is there when it ends."""
+ATTEMPTS = 3
+"""How often a single shard may fail, or kill its worker, before the extraction gives up."""
+_LOOK_SECONDS = 5.0
+"""How often the client looks how many workers there are."""
+
+
+class Piece(NamedTuple):
+    """Shards that are computed by one task.
+
+    Attributes:
+        shards: by number, what the splits that lack it keep of a window.
+        failed: how often it was tried in vain.
+    """
+
+    shards: Mapping[int, Sequence[TokenPooling]]
+    failed: int = 0
+
+
+class ClusterWork:
+    """Computes and writes shards on the workers of a cluster, as `ShardWork` does here.
+
+    Args:
+        writers: by what they keep of a window; their locks are held by this process.
+        job: what decides the activations.
+        scheduler: address of the cluster, ``tcp://host:port``.
+
+    Attributes:
+        seconds: that workers spent computing so far, added up.
+
+    Raises:
+        InputError: the scheduler is none of a cluster.
+    """
+
+    def __init__(
+        self, writers: Mapping[TokenPooling, SplitWriter], job: ExtractionJob, scheduler: str
+    ) -> None:
+        if not is_cluster(scheduler):
+            raise InputError(
+                f"scheduler {scheduler!r}: shards are computed here, where none is named, or on a "
+                "Dask cluster such as tcp://localhost:8786"
+            )
+        self.seconds = 0.0
+        self._writers = writers
+        self._job = job
+        self._scheduler = scheduler
+
+    def write(self, shards: Mapping[int, Sequence[TokenPooling]]) -> Iterator[Written]:
+        """Write shards; gives the record of each once it is known to be committed.
+
+        Args:
+            shards: by number, the splits that lack it.
+
+        Raises:
+            InputError: no answer from the cluster.
+            ClusterError: it has no workers or was lost, a worker does not see the workspace or the
+                store, or a shard failed `ATTEMPTS` times.
+            LockedError: another process took the lock over.
+            NonFiniteError: names shard and window.
+            DiskSpaceError: the disk is full.
+        """
+        if not shards:
+            return
+        with connect(self._scheduler) as client, ExitStack() as stack:
+            grants = {
+                kept: stack.enter_context(granted(writer.ledger))
+                for kept, writer in self._writers.items()
+            }
+            stack.callback(_forget_on_workers, client)
+            yield from _Dealer(client, self, self._job, grants).deal(shards)
+
+
+class _Dealer:
+    """Hands pieces to the workers of a cluster, and takes back what comes of them."""
+
+    def __init__(
+        self,
+        client: Client,
+        work: ClusterWork,
+        job: ExtractionJob,
+        grants: Mapping[TokenPooling, Grant],
+    ) -> None:
+        self._client, self._work, self._job, self._grants = client, work, job, grants
+        self._running: dict[object, tuple[Future[Any], Piece]] = {}
+        self._finished: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._workers = self._count_workers()
+
+    def deal(self, shards: Mapping[int, Sequence[TokenPooling]]) -> Iterator[Written]:
+        waiting = deque(_cut(shards, self._workers))
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self._most(waiting[0]):
+                    self._submit(waiting.popleft())
+                try:
+                    future = self._finished.get(timeout=_LOOK_SECONDS)
+                except Empty:
+                    self._look()
+                    continue
+                if future.status in ("lost", "pending"):
+                    # its worker died with the result, and another one computes it again
+                    future.add_done_callback(self._finished.put)  # type: ignore[no-untyped-call]
+                    continue
+                _, piece = self._running.pop(future.key)
+                if future.status == "finished":
+                    written, seconds = future.result()
+                    self._work.seconds += seconds
+                    yield from written
+                else:
+                    # first: what fails again should do so soon
+                    waiting.extendleft(reversed(self._again(future, piece)))
+                self._workers = self._count_workers()
+        finally:
+            if self._running and self._client.status == "running":
+                futures = [future for future, _ in self._running.values()]
+                self._client.cancel(futures)  # type: ignore[no-untyped-call]
+
+    def _most(self, following: Piece) -> int:
+        """How many pieces may be handed out at a time."""
+        # who dies takes along what waits beside it: where pieces have failed, each has a worker
+        # to itself, so that the one that kills is told from the others
+        running = (piece for _, piece in self._running.values())
+        failed = any(piece.failed for piece in (following, *running))
+        return max(1, self._workers) * (1 if failed else PIECES_AHEAD)
+
+    def _submit(self, piece: Piece) -> None:
+        future = self._client.submit(
+            write_shards, self._job, self._grants, dict(piece.shards), pure=False
+        )
+        self._running[future.key] = future, piece
+        future.add_done_callback(self._finished.put)  # type: ignore[no-untyped-call]
+
+    def _again(self, future: Future[Any], piece: Piece) -> list[Piece]:
+        """What is to be tried again after a failure; raises where that would not help."""
+        from distributed import KilledWorker
+
+        if future.status != "error":
+            raise ClusterError(
+                "the cluster lost its scheduler, or somebody cancelled the extraction there; what "
+                "was committed is whole: run the same command again, it goes on from there"
+            )
+        error = future.exception()  # type: ignore[no-untyped-call]
+        if isinstance(error, (BertvisionError, ModuleNotFoundError)):
+            raise_from_worker(error)
+        failed = piece.failed + 1
+        first, *rest = piece.shards
+        if not rest and failed >= ATTEMPTS:
+            what = "killed its worker" if isinstance(error, KilledWorker) else f"failed ({error!r})"
+            raise ClusterError(
+                f"shard {first} of {self._job.split} of {self._job.tag} {what} {failed} times: "
+                "look at the workers' logs; most often a worker had too little memory (`dask "
+                "worker --memory-limit`, one worker per GPU); what was committed is whole: run the "
+                "same command again, it goes on from there"
+            ) from error
+        log.warning("%d shards from %d on are tried again: %r", len(piece.shards), first, error)
+        # one by one, so that one that kills its worker does not take others along
+        return [Piece({shard: kept}, failed) for shard, kept in piece.shards.items()]
+
+    def _look(self) -> None:
+        """While nothing ends: are there workers, is there a scheduler?"""
+        before, self._workers = self._workers, self._count_workers()
+        if self._workers == 0 and before > 0:
+            log.warning("the cluster has no workers any more: waiting for one to come back")
+
+    def _count_workers(self) -> int:
+        try:
+            return len(self._client.nthreads())  # type: ignore[no-untyped-call]
+        except (OSError, TimeoutError):
+            return 0
+
+
+def _forget_on_workers(client: Client) -> None:
+    """Let the workers free the memory of the encoder."""
+    if client.status == "running":
+        with suppress(Exception):  # a worker that is gone has forgotten already
+            client.run(forget, on_error="ignore")
+
+
+def _cut(shards: Mapping[int, Sequence[TokenPooling]], workers: int) -> Iterator[Piece]:
+    """Pieces of consecutive shards; small enough at the end that all workers end together."""
+    size = max(1, min(PIECE_SHARDS, len(shards) // (8 * max(1, workers))))
+    items = iter(shards.items())
+    while part := dict(islice(items, size)):
+        yield Piece(part)

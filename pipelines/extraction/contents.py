@@ -1,0 +1,157 @@
+"""What a stored split is made of beside the activations: layers, labels, text, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.featurestore.creation import SplitContents
+from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
+from bertvision.pipelines.extraction.shardwork import NonFinite
+from bertvision.pipelines.precision import Precision
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.snapshots import SnapshotInfo
+from bertvision.pipelines.workspace.workspace import Workspace
+
+POOLED_SHARD_WINDOWS = 256
+"""Most windows of a shard of pooled states: 6.8 MB at BERT-large in int8. A shard is what a killed
+extraction computes again, and here each of its tokens stands for a whole window."""
+
+
+def kept_layers(
+    layers: Sequence[int] | None, num_hidden_layers: int, *, pooler: bool, tokens: TokenPooling
+) -> tuple[int, ...]:
+    """Indices of the hidden states to keep, ascending.
+
+    Args:
+        layers: what was asked; negative ones count from the end; None is all there is.
+        num_hidden_layers: of the encoder.
+        pooler: whether the snapshot has one.
+        tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
+
+    Raises:
+        InputError: the encoder has no such hidden state.
+    """
+    offered = pooler and tokens == "cls"
+    depth = num_hidden_layers + 1
+    states = depth + offered
+    if layers is None:
+        return tuple(range(states))
+    # the last hidden state is −1 whether there is a pooler output or not
+    wanted = sorted({layer + depth if layer < 0 else layer for layer in layers})
+    if not wanted or wanted[0] < 0 or wanted[-1] >= states:
+        held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
+        if offered:
+            held += f", and its pooler output as {num_hidden_layers + 1}"
+        elif pooler:
+            held += "; its pooler output is kept with --pool cls"
+        raise InputError(f"layers {list(layers)}: the encoder has {held}")
+    return tuple(wanted)
+
+
+def split_contents(
+    task: Task,
+    windows: Windows,
+    items: Sequence[Any],
+    tokens: TokenPooling,
+    *,
+    seed: int | None,
+    shard_tokens: int | None,
+) -> SplitContents:
+    """The plan of a split, and everything beside the activations.
+
+    Args:
+        task: of the data.
+        windows: of the split, in the order of the data.
+        items: that they were made from.
+        tokens: which are kept.
+        seed: permutes the stored order; None keeps that of the data.
+        shard_tokens: capacity of a shard; None is what suits the tokens.
+    """
+    per_token: dict[str, npt.NDArray[Any]] = {
+        "input_ids": windows.input_ids,
+        "token_type_ids": windows.token_type_ids,
+        "offset_mapping": windows.offset_mapping,
+    }
+    lengths, capacity = windows.n_tokens, SHARD_TOKENS
+    if tokens != "all":
+        # a pooling is of no one token, but for [CLS]
+        per_token = {k: x[windows.first_token] for k, x in per_token.items() if tokens == "cls"}
+        lengths = np.ones_like(lengths)
+        # all alike, so that hardly any fill is left
+        capacity = ceil(len(windows) / max(1, ceil(len(windows) / POOLED_SHARD_WINDOWS)))
+    return SplitContents(
+        ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity),
+        per_token=per_token,
+        per_example=task.stored(windows),
+        examples=task.table(items),
+    )
+
+
+def as_recorded(contents: SplitContents, arrays: Collection[str]) -> SplitContents:
+    """Without the labels that a split lacks, because an older version wrote it.
+
+    Args:
+        contents: as this version makes them.
+        arrays: names of the arrays that the split has.
+    """
+    held = {name: values for name, values in contents.per_example.items() if name in arrays}
+    return replace(contents, per_example=held)
+
+
+Provenance = dict[str, str | int | float | bool | None]
+
+
+def provenance(
+    workspace: Workspace,
+    dataset: Dataset,
+    info: SnapshotInfo,
+    split: str,
+    tokens: TokenPooling,
+    precision: Precision,
+    nonfinite: NonFinite,
+    attention: str,
+) -> Provenance:
+    """Everything that the activations of a split depend on, as the store compares it."""
+    made_from: Provenance = {
+        "model": info.pretrained.name_or_path,
+        "model_revision": info.pretrained.revision,
+        "step": info.step,
+        "weights_sha256": info.weights_sha256,
+        "config_sha256": info.config_sha256,
+        "tokenizer_sha256": info.tokenizer_sha256,
+        **made_from_data(dataset, split),
+        "seed": workspace.config.finetune.seed,
+        "precision": precision,
+        "nonfinite": nonfinite,
+        "attn_implementation": attention,
+    }
+    # of all tokens nothing is said: so it was before there was a choice
+    return made_from | ({} if tokens == "all" else {"tokens": tokens})
+
+
+def made_from_data(dataset: Dataset, split: str) -> Provenance:
+    """The part of the provenance that tells of the data."""
+    config = dataset.config
+    made_from: Provenance = {
+        "task": config.name,
+        "data_sha256": dataset.data[split].sha256,
+        **{field: getattr(config, field) for field in dataset.task.settings},
+    }
+    if dataset.finetune is not None:
+        made_from["tune_fraction"] = config.tune_fraction
+        made_from["train_questions"] = dataset.finetune.train_questions
+    # of a labelled file, and only where they are set: other tasks have no columns
+    columns = {"text": config.text, "pair": config.pair, "label": config.label}
+    if config.skip_bad and dataset.finetune is None:
+        made_from["skip_bad"] = True
+    return made_from | {name: column for name, column in columns.items() if column is not None}

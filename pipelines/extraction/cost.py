@@ -1,0 +1,91 @@
+"""What the extraction of a split has cost so far, added up over interrupted calls.
+
+It lies in the workspace, not in the store: it tells of work that was done here, with times that no
+other machine would repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from bertvision.featurestore.format.schema import ShardRecord
+from bertvision.pipelines.files import write_json
+
+_WRITE_EVERY = 10.0
+"""Seconds between two writes: so much of a killed call may be missing."""
+
+
+class ExtractionCost:
+    """The record ``extraction/<tag>/<stored split>.json``, kept while a split is extracted.
+
+    A context manager: what was noted is written when it ends, also by an error. Where nothing was
+    noted nothing is written. The caller holds the split's lock.
+
+    Args:
+        path: of the record.
+        fresh: the split is created by this call; what an earlier one cost does not count.
+        started: `time.perf_counter` of when this call took up the split.
+        known: what the record says beside the sums: ``examples`` and the options.
+
+    Attributes:
+        bytes: of all shards written so far.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool, started: float, known: dict[str, Any]) -> None:
+        if fresh:
+            path.unlink(missing_ok=True)
+        self._path = path
+        self._started = self._written = started
+        self._known = known
+        before = _read(path, str(known["store"]))
+        self._examples = int(before.get("examples_written", 0))
+        self._seconds = float(before.get("seconds", 0.0))
+        self._encoder_seconds = float(before.get("encoder_seconds", 0.0))
+        self.bytes = int(before.get("bytes", 0))
+        self._spent_computing = 0.0
+        self._noted = False
+
+    def __enter__(self) -> ExtractionCost:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._noted:
+            self._write()
+
+    def note(self, record: ShardRecord, encoder_seconds: float) -> None:
+        """Count a shard that was committed.
+
+        Args:
+            record: of the shard.
+            encoder_seconds: spent computing by this call so far.
+        """
+        self._noted = True
+        self._examples += record.examples
+        self.bytes += sum(file.bytes for file in record.files.values())
+        self._spent_computing = encoder_seconds
+        if time.perf_counter() - self._written >= _WRITE_EVERY:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.perf_counter()
+        sums = {
+            "examples_written": self._examples,
+            "seconds": self._seconds + self._written - self._started,
+            "encoder_seconds": self._encoder_seconds + self._spent_computing,
+            "bytes": self.bytes,
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, {**self._known, **sums})
+
+
+def _read(path: Path, store: str) -> dict[str, float]:
+    """The sums of earlier calls; none where the record is damaged or tells of another store."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        names = ("examples_written", "seconds", "encoder_seconds", "bytes")
+        return {name: float(record[name]) for name in names if record["store"] == store}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

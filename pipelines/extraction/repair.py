@@ -1,0 +1,85 @@
+"""Repair a store: take back what is damaged, and extract exactly that again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.inspect import find_damage
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Repaired(NamedTuple):
+    """What a repair did to one split.
+
+    Attributes:
+        name: ``tag/split``.
+        damage: what was wrong, a line each; empty where all was well.
+        shards: that were extracted again; the others were not touched.
+    """
+
+    name: str
+    damage: list[str]
+    shards: list[int]
+
+
+def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
+    """Extract again what is damaged in a split, from the snapshot it came from.
+
+    What is whole is not touched. A shard that was never written is not damage: `extract` goes on
+    with it.
+
+    Args:
+        workspace: with the store and the snapshot.
+        tag: of the snapshot.
+        split: its name.
+
+    Raises:
+        StoreNotFoundError: there is no such split.
+        ProvenanceError: the snapshot, the data or the options are not those it was made from.
+        CorruptStoreError: its record and the copy of it are both damaged.
+    """
+    ledger = Ledger(open_storage(workspace.activations), tag, split)
+    damage, again = [], set[int]()
+    try:
+        ledger.read_split()
+    except CorruptStoreError as error:
+        damage.append(str(error))
+        with ledger.lock():
+            ledger.restore_split()
+    # a damaged plan hides what is wrong with shards, so they are looked at again once it is back
+    for _ in range(2):
+        held = ActivationSplit(workspace.activations, tag, split)
+        found = find_damage(held)
+        if not found:
+            break
+        damage += [item.what for item in found]
+        shards = [item.shard for item in found if item.shard is not None]
+        again.update(shard for shard in shards if shard < held.record.shards)
+        _extract_again(workspace, held, shards)
+    return Repaired(f"{tag}/{split}", damage, sorted(again))
+
+
+def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[int]) -> None:
+    """Write everything beside the shards again, and these shards, with the options of before."""
+    record, parsed = split.record, parse_stored_split(split.split)
+    extract(
+        workspace,
+        record.tag,
+        splits=[parsed.split],
+        tokens=(parsed.tokens,),
+        dataset=parsed.dataset,
+        encoding=record.encoding,
+        compression=record.compression,
+        layers=record.layers,
+        precision=str(record.provenance.get("precision", "auto")),
+        nonfinite="record" if record.provenance.get("nonfinite") == "record" else "error",
+        shard_tokens=record.shard_tokens,
+        shards=shards,
+        mend=True,
+    )

@@ -1,0 +1,194 @@
+"""Shards of a split, one after another: computed on the device while the last ones are written."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import NonFiniteError
+from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode
+from bertvision.featurestore.format.schema import ShardRecord
+from bertvision.featurestore.writer import SplitWriter
+from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.windows import Windows
+
+NonFinite = Literal["error", "record"]
+"""What to do about NaN and infinity in hidden states (see `encode`)."""
+_WRITERS = {"cpu": 1, "cuda": 4}
+"""Threads that write shards: on a CPU they take time from the encoder, beside a GPU they do not."""
+
+
+class Written(NamedTuple):
+    """A committed shard of one split."""
+
+    tokens: TokenPooling
+    """What the split keeps of a window."""
+    record: ShardRecord
+
+
+class ShardWork:
+    """Computes and writes shards; each is a function of (snapshot, shard) alone.
+
+    Several splits that were planned alike, one for each pooling of the same windows, are written
+    from one forward pass.
+
+    Args:
+        writers: by what they keep of a window; all have the same plan.
+        windows: of the split, in the order of the data.
+        encoder: of the snapshot; it gives out what the writers keep.
+        nonfinite: what to do about NaN and infinity (see `encode`).
+
+    Attributes:
+        seconds: spent computing so far: forward pass and encoding.
+    """
+
+    def __init__(
+        self,
+        writers: Mapping[TokenPooling, SplitWriter],
+        windows: Windows,
+        encoder: Encoder,
+        nonfinite: NonFinite,
+    ) -> None:
+        self.seconds = 0.0
+        self._writers = writers
+        self._windows = windows
+        self._encoder = encoder
+        self._nonfinite = nonfinite
+        self._stats = {
+            kept: writer.stats and ChannelStats(*(s.to(encoder.device) for s in writer.stats))
+            for kept, writer in writers.items()
+        }
+
+    def write(self, shards: Mapping[int, Sequence[TokenPooling]]) -> Iterator[Written]:
+        """Write shards; gives the record of each once it is committed.
+
+        Args:
+            shards: by number, the splits that lack it.
+
+        Raises:
+            NonFiniteError: names shard and window.
+            DiskSpaceError: the disk is full.
+        """
+        threads = _WRITERS[self._encoder.device.type]
+        writing: deque[tuple[_Memories, list[tuple[TokenPooling, Future[ShardRecord]]]]] = deque()
+        with ThreadPoolExecutor(threads, "shard-writer") as pool:
+            for shard, missing in shards.items():
+                if len(writing) <= threads:
+                    memories: _Memories = {
+                        kept: _ShardMemory(writer, self._encoder.device)
+                        for kept, writer in self._writers.items()
+                    }
+                else:
+                    memories, records = writing.popleft()
+                    yield from (Written(kept, record.result()) for kept, record in records)
+                started = time.perf_counter()
+                nonfinite = self._compute(shard, {kept: memories[kept] for kept in missing})
+                self.seconds += time.perf_counter() - started
+                records = []
+                for kept in missing:
+                    memory, writer = memories[kept], self._writers[kept]
+                    memory.leave_device()
+                    written = pool.submit(memory.write, writer, shard, nonfinite[kept])
+                    records.append((kept, written))
+                writing.append((memories, records))
+            for _, records in writing:
+                yield from (Written(kept, record.result()) for kept, record in records)
+
+    def _compute(self, shard: int, memories: _Memories) -> dict[TokenPooling, int]:
+        """Fill the memories with a shard's codes and scales; counts the values replaced in each."""
+        plan = next(iter(self._writers.values())).plan
+        members = plan.examples_of(shard)
+        rows = plan.example_id[members.start : members.stop]
+        first, nonfinite = dict.fromkeys(memories, 0), dict.fromkeys(memories, 0)
+        for batch in self._encoder.batches(self._windows.n_tokens[rows]):
+            states = self._encoder(self._windows, rows[batch])
+            for kept, hidden_states in zip(self._encoder.tokens, states, strict=True):
+                if kept not in memories:
+                    continue
+                try:
+                    encoded = self._encode(kept, hidden_states)
+                except NonFiniteError:
+                    self._name_window(kept, shard, hidden_states, rows[batch])
+                    raise
+                memories[kept].put(first[kept], encoded)
+                first[kept] += len(hidden_states)
+                nonfinite[kept] += encoded.nonfinite
+        return nonfinite
+
+    def _encode(self, kept: TokenPooling, hidden_states: Tensor) -> Encoded:
+        encoding = self._writers[kept].split.encoding
+        return encode(hidden_states, encoding, self._stats[kept], nonfinite=self._nonfinite)
+
+    def _name_window(
+        self, kept: TokenPooling, shard: int, hidden_states: Tensor, rows: npt.NDArray[np.int64]
+    ) -> None:
+        """Raise the error of the first window that cannot be encoded, with its name."""
+        split = self._writers[kept].split
+        layers = split.record.layers
+        which = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
+        lengths = self._encoder.kept(kept, self._windows.n_tokens[rows])
+        for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
+            try:
+                self._encode(kept, part)
+            except NonFiniteError as error:
+                where = f"{split.name}, shard {shard}, window {row} of the data"
+                raise NonFiniteError(f"{where}{which}: {error}") from None
+
+
+class _ShardMemory:
+    """Memory of a shard on its way to the disk, used for one after another.
+
+    On a GPU the codes gather on the device and leave it in one copy into page-locked memory, on a
+    stream of its own, while the next shard is computed.
+    """
+
+    def __init__(self, writer: SplitWriter, device: torch.device) -> None:
+        record, encoding = writer.split.record, writer.split.encoding
+        layers, tokens = len(record.layers), record.shard_tokens
+        shapes: list[tuple[tuple[int, ...], torch.dtype]]
+        shapes = [((layers, tokens, encoding.codes_size(record.hidden_size)), encoding.torch_dtype)]
+        if encoding.quantised:
+            groups = encoding.scale_shape(record.hidden_size)
+            shapes.append(((tokens, layers, *groups), encoding.scale_torch_dtype))
+        self._here = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        self._host = self._here
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in self._here]
+            self._stream = torch.cuda.Stream(device)
+
+    def put(self, first: int, encoded: Encoded) -> None:
+        """Keep what was encoded as the tokens from ``first`` on."""
+        tokens = slice(first, first + len(encoded.codes))
+        self._here[0][:, tokens].copy_(encoded.codes.transpose(0, 1))
+        if encoded.scale is not None:
+            self._here[1][tokens] = encoded.scale
+
+    def leave_device(self) -> None:
+        """Begin the copy to the host; `write` waits for it."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            with torch.cuda.stream(self._stream):
+                for host, here in zip(self._host, self._here, strict=True):
+                    host.copy_(here, non_blocking=True)
+
+    def write(self, writer: SplitWriter, shard: int, nonfinite: int) -> ShardRecord:
+        """Write the shard."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        tokens = writer.plan.tokens_of(shard)
+        codes = self._host[0][:, :tokens].transpose(0, 1)
+        scale = self._host[1][:tokens] if len(self._host) > 1 else None
+        return writer.write_shard(shard, codes, scale, nonfinite)
+
+
+_Memories: TypeAlias = dict[TokenPooling, _ShardMemory]

@@ -1,0 +1,282 @@
+"""The extraction of one split of the data: its stored splits are opened, filled, accounted for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bertvision.errors import DiskSpaceError, InputError
+from bertvision.featurestore.creation import SplitContents, SplitSpec
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.shardfile import CompressionName
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.writer import (
+    SplitWriter,
+    expected_bytes,
+    free_bytes,
+    open_writer,
+)
+from bertvision.pipelines.encoders.encoder import channel_stats
+from bertvision.pipelines.encoders.loading import dimensions
+from bertvision.pipelines.extraction.contents import as_recorded, provenance, split_contents
+from bertvision.pipelines.extraction.cost import ExtractionCost
+from bertvision.pipelines.extraction.job import ExtractionJob, LoadedEncoder
+from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.selection import stored_split
+from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.extraction.cluster import ClusterWork
+
+log = logging.getLogger(__name__)
+
+
+class Extracted(NamedTuple):
+    """What an extraction did to one split.
+
+    Attributes:
+        tag: the snapshot.
+        split: its name in the store.
+        examples: windows of the split.
+        shards_written: shards written by this call, with
+        examples_written: windows; the others were there before.
+        seconds: wall time of this call, of which
+        encoder_seconds: were spent computing: forward pass and encoding. Both are of all splits
+            that were written together.
+        bytes: of all shards of the split.
+    """
+
+    tag: str
+    split: str
+    examples: int
+    shards_written: int
+    examples_written: int
+    seconds: float
+    encoder_seconds: float
+    bytes: int
+
+
+class StorageOptions(NamedTuple):
+    """How activations are kept.
+
+    Attributes:
+        encoding: int8, int4, bfloat16, float16 or float32. Pooled states of early layers lie so
+            close together that bfloat16 rounds away most of what tells them apart (measured of
+            [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores the deviation from a
+            channel's mean, loses 0.7 %.
+        compression: of the codes: none, zstd or pcodec.
+        shard_tokens: capacity of a shard; None is what suits the tokens.
+        store: another folder or URL: the workspace's from the moment on when a split of it is open
+            for writing, so that a failure before leaves the workspace as it is.
+    """
+
+    encoding: str = "int8"
+    compression: CompressionName = "none"
+    shard_tokens: int | None = None
+    store: str | None = None
+
+
+class SplitExtraction:
+    """The extraction of one split of the data, into as many stored splits as there are poolings."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        data: Dataset,
+        items: Sequence[Any],
+        job: ExtractionJob,
+        loaded: LoadedEncoder,
+        keeping: StorageOptions,
+    ) -> None:
+        self.workspace, self.job, self.keeping = workspace, job, keeping
+        self.started = time.perf_counter()
+        self.encoder = loaded.encoder
+        self.windows = data.task.windows(items, loaded.tokenizer, data.config)
+        _check_lengths(self.windows, loaded)
+        self.storage = open_storage(workspace.at(keeping.store).activations)
+        self.specs: dict[TokenPooling, SplitSpec] = {}
+        self.contents: dict[TokenPooling, SplitContents] = {}
+        seed = workspace.config.finetune.seed if job.split in ("train", "all") else None
+        for kept in job.tokens:
+            self.contents[kept] = split_contents(
+                *(data.task, self.windows, items, kept),
+                seed=seed,
+                shard_tokens=keeping.shard_tokens,
+            )
+            self.specs[kept] = SplitSpec(
+                tag=job.tag,
+                split=stored_split(job.split, kept, data.name),
+                encoding=keeping.encoding,
+                compression=keeping.compression,
+                layers=loaded.layers[kept],
+                hidden_size=loaded.hidden_size,
+                provenance=provenance(
+                    *(workspace, data, loaded.info, job.split, kept),
+                    *(job.precision, job.nonfinite, self.encoder.attention),
+                ),
+            )
+
+    def run(
+        self, shards: Sequence[int] | None, mend: bool, scheduler: str | None
+    ) -> list[Extracted]:
+        """Write what is missing.
+
+        Args:
+            shards: which, of those that are missing; None is all of them.
+            mend: write everything beside the shards again, and ``shards`` even if they are there.
+            scheduler: address of a Dask cluster; None computes here.
+        """
+        total = {
+            kept: expected_bytes(self.contents[kept].plan, self.specs[kept]) for kept in self.specs
+        }
+        self._say(sum(total.values()))
+        plan = next(iter(self.contents.values())).plan
+        with ExitStack() as stack:
+            writers: dict[TokenPooling, SplitWriter] = {}
+            fresh: dict[TokenPooling, bool] = {}
+            for kept, spec in self.specs.items():
+                ledger, contents = Ledger(self.storage, spec.tag, spec.split), self.contents[kept]
+                fresh[kept] = not ledger.exists
+                if fresh[kept]:
+                    _check_space(self.storage, total[kept])
+                elif mend:
+                    contents = as_recorded(contents, ledger.read_split().arrays)
+                again = (shards or ()) if mend else None
+                calibrate = partial(self._channel_stats, kept)
+                opened = open_writer(self.storage, spec, contents, calibrate, mend=again)
+                writers[kept] = stack.enter_context(opened)
+            self.workspace.keep_at(self.keeping.store)
+            pending = _pending(writers, shards)
+            lacking = Counter(kept for missing in pending.values() for kept in missing)
+            _check_space(
+                self.storage, sum(total[k] * n // plan.n_shards for k, n in lacking.items())
+            )
+            count = sum(len(plan.examples_of(shard)) for shard in pending)
+            costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
+            bar = stack.enter_context(progress(count, f"extract {self._name}", "example"))
+            work = self._work(writers, scheduler)
+            left = {shard: len(missing) for shard, missing in pending.items()}
+            for written in work.write(pending):
+                left[written.record.shard] -= 1
+                if left[written.record.shard] == 0:  # in all splits that lacked it
+                    bar.update(written.record.examples)
+                if not mend:  # a repair is not what it takes to extract
+                    costs[written.tokens].note(written.record, work.seconds / len(writers))
+            for kept, cost in costs.items():
+                cost.bytes = writers[kept].split.info()["bytes"]
+        return [
+            Extracted(
+                tag=str(spec.tag),
+                split=spec.split,
+                examples=len(plan),
+                shards_written=lacking[kept],
+                examples_written=sum(
+                    len(plan.examples_of(shard)) for shard, on in pending.items() if kept in on
+                ),
+                seconds=time.perf_counter() - self.started,
+                encoder_seconds=work.seconds,
+                bytes=costs[kept].bytes,
+            )
+            for kept, spec in self.specs.items()
+        ]
+
+    @property
+    def _name(self) -> str:
+        """Of the stored splits, for people."""
+        first = next(iter(self.specs.values()))
+        poolings = [kept for kept in self.job.tokens if kept != "all"]
+        name = stored_split(self.job.split, "all", self.job.dataset)
+        return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
+
+    def _say(self, total: int) -> None:
+        plan, free = next(iter(self.contents.values())).plan, free_bytes(self.storage)
+        log.info(
+            "%s: %d windows, %d tokens, %d shards, %s; free on the disk: %s",
+            self._name,
+            len(plan),
+            int(self.windows.n_tokens.sum()),
+            plan.n_shards * len(self.specs),
+            size(total),
+            "unknown" if free is None else size(free),
+        )
+
+    def _channel_stats(self, kept: TokenPooling) -> ChannelStats:
+        return self._all_stats[kept]
+
+    @cached_property
+    def _all_stats(self) -> Mapping[TokenPooling, ChannelStats]:
+        """Of all that is kept, from one pass over the sample."""
+        stats = channel_stats(self.encoder, self.windows, self.job.nonfinite)
+        return dict(zip(self.encoder.tokens, stats, strict=True))
+
+    def _work(
+        self, writers: Mapping[TokenPooling, SplitWriter], scheduler: str | None
+    ) -> ShardWork | ClusterWork:
+        if scheduler is None:
+            return ShardWork(writers, self.windows, self.encoder, self.job.nonfinite)
+        from bertvision.pipelines.extraction.cluster import ClusterWork
+
+        return ClusterWork(writers, self.job, scheduler)
+
+    def _cost(self, kept: TokenPooling, *, fresh: bool) -> ExtractionCost:
+        """The record of what the extraction of a split costs, with the options it is made with."""
+        spec, contents = self.specs[kept], self.contents[kept]
+        path = self.workspace.root / "extraction" / spec.tag / f"{spec.split}.json"
+        known = {
+            "tag": str(spec.tag),
+            "split": spec.split,
+            "examples": len(contents.plan),
+            "tokens": kept,
+            "layers": list(spec.layers),
+            "encoding": spec.encoding,
+            "compression": spec.compression,
+            "precision": spec.provenance["precision"],
+            "nonfinite": spec.provenance["nonfinite"],
+            "shard_tokens": contents.plan.shard_tokens,
+            "device": self.encoder.device.type,
+            "store": str(self.storage),
+        }
+        return ExtractionCost(path, fresh=fresh, started=self.started, known=known)
+
+
+def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:
+    longest = dimensions(loaded.encoder.model.config, loaded.tokenizer).max_length
+    found = int(windows.n_tokens.max(initial=0))
+    if found > longest:
+        raise InputError(
+            f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
+            f"give --max-length {longest} where the data are first named, in another --workspace"
+        )
+
+
+def _pending(
+    writers: Mapping[TokenPooling, SplitWriter], shards: Sequence[int] | None
+) -> dict[int, list[TokenPooling]]:
+    """Which splits lack a shard, by its number."""
+    pending: dict[int, list[TokenPooling]] = {}
+    for kept, writer in writers.items():
+        for shard in writer.pending():
+            if shards is None or shard in shards:
+                pending.setdefault(shard, []).append(kept)
+    return dict(sorted(pending.items()))
+
+
+def _check_space(storage: Storage, needed: int) -> None:
+    free = free_bytes(storage)
+    if free is not None and needed > free:
+        raise DiskSpaceError(
+            f"{size(needed)} are needed in {storage}, {size(free)} are free: free some space, keep "
+            "fewer --layers, extract one --split at a time, or use --encoding int8 or int4"
+        )

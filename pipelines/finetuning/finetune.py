@@ -1,0 +1,259 @@
+"""Fine-tuning BERT on a task, with snapshots at fractions of an epoch.
+
+Snapshots are a pure function of the workspace's settings: the order of batches depends on (seed,
+epoch), dropout on (seed, step, batch), and a resumed run continues at an optimiser step. On one CPU
+they are the same bit for bit, however often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
+from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
+from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.training.resume import ResumeFile
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.options import FinetuneOptions, open_workspace
+from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
+from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+def finetune(
+    root: Path | None,
+    options: FinetuneOptions,
+    *,
+    resume: bool = False,
+    resume_every_seconds: float = 300.0,
+    evaluate: bool = True,
+) -> dict[str, Any]:
+    """Make every snapshot of a workspace, and BERT's own scores at each; continue what is there.
+
+    Args:
+        root: the workspace; None means the one the current folder stands in, or else makes the
+            current folder one.
+        options: settings of a new workspace; of an existing one they must agree with it.
+        resume: refuse to make a new workspace.
+        resume_every_seconds: at most this much work is lost when the process is killed.
+        evaluate: also score BERT at every snapshot.
+
+    Returns:
+        The workspace's `status`, with ``seconds`` and ``steps`` of training done by this call (0
+        where all snapshots were there already).
+
+    Raises:
+        WorkspaceError: the workspace was made with other settings, or there is none to resume.
+        InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in this workspace.
+        StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
+    """
+    workspace = open_workspace(root, options, resume=resume)
+    if not load_task(workspace.config.task.name).learns:
+        raise InputError(
+            f"workspace {workspace.root} is for hidden states alone, without a task: make another "
+            "one with --workspace, --model, --task and --data (or --train and --dev)"
+        )
+    tags = workspace.config.finetune.tags
+    with exclusive(workspace.root / ".finetune.lock", f"fine-tuning in {workspace.root}"):
+        made = all(is_snapshot(workspace.snapshot_dir(tag)) for tag in tags)
+        scored = all((workspace.bert_dir(tag) / "metrics.json").is_file() for tag in tags)
+        if made and (scored or not evaluate):
+            log.info("every snapshot of %s is there: nothing to do", workspace.root)
+        started = time.monotonic()
+        steps = 0 if made else _train(workspace, resume_every_seconds)
+        seconds = time.monotonic() - started if steps else 0.0
+        (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
+        if evaluate:
+            for tag in tags:
+                evaluate_bert(workspace, tag)
+    return {**status(workspace), "seconds": seconds, "steps": steps}
+
+
+def _train(workspace: Workspace, resume_every_seconds: float) -> int:
+    """Train to the last snapshot; returns the steps taken by this process."""
+    config = workspace.config
+    settings = config.finetune
+    checkpoint = pretrained(workspace)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    task = load_task(config.task.name)
+    model = load_pretrained(workspace, checkpoint)
+    windows = workspace.windows("train", tokenizer)
+    per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
+    clock = Clock()
+    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock)
+    saver.save(0)
+    missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
+    if not missing:
+        return 0
+    loader = StepLoader(
+        windows,
+        task.labels(windows),
+        batch_size=settings.batch_size,
+        accumulate=settings.accumulate,
+        steps=max(missing),
+        seed=settings.seed,
+        pad_id=pad_id(tokenizer, model.config),
+        token_types=takes_token_types(model),
+    )
+    folder = workspace.root / "finetune"
+    folder.mkdir(exist_ok=True)
+    resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+    total_steps = round(settings.epochs * per_epoch)
+    module = FinetuneModule(model, task, settings, total_steps=total_steps, digest=config.digest())
+    training_log = TrainingLog(folder / "log.csv", max(missing), "fine-tuning", ["loss", "lr"])
+    with quiet_lightning(), resume_file.guard():
+        trainer(
+            folder,
+            [training_log, clock, saver, resume_file],
+            max_epochs=1,
+            logger=False,
+            precision="bf16-mixed" if module.precision == "bf16" else "32-true",
+        ).fit(module, loader, ckpt_path=resume_file.find(before=min(missing)), weights_only=True)
+    resume_file.finish()
+    return module.steps_taken
+
+
+class FinetuneModule(pl.LightningModule):
+    """BERT with a task's output layer, the task's loss, and the optimiser.
+
+    Optimisation is manual, because a step's batches come together (`Step`): each is weighted by its
+    windows, so that accumulation is the gradient of one larger batch also where the last is short.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        task: Task,
+        settings: FinetuneConfig,
+        *,
+        total_steps: int,
+        digest: str,
+    ) -> None:
+        """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model.train()
+        self.task = task
+        self.settings = settings
+        self.precision = resolve_precision(settings.precision)
+        self.total_steps = total_steps
+        self.digest = digest
+        self.steps_taken = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam with bias correction; AdamW where weights decay."""
+        lr, decay = self.settings.lr, self.settings.weight_decay
+        if decay == 0:
+            return torch.optim.Adam(self.model.parameters(), lr=lr, fused=True)
+        return torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
+
+    def training_step(self, step: Step, batch_idx: int) -> dict[str, Any]:
+        """Take one optimiser step; returns its mean loss and learning rate."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        lr = learning_rate(self.settings, step.number, self.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        windows = sum(len(batch.input_ids) for batch in step.batches)
+        total = torch.zeros((), device=self.device)
+        optimizer.zero_grad()
+        for i, batch in enumerate(step.batches):
+            torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
+            loss = self.task.loss(self.model(**batch.inputs), batch) / windows
+            with autocast("32", self.device):
+                self.manual_backward(loss)
+            total += loss.detach()
+        if self.settings.gradient_clip:
+            # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        optimizer.step()
+        self.steps_taken += 1
+        return {"loss": total, "log": {"loss": total, "lr": lr}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record what the resume file belongs to."""
+        checkpoint["workspace"] = self.digest
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the resume file of other settings."""
+        if checkpoint.get("workspace") != self.digest:
+            raise WorkspaceError(
+                "the resume file belongs to other settings than bertvision.yaml: delete "
+                "finetune/resume.ckpt to start again"
+            )
+
+
+def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> float:
+    """The rate of the step after ``step`` steps: linear warm-up, then constant or linear to 0."""
+    warmup = round(settings.warmup * total_steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    if settings.decay == "linear":
+        return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
+    return settings.lr
+
+
+def _dropout_seed(seed: int, step: int, batch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{batch}".encode()).digest()[:8], "big")
+
+
+class _Snapshots(pl.Callback):
+    """Saves the snapshots that are due at a step and not there yet."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        per_epoch: int,
+        clock: Clock,
+    ) -> None:
+        self.workspace = workspace
+        self.model = model
+        self.tokenizer = tokenizer
+        self.per_epoch = per_epoch
+        self.clock = clock
+        self.due: dict[int, list[SnapshotTag]] = {}
+        for tag in workspace.config.finetune.tags:
+            self.due.setdefault(tag.step(per_epoch), []).append(tag)
+
+    def made(self, tags: list[SnapshotTag]) -> bool:
+        return all(is_snapshot(self.workspace.snapshot_dir(tag)) for tag in tags)
+
+    def save(self, step: int) -> None:
+        for tag in self.due.get(step, []):
+            if not self.made([tag]):
+                save_snapshot(
+                    self.workspace.snapshot_dir(tag),
+                    self.model,
+                    self.tokenizer,
+                    self.workspace.config,
+                    tag=tag,
+                    step=step,
+                    steps_per_epoch=self.per_epoch,
+                    seconds=self.clock.seconds if step else 0.0,
+                )
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
+    ) -> None:
+        self.save(batch.number + 1)

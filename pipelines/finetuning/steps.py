@@ -1,0 +1,123 @@
+"""Length-grouped batches of windows: one sequence for one seed, with hardly any padding.
+
+Random batches of SQuAD windows are more than half padding; sorted by length inside large random
+groups they hold almost none, and the order is still random at the scale of the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.pipelines.tasks.batch import Batch, Int64Array, collate
+from bertvision.pipelines.tasks.windows import Windows
+
+
+class Step(NamedTuple):
+    """What one optimiser step is computed from."""
+
+    number: int
+    """Steps taken before this one, over all epochs."""
+    batches: list[Batch]
+    """One, or several whose gradients add up."""
+
+
+def plan_batches(
+    n_tokens: npt.NDArray[np.integer], batch_size: int, *, seed: int, epoch: int, group: int = 50
+) -> list[Int64Array]:
+    """Group windows of like length into batches; a pure function of its arguments.
+
+    A random permutation is cut into runs of ``group`` batches, each run is sorted by length and cut
+    into batches, and all batches are shuffled.
+
+    Args:
+        n_tokens: (windows,) length of each window in tokens.
+        batch_size: windows per batch; one batch may be smaller.
+        seed: decides the order, together with ``epoch``.
+        epoch: number of the epoch, from 0.
+        group: batches per run.
+
+    Returns:
+        ceil(windows / batch_size) arrays of window indices; each window is in exactly one.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(n_tokens))
+    batches: list[Int64Array] = []
+    for start in range(0, len(order), group * batch_size):
+        run = order[start : start + group * batch_size]
+        run = run[np.argsort(n_tokens[run], kind="stable")]
+        batches += [run[i : i + batch_size] for i in range(0, len(run), batch_size)]
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+class StepLoader:
+    """The steps of a whole run, over all its epochs, resumable at any step.
+
+    Lightning sees one long epoch, so that gradient accumulation ends with each real epoch and the
+    position in the run is a single number. It is counted when a step is handed out, so a state
+    taken while a step is being worked on resumes after it.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        labels: Mapping[str, npt.NDArray[Any]],
+        *,
+        batch_size: int,
+        accumulate: int,
+        steps: int,
+        seed: int,
+        pad_id: int,
+        token_types: bool = True,
+    ) -> None:
+        """Prepare ``steps`` optimiser steps over ``windows`` with ``labels``, (windows,) each."""
+        self.windows = windows
+        self.labels = labels
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.steps = steps
+        self.seed = seed
+        self.pad_id = pad_id
+        self.token_types = token_types
+        self.steps_per_epoch = steps_per_epoch(len(windows), batch_size, accumulate)
+        self._first_token = windows.first_token
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Step]:
+        while self._next < self.steps:
+            epoch, step = divmod(self._next, self.steps_per_epoch)
+            plan = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=epoch)
+            while step < self.steps_per_epoch and self._next < self.steps:
+                rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
+                batches = [
+                    collate(
+                        *(self.windows, self._first_token, r, self.pad_id, self.labels),
+                        token_types=self.token_types,
+                    )
+                    for r in rows
+                ]
+                number = self._next
+                self._next += 1
+                step += 1
+                yield Step(number, batches)
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps handed out."""
+        return {"step": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue after ``state["step"]`` steps."""
+        self._next = state["step"]
+
+
+def steps_per_epoch(windows: int, batch_size: int, accumulate: int) -> int:
+    """Optimiser steps in one epoch: ceil(ceil(windows / batch_size) / accumulate)."""
+    batches = ceil(windows / batch_size)
+    return ceil(batches / accumulate)

@@ -1,0 +1,1 @@
+"""Figures as SVG: scales, labels that do not collide, curves, charts."""

@@ -1,0 +1,217 @@
+"""Figures without lines: heat maps, points, bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.report.drawing.figures import Row, legend, panels, tip
+from bertvision.pipelines.report.drawing.svg import (
+    SHAPES,
+    Canvas,
+    Labels,
+    Plot,
+    round_range,
+    shortened,
+    text_width,
+    ticks,
+)
+from bertvision.pipelines.results.columns import signed
+
+PARTS = (
+    ("fine-tuning", "fine_tuning_seconds"),
+    ("extraction", "extraction_seconds"),
+    ("training", "training_seconds"),
+)
+
+
+def heat_map(heads: Sequence[Row], names: Sequence[str], width: float) -> Canvas:
+    """A panel for each head: snapshot trained on × snapshot evaluated on.
+
+    Cells carry the score and below it the difference from BERT, which is also their colour.
+
+    Args:
+        heads: rows of heads trained on all examples.
+        names: the heads to draw.
+        width: px.
+    """
+    rows = [r for r in heads if r["name"] in names]
+    on = sorted({SnapshotTag(r["trained_on"]) for r in rows})
+    at = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
+    most = max((abs(r["difference"]) for r in rows if r["difference"] is not None), default=1) or 1
+    left, gap = 46.0, 24.0
+    room = width / 2 if width > 500 else width
+    cell = min(76.0, (room - left - gap) / len(at))
+    columns = max(1, int((width + gap) // (left + cell * len(at) + gap)))
+    high = 40.0 if cell >= 44 else 26.0
+    panel_w, panel_h = (width + gap) / columns, 58 + high * len(on) + 40
+    c = Canvas(width, panel_h * math.ceil(len(names) / columns))
+    for k, name in enumerate(names):
+        x0, y0 = left + panel_w * (k % columns), 58 + panel_h * (k // columns)
+        c.text(x0 - left, y0 - 42, shortened(name, panel_w - gap, bold=True), cls="strong")
+        c.text(x0 - left, y0 - 24, "evaluated on →")
+        for j, tag in enumerate(at):
+            c.text(x0 + cell * (j + 0.5), y0 - 6, str(tag), anchor="middle", cls="tick")
+        for i, tag in enumerate(on):
+            c.text(x0 - 6, y0 + high * (i + 0.5) + 4, str(tag), anchor="end", cls="tick")
+        c.text(x0 - left, y0 + high * len(on) + 16, "↑ trained on")
+        for r in rows:
+            if r["name"] != name:
+                continue
+            x = x0 + cell * at.index(SnapshotTag(r["checkpoint"]))
+            y = y0 + high * on.index(SnapshotTag(r["trained_on"]))
+            difference = r["difference"]
+            cls = "cell none" if difference is None else "cell s1" if difference < 0 else "cell s0"
+            strength = 0.06 + 0.44 * abs(difference or 0) / most
+            c.rect(x + 1, y + 1, cell - 2, high - 2, cls, tip=tip(r), opacity=strength)
+            two = high > 30 and difference is not None
+            middle = x + cell / 2
+            c.text(middle, y + high / 2 + (-3 if two else 4), f"{r['score']:.1f}", anchor="middle")
+            if two:
+                sign = signed(difference)
+                c.text(middle, y + high / 2 + 13, sign, anchor="middle", cls="small")
+    return c
+
+
+def parameters(rows: Sequence[Row], bert: Sequence[Row], label: str, width: float) -> Canvas:
+    """Score over parameters on a log scale, a panel for each snapshot.
+
+    Args:
+        rows: rows of heads evaluated on the snapshot they were trained on, with ``percent``.
+        bert: rows of BERT.
+        label: of the score, with its unit.
+        width: px.
+    """
+    tags = sorted({SnapshotTag(r["checkpoint"]) for r in rows})[-4:]
+    rows = [r for r in rows if r["checkpoint"] in tags]
+    by_tag = {r["checkpoint"]: r for r in bert}
+    low = 10.0 ** math.floor(math.log10(min(r["percent"] for r in rows)))
+    decades = [10.0**e for e in range(round(math.log10(low)), 3)]
+    y_range = round_range(
+        [r["score"] for r in rows] + [by_tag[t]["score"] for t in tags if t in by_tag]
+    )
+
+    def panel(c: Canvas, tag: str, box: tuple[float, float, float, float]) -> None:
+        p = Plot(c, *box, (low * 0.7, 190), y_range, log_x=True)
+        p.axes([(v, f"{v:g}") for v in decades], "parameters (% of the encoder, log scale)", label)
+        found = sorted(
+            (r for r in rows if r["checkpoint"] == tag), key=lambda r: (r["percent"], -r["score"])
+        )
+        places = [(p.x(r["percent"]), p.y(r["score"])) for r in found]
+        reference = by_tag.get(tag)
+        if reference:
+            at = p.x(100), p.y(reference["score"])
+            c.line(p.left, at[1], p.right, at[1], "reference")
+            places.append(at)
+        labels = Labels(p, places)
+        if reference:
+            labels.add(*at, "BERT", cls="strong halo")
+            c.marker("square", *at, "point s0", tip=tip(reference))
+        front = -math.inf
+        for r, (x, y) in zip(found, places, strict=False):
+            best = r["score"] > front
+            front = max(front, r["score"])
+            c.marker("circle", x, y, "point s1" if best else "faint", tip=tip(r))
+            if best:
+                labels.add(x, y, r["name"], cls="halo")
+
+    entries = [
+        ("best of its size or smaller", "s1", "circle"),
+        ("other head", "faint", "circle"),
+        ("BERT", "s0", "square"),
+    ]
+    titles = [(str(tag), f"trained and evaluated on {tag}") for tag in tags]
+    return panels(titles, panel, entries, width, lines=False)
+
+
+def stacked_time(rows: Sequence[Row], width: float) -> Canvas:
+    """Seconds of each system, stacked: fine-tuning, extraction, training.
+
+    Args:
+        rows: with the keys of `PARTS` and ``title``.
+        width: px.
+    """
+    unit, size = _time_unit(max(_total(r) for r in rows))
+    wide = width > 500
+    left = min(330.0, max(text_width(r["title"]) for r in rows) + 10) if wide else 4.0
+    step = 28.0 if wide else 42.0
+    c = Canvas(width, 0)
+    bottom = 10 + step * len(rows)
+    entries = [(name, f"s{i}", "bar") for i, (name, _) in enumerate(PARTS)]
+    c.height = legend(c, entries, bottom + 44, width)
+    high = max(_total(r) for r in rows) / size
+    p = Plot(c, left, 0, width - 80, bottom, (0, high), (0, 1))
+    for value in ticks(0, high, 6 if wide else 4):
+        c.line(p.x(value), 4, p.x(value), bottom, "grid")
+        c.text(p.x(value), bottom + 16, f"{value:g}", anchor="middle", cls="tick")
+    c.line(left, 4, left, bottom, "axis")
+    c.text((left + p.right) / 2, bottom + 34, f"wall time ({unit})", anchor="middle")
+    for k, r in enumerate(rows):
+        y = 8 + step * k + (0 if wide else 15)
+        if wide:
+            c.text(left - 8, y + 14, shortened(r["title"], left - 8), anchor="end")
+        else:
+            c.text(8, y - 3, shortened(r["title"], width - 8), cls="halo")
+        x = left
+        for i, (name, key) in enumerate(PARTS):
+            if part := r[key]:
+                w = p.x(part / size) - left
+                text = f"{r['title']}: {name} {part:,.0f} s"
+                c.rect(x, y, max(w, 0.5), 20, f"bar s{i}", tip=text)
+                x += w
+        more = "" if r["seconds"] is not None else " + ?"
+        c.text(x + 6, y + 14, f"{_total(r) / size:.3g} {unit}{more}", cls="tick")
+    return c
+
+
+def group_dots(rows: Sequence[Row], systems: Sequence[str], label: str, width: float) -> Canvas:
+    """Scores of systems in groups of questions, a row of points for each group.
+
+    Args:
+        rows: with ``group`` (the heading), ``value``, ``questions`` and a score for each system.
+        systems: keys of the scores; the first is BERT.
+        label: of the score, with its unit.
+        width: px.
+    """
+    wide = width > 500
+    titles = [f"{r['value']} (n = {r['questions']:,})" for r in rows]
+    left = min(260.0, max(map(text_width, titles)) + 12) if wide else 8.0
+    step = 24.0 if wide else 38.0
+    c = Canvas(width, 0)
+    entries = [(s, f"s{i}", SHAPES[i]) for i, s in enumerate(systems)]
+    y = legend(c, entries, 0, width, lines=False)
+    bottom = y + 12 + step * len(rows) + 30 * len({r["group"] for r in rows})
+    c.height = bottom + 40
+    p = Plot(c, left, y, width - 14, bottom, (0, 100), (0, 1))
+    for value in (0, 20, 40, 60, 80, 100):
+        c.line(p.x(value), y + 4, p.x(value), bottom, "grid")
+        c.text(p.x(value), bottom + 16, f"{value}", anchor="middle", cls="tick")
+    c.text((left + p.right) / 2, bottom + 34, label, anchor="middle")
+    heading = None
+    for r, title in zip(rows, titles, strict=True):
+        if r["group"] != heading:
+            heading, y = r["group"], y + 30
+            c.text(0, y - 8, heading, cls="strong halo")
+        c.text(0, y + 13, shortened(title, left if wide else width), cls="halo")
+        middle = y + (9 if wide else 26)
+        found = [(i, s, r[s]) for i, s in enumerate(systems) if r.get(s) is not None]
+        if len(found) > 1:
+            ends = [p.x(value) for *_, value in found]
+            c.line(min(ends), middle, max(ends), middle, "axis")
+        for i, system, value in found:
+            text = f"{system}, {title}: {value:.1f}"
+            # the first larger, so that it shows where another lies on it
+            c.marker(SHAPES[i], p.x(value), middle, f"point s{i}", r=4 if i else 6, tip=text)
+        y += step
+    return c
+
+
+def _total(r: Row) -> float:
+    return float(sum(r[key] or 0 for _, key in PARTS))
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    if seconds >= 2 * 3600:
+        return "h", 3600.0
+    return ("min", 60.0) if seconds >= 240 else ("s", 1.0)

@@ -1,0 +1,85 @@
+"""What a system answered on a split, item by item, and whether each answer is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.results.records import Result
+from bertvision.pipelines.results.systems import read_predictions
+from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.tasks.squad.metrics import answer_score
+
+Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
+
+
+class Answers(NamedTuple):
+    """A system's answers to the items of a split, and whether each is right."""
+
+    result: Result
+    predictions: Mapping[str, Any]
+    scores: dict[Metric, list[float]]
+    """By metric, per item, in per cent; the last metric is right or wrong."""
+
+    @property
+    def right(self) -> list[bool]:
+        """Whether the answer is exactly a gold answer, or the class is the right one."""
+        return [score == 100 for score in list(self.scores.values())[-1]]
+
+
+def read_answers(result: Result, items: Sequence[Any]) -> Answers:
+    """Read a system's predictions and score each.
+
+    Raises:
+        WorkspaceError: they are missing, damaged or of other data.
+    """
+    predictions = read_predictions(result, items)
+    metrics: list[Metric] = ["accuracy"]
+    if "exact" in headline(result.rules):
+        metrics = ["f1", "exact"]
+    return Answers(
+        result, predictions, {m: per_item(result, predictions, items, m) for m in metrics}
+    )
+
+
+def per_item(
+    result: Result, predictions: Mapping[str, Any], items: Sequence[Any], metric: Metric
+) -> list[float]:
+    """A system's score on each item in per cent, whose mean is the score it was given.
+
+    Args:
+        result: the system.
+        predictions: its answers by item id.
+        items: of the split.
+        metric: ``accuracy`` of classes or of yes or no, ``f1`` or ``exact`` of answers.
+
+    Raises:
+        WorkspaceError: the mean is another than was recorded, so the data or a file changed.
+    """
+    if metric == "accuracy":
+        scores = [100.0 * (predictions[item.id] == gold_of(item)) for item in items]
+    else:
+        scores = [100.0 * getattr(answer_score(str(predictions[q.id]), q), metric) for q in items]
+    check_recorded(result, metric, sum(scores) / len(scores))
+    return scores
+
+
+def gold_of(item: Any) -> int | float | bool | None:
+    """What is right of an item that has a class: its index, or whether it is answerable."""
+    return not item.is_impossible if hasattr(item, "is_impossible") else item.label
+
+
+def check_recorded(result: Result, metric: str, found: float) -> None:
+    """Make sure that a score computed from predictions is the one that was recorded.
+
+    Raises:
+        WorkspaceError: it is not, so the data or a file changed.
+    """
+    recorded = headline(result.rules)[metric]
+    if abs(found - recorded) > 1e-6:
+        raise WorkspaceError(
+            f"{result.folder / 'predictions.json'} scores {found:.4f} on the workspace's items, "
+            f"recorded is {recorded:.4f}: one of them changed; make both again with "
+            f"`{result.command}`"
+        )

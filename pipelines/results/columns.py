@@ -1,0 +1,56 @@
+"""Columns of tables: how the values of a row are written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bertvision.pipelines.text import size
+
+Kind = Literal["text", "code", "count", "number", "signed", "size"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    key: str
+    """Of the value in a row, and the header in CSV and JSON."""
+    label: str
+    """Header in the page."""
+    kind: Kind = "number"
+    """How values are written."""
+    digits: int = 1
+    """Decimals of numbers."""
+    sd: bool = False
+    """Whether ``<key>_sd`` holds a standard deviation over seeds."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether cells are aligned as numbers."""
+        return self.kind not in ("text", "code")
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """The cell as people read it; a dash where there is no value."""
+        value = row.get(self.key)
+        if value is None:
+            return "–"
+        match self.kind:
+            case "text" | "code":
+                return str(value)
+            case "count":
+                return f"{value:,}"
+            case "size":
+                return size(value)
+        if self.kind == "signed":
+            return signed(value, self.digits)
+        sd = row.get(f"{self.key}_sd") if self.sd else None
+        written = f"{value:,.{self.digits}f}".replace("-", "−")
+        return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference with its sign, a true minus: ``+1.2``, ``−0.3``."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"

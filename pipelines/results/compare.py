@@ -1,0 +1,182 @@
+"""Two systems on the same questions: which is better, and is it more than noise?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.pipelines.results.answers import Metric, check_recorded, per_item
+from bertvision.pipelines.results.bootstrap import (
+    Difference,
+    format_p,
+    paired_bootstrap,
+    paired_bootstrap_of,
+)
+from bertvision.pipelines.results.records import Result, read_results
+from bertvision.pipelines.results.systems import find_system, label, read_predictions
+from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
+from bertvision.pipelines.tasks.sentences import metrics as class_metrics
+from bertvision.pipelines.workspace.workspace import Workspace
+
+By = Literal["context", "question"]
+
+_Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
+_WHOLE: dict[str, _Whole] = {
+    "macro_f1": class_metrics.macro_f1,
+    "matthews": class_metrics.matthews,
+    "pearson": class_metrics.pearson,
+    "spearman": class_metrics.spearman,
+}
+"""Metrics of the whole, which no item has by itself."""
+
+
+def compare(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    metric: Metric | None = None,
+    split: str = "dev",
+    by: By = "context",
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Paired bootstrap of the difference of two systems' scores, first minus second.
+
+    Args:
+        workspace: with both systems' predictions.
+        first: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
+        second: likewise.
+        metric: one that both systems have; None is the task's own.
+        split: what they were scored on.
+        by: what is drawn: all items of one text, which are not independent, or single items.
+        resamples: how often.
+        seed: of the draws.
+
+    Returns:
+        The fields of `Difference` in points of per cent, what was compared, and a ``sentence``.
+
+    Raises:
+        UnknownNameError: a system was not scored, or several are meant.
+        InputError: the systems are of different kinds, or have no such metric.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    results = read_results(workspace, split)
+    a, b = find_system(results, first), find_system(results, second)
+    data = workspace.dataset()
+    metric = _metric(a, b, metric, data.task.name)
+    items = data.items(split)
+    predictions = [read_predictions(result, items) for result in (a, b)]
+    clusters = [data.task.group(item) for item in items] if by == "context" else None
+    whole = _whole(metric, a, data.task)
+    if whole is None:
+        scores = [
+            per_item(result, said, items, metric)
+            for result, said in zip((a, b), predictions, strict=True)
+        ]
+        difference = paired_bootstrap(*scores, clusters=clusters, resamples=resamples, seed=seed)
+    else:
+        gold = np.array([item.label for item in items])
+        x, y = (np.array([said[item.id] for item in items]) for said in predictions)
+        for result, predicted in ((a, x), (b, y)):
+            check_recorded(result, metric, whole(predicted, gold))
+        difference = paired_bootstrap_of(
+            whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
+        )
+    words = ("contexts", "questions") if hasattr(items[0], "context") else ("texts", "items")
+    return {
+        "first": label(a),
+        "second": label(b),
+        "metric": metric,
+        "split": split,
+        "by": by,
+        "first_score": difference.first,
+        "second_score": difference.second,
+        **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
+        "sentence": sentence(label(a), label(b), metric, difference, words),
+    }
+
+
+def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:
+    """How a metric of the whole is computed; None of one that is a mean over items."""
+    if metric == "f1" and "macro_f1" in headline(result.rules):
+        return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
+    return _WHOLE.get(metric)
+
+
+def sentence(
+    first: str,
+    second: str,
+    metric: str,
+    d: Difference,
+    words: tuple[str, str] = ("contexts", "questions"),
+) -> str:
+    """What a comparison says, in words.
+
+    Args:
+        first: the first system.
+        second: the second.
+        metric: that was compared.
+        d: what came out.
+        words: what clusters and items are called.
+    """
+    name = "exact match" if metric == "exact" else METRICS[metric]
+    name += " correlation" if metric in CORRELATIONS else ""
+    if d.difference == 0 and d.low == 0 == d.high:
+        of_each = metric == "accuracy" or words[1] == "questions"
+        where = f"every {words[1].removesuffix('s')}" if of_each else f"these {words[1]}"
+        return f"{first} and {second} have the same {name} on {where}."
+    low, high = d.low, d.high
+    if d.difference < 0:
+        first, second, low, high = second, first, -d.high, -d.low
+    drawn = words[d.clusters == d.questions]
+    evidence = (
+        f"95 % interval {low:+.2f} to {high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, paired "
+        f"bootstrap over {d.clusters:,} {drawn}"
+    )
+    points = f"{abs(d.difference):.2f} points of {name}"
+    if d.p < 0.05:
+        return (
+            f"{first} is better than {second} by {points}, more than the choice of {words[1]} "
+            f"explains ({evidence})."
+        )
+    return (
+        f"{first} is {points} above {second}, which the choice of {words[1]} alone may give "
+        f"({evidence})."
+    )
+
+
+def _metric(a: Result, b: Result, metric: Metric | None, task: str) -> Metric:
+    """The metric that both systems have and that can be drawn anew."""
+    if metric is not None and metric not in get_args(Metric):
+        raise InputError(f"--metric {metric!r}: choose one of {', '.join(get_args(Metric))}")
+    allowed = [metrics_of(result, task) for result in (a, b)]
+    if allowed[0] != allowed[1]:
+        raise InputError(
+            f"{label(a)} is scored by {' and '.join(allowed[0])}, {label(b)} by "
+            f"{' and '.join(allowed[1])}: compare systems of one task"
+        )
+    if metric is None:
+        return allowed[0][0]
+    if metric not in allowed[0]:
+        raise InputError(
+            f"--metric {metric}: {label(a)} and {label(b)} can be compared by "
+            f"{' and '.join(allowed[0])}"
+        )
+    return metric
+
+
+def metrics_of(result: Result, task: str) -> list[Metric]:
+    """The metrics that a system can be compared by, the task's own first.
+
+    F1 of yes and no is not among them: it is of the whole, and accuracy says as much.
+    """
+    metrics = headline(result.rules)
+    if "macro_f1" in metrics or "pearson" in metrics:
+        found = [name for name in get_args(Metric) if name in metrics]
+        return sorted(found, key=lambda name: name != headline_metric(task, metrics))
+    return ["accuracy"] if "accuracy" in metrics else ["f1", "exact"]

@@ -1,0 +1,184 @@
+"""What a result cost, in the form used for compression: parameters, time, bytes, retention.
+
+What is summed, so that a head and BERT can be compared:
+
+- *Fine-tuning* is BERT's wall time up to the snapshot that the system needs: BERT's own, or of a
+  head the later one of the snapshot it was trained on and the snapshot it was scored on (both are
+  of one run, so that the earlier one costs nothing more).
+- *Extraction* is that of the head's training split, whole, also where the head was trained on a
+  part of it. The split that is scored is not counted: a forward pass over it is what BERT itself
+  would need for its answers.
+- *Training* is the head's own time, with its share of the reading where several were trained from
+  one pass.
+- An *ensemble* needs what its members need, each thing once: one fine-tuning up to the latest
+  snapshot, one extraction of each split, the training of every head.
+
+Nothing is estimated: what was not recorded is None, and so is every sum with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.results.records import Result, read_metrics
+from bertvision.pipelines.tasks.scores import headline, headline_metric
+from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, read_snapshot_info
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Costs(TypedDict):
+    """Costs of one result; None is what was not recorded."""
+
+    parameters: int | None
+    """Of the heads; of BERT, alone or in an ensemble, those of its encoder."""
+    percent: float | None
+    """Parameters in per cent of the encoder's."""
+    fine_tuning_seconds: float | None
+    """Of BERT, up to the latest snapshot that is needed."""
+    extraction_seconds: float | None
+    """Of the splits that the heads were trained on; 0 where there is no head."""
+    training_seconds: float | None
+    """Of the heads; 0 where there is none."""
+    seconds: float | None
+    """The sum of the three."""
+    bytes: int | None
+    """Stored activations that the heads were trained on; 0 where there is no head."""
+    retention: float | None
+    """Score in per cent of BERT's at the last snapshot of the workspace."""
+    speed_up: float | None
+    """BERT's fine-tuning up to that snapshot, divided by ``seconds``."""
+
+
+class _Parts(NamedTuple):
+    """What a result is made of: whether BERT answers, and the folders of its runs."""
+
+    bert: bool
+    runs: tuple[Path, ...]
+    whole: bool = True
+
+
+def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
+    """Costs of results, in their order.
+
+    Args:
+        workspace: which they are of.
+        results: of `read_results`; BERT's among them give the retention.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it and the command that makes it again.
+    """
+    records = _Records(workspace)
+    tags = workspace.snapshots()
+    last = tags[-1] if tags else None
+    reference: dict[str, Mapping[str, float]] = {
+        r.split: headline(r.rules) for r in results if r.system == "bert" and r.checkpoint == last
+    }
+    whole = None if last is None else records.fine_tuning(str(last))
+    costs = []
+    for result in results:
+        cost = _costs(workspace, records, result)
+        score = headline(result.rules)
+        full = reference.get(result.split)
+        # A classification head beside BERT's spans has other metrics under the same names
+        if full is not None and full.keys() == score.keys():
+            key = headline_metric(workspace.config.task.name, full)
+            cost["retention"] = 100 * (score[key] / full[key]) if full[key] > 0 else None
+        if whole and cost["seconds"]:
+            cost["speed_up"] = whole / cost["seconds"]
+        costs.append(cost)
+    return costs
+
+
+def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
+    parts = _parts(workspace, result)
+    encoder = records.encoder()
+    sizes = [int(read_run_metrics(run)["total"]) for run in parts.runs]
+    unknown = [] if parts.whole else [None]  # a member was removed since
+    parameters = _sum([*sizes, *([encoder] if parts.bert else []), *unknown])
+    stored = sorted({records.stored_split(run) for run in parts.runs})
+    latest = max(SnapshotTag(result.trained_on), SnapshotTag(result.checkpoint))
+    fine_tuning = records.fine_tuning(str(latest))
+    extraction = _sum([records.extraction(*split).get("seconds") for split in stored])
+    own = [float(read_run_metrics(run)["own_seconds"]) for run in parts.runs]
+    training = _sum([*own, *unknown])
+    size = _sum([records.extraction(*split).get("bytes") for split in stored])
+    return Costs(
+        parameters=None if parameters is None else int(parameters),
+        percent=100 * parameters / encoder if parameters is not None and encoder else None,
+        fine_tuning_seconds=fine_tuning,
+        extraction_seconds=extraction,
+        training_seconds=training,
+        seconds=_sum([fine_tuning, extraction, training]),
+        bytes=None if size is None else int(size),
+        retention=None,
+        speed_up=None,
+    )
+
+
+def _parts(workspace: Workspace, result: Result) -> _Parts:
+    if result.system == "bert":
+        return _Parts(True, ())
+    if result.system == "head":
+        return _Parts(False, (result.folder.parents[1],))
+    members = read_metrics(result.folder / "metrics.json", result.command)["members"]
+    runs = [workspace.head_dir(result.trained_on, run) for run in members if run != "bert"]
+    there = tuple(run for run in runs if (run / "metrics.json").is_file())
+    return _Parts("bert" in members, there, len(there) == len(runs))
+
+
+class _Records:
+    """What fine-tuning and extraction recorded, each file read once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.encoder = cache(self._encoder)
+        self.fine_tuning = cache(self._fine_tuning)
+        self.extraction = cache(self._extraction)
+        self.stored_split = cache(self._stored_split)
+
+    def _encoder(self) -> int | None:
+        """Parameters of the encoder, which all snapshots share."""
+        tags = self._workspace.snapshots()
+        return count_encoder_parameters(self._workspace.snapshot_dir(tags[0])) if tags else None
+
+    def _fine_tuning(self, tag: str) -> float | None:
+        """Seconds up to a snapshot; none at all are needed for ``0e`` and ``untrained``."""
+        try:
+            seconds = read_snapshot_info(self._workspace.snapshot_dir(tag)).seconds
+        except FileNotFoundError:
+            return None
+        return 0.0 if SnapshotTag(tag).fraction <= 0 else seconds
+
+    def _extraction(self, tag: str, split: str) -> dict[str, Any]:
+        """What ``extraction/<tag>/<split>.json`` says; nothing where it tells of a part alone."""
+        path = self._workspace.root / "extraction" / tag / f"{split}.json"
+        try:
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if values["examples_written"] < values["examples"]:
+                return {}
+            return {"seconds": float(values["seconds"]), "bytes": int(values["bytes"])}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WorkspaceError(
+                f"{path} is damaged ({error}): delete it, and the costs of extraction are unknown"
+            ) from error
+
+    def _stored_split(self, run: Path) -> tuple[str, str]:
+        """Snapshot and split of the store that a run was trained on."""
+        config = read_run_config(run)
+        cls = config.get("activations", {}).get("tokens") == "cls"
+        return str(config["trained_on"]), "train-cls" if cls else "train"
+
+
+def _sum(values: Sequence[float | int | None]) -> float | None:
+    """Their sum; None where one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

@@ -1,0 +1,227 @@
+"""Ensembles of heads and BERT: the maximum or mean of their softmaxes, from stored logits.
+
+`analysis.softmax` says how logits are combined; the combination is decoded like any logits, with a
+no-answer threshold tuned on the same combination. No model runs.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from safetensors.numpy import save_file
+
+from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.results.records import read_metrics
+from bertvision.pipelines.results.softmax import Combine, combine_logits
+from bertvision.pipelines.results.systems import (
+    SystemLogits,
+    WindowIndex,
+    read_frame,
+    read_system_logits,
+)
+from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.training.trained_head import task_of_kind
+from bertvision.pipelines.workspace.reproduce import (
+    BERT_COMMAND,
+    ensemble_command,
+    evaluation_command,
+)
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Member(NamedTuple):
+    """One system of an ensemble."""
+
+    run: str
+    """Name of the run, or ``bert``."""
+    folder: Path
+    """Where its metrics and logits are."""
+    command: str
+    """What makes these."""
+
+
+def ensemble(
+    workspace: Workspace,
+    runs: Sequence[str],
+    *,
+    with_bert: bool,
+    trained_on: str,
+    tag: str,
+    combine: Combine = "max",
+    split: str = "dev",
+) -> dict[str, Any]:
+    """Combine systems on one snapshot's split, score the combination and keep it.
+
+    Args:
+        workspace: with the systems' logits.
+        runs: trained heads.
+        with_bert: whether BERT, at the snapshot of the activations, is a member.
+        trained_on: snapshot that the heads were trained on.
+        tag: snapshot on whose activations they were scored.
+        combine: of the softmaxes, ``max`` or ``mean``.
+        split: what is scored.
+
+    Returns:
+        The contents of ``ensembles/<tag>/<name>/metrics.json``, and as ``parts`` those of each
+        member. Beside it are ``predictions.json``, ``na_scores.json`` and the logits.
+
+    Raises:
+        InputError: there are fewer than two members, or one comes twice.
+        UnknownNameError: there is no such head.
+        WorkspaceError: a member has no logits on this snapshot, or they are of other data.
+    """
+    if combine not in get_args(Combine):
+        raise InputError(f"--combine {combine!r}: choose one of {', '.join(get_args(Combine))}")
+    trained_on, tag = str(SnapshotTag(trained_on)), str(SnapshotTag(tag))
+    task_config = workspace.config.task
+    if load_task(task_config.name).outputs(task_config) == 1:
+        raise InputError(
+            f"{task_config.name} predicts a score, and ensembles combine the probabilities of "
+            "answers and classes: compare its systems one by one with `bertvision report`"
+        )
+    members = _members(workspace, runs, with_bert, trained_on, tag, split)
+    started = time.perf_counter()
+    parts = _metrics(members)
+    frame = read_frame(workspace, tag, split)
+    together = _combined(members, frame, split, combine)
+    tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
+    if task.tunes and split != "tune":
+        tune = _tune(workspace, members, tag, combine)
+    scores = task.score(together.on(frame), tune)
+    names = [member.run for member in members]
+    configs = [read_run_config(m.folder.parents[1]) for m in members if m.run != "bert"]
+    metrics = {
+        "members": names,
+        "combine": combine,
+        "kind": together.kind,
+        "trained_on": trained_on,
+        "checkpoint": tag,
+        "split": split,
+        "fraction": _common([c["training"]["fraction"] for c in configs], 1.0),
+        "seed": _common([c["training"]["seed"] for c in configs], 0),
+        "rules": scores.rules,
+        "threshold_tuned_on": None if tune is None else "tune",
+        "weights": dict(zip(names, (part.get("weights_sha256") for part in parts), strict=True)),
+        "seconds": time.perf_counter() - started,
+        "command": ensemble_command(names, combine, trained_on, tag, split),
+    }
+    with new_folder(ensemble_dir(workspace, names, combine, trained_on, tag, split)) as folder:
+        write_json(folder / "predictions.json", scores.predictions)
+        write_json(folder / "na_scores.json", scores.na_scores)
+        index = {"n_tokens": frame.n_tokens, "question_index": frame.item_index}
+        save_file({**together.arrays(), **index}, folder / f"{split}.safetensors")
+        write_json(folder / "metrics.json", metrics)
+    # BERT was perhaps scored on another split only
+    return {**metrics, "parts": [part for part in parts if part["split"] == split]}
+
+
+def ensemble_dir(
+    workspace: Workspace,
+    members: Sequence[str],
+    combine: str,
+    trained_on: str,
+    tag: str,
+    split: str = "dev",
+) -> Path:
+    """Folder of an ensemble: ``ensembles/1e/max-bert+adapter-386-shared@0.3e``."""
+    name = f"{combine}-{'+'.join(members)}"
+    if len(name) > _LONGEST:
+        name = f"{name[: _LONGEST - 9]}-{digest_of(list(members))[:8]}"
+    suffix = "" if split == "dev" else f"-{split}"
+    return workspace.root / "ensembles" / tag / f"{name}@{trained_on}{suffix}"
+
+
+_LONGEST = 160  # of the 255 bytes that file systems allow
+
+
+def _members(
+    workspace: Workspace,
+    runs: Sequence[str],
+    with_bert: bool,
+    trained_on: str,
+    tag: str,
+    split: str,
+) -> list[Member]:
+    """The members in an order that does not depend on how they were named."""
+    if len({Run.parse(run).name for run in runs}) != len(runs):
+        raise InputError(f"heads {', '.join(runs)}: name each once")
+    if len(runs) + with_bert < 2:
+        raise InputError("an ensemble has two members or more: name another head, or --with-bert")
+    suffix = "" if split == "dev" else f"-{split}"
+    found = [
+        Member(
+            folder.name,
+            folder / "eval" / f"{tag}{suffix}",
+            evaluation_command(folder.name, trained_on, tag, split),
+        )
+        for folder in sorted(workspace.trained_head(trained_on, run) for run in runs)
+    ]
+    if not with_bert:
+        return found
+    return [Member("bert", workspace.bert_dir(tag), BERT_COMMAND), *found]
+
+
+def _metrics(members: Sequence[Member]) -> list[dict[str, Any]]:
+    """The members' ``metrics.json``, after checking that all read the same encoder."""
+    found = [read_metrics(member.folder / "metrics.json", member.command) for member in members]
+    encoders = [
+        m["weights_sha256"] if member.run == "bert" else m["provenance"]["weights_sha256"]
+        for member, m in zip(members, found, strict=True)
+    ]
+    for member, encoder in zip(members, encoders, strict=True):
+        if encoder != encoders[0]:
+            raise WorkspaceError(
+                f"{member.run} was scored on an encoder with other weights than {members[0].run}: "
+                f"`{member.command}` scores it again"
+            )
+    return found
+
+
+def _combined(
+    members: Sequence[Member], frame: WindowIndex, split: str, combine: Combine
+) -> SystemLogits:
+    read = [
+        read_system_logits(member.folder / f"{split}.safetensors", frame, member.command)
+        for member in members
+    ]
+    for member, logits in zip(members, read, strict=True):
+        if logits.kind != read[0].kind:
+            raise InputError(
+                f"{members[0].run} is of kind {read[0].kind}, {member.run} of kind {logits.kind}: "
+                "combine systems of one kind"
+            )
+    parts = zip(*(logits.parts for logits in read), strict=True)
+    combined = tuple(combine_logits(part, read[0].lengths, combine) for part in parts)
+    return read[0]._replace(parts=combined)
+
+
+def _tune(
+    workspace: Workspace, members: Sequence[Member], tag: str, combine: Combine
+) -> Predicted | None:
+    """The same combination on the held-out split; None where a member was not run on it."""
+    lacking = [m.run for m in members if not (m.folder / "tune.safetensors").is_file()]
+    if "tune" not in workspace.splits() or lacking:
+        warnings.warn(
+            f"the no-answer threshold stays at 0: {', '.join(lacking) or 'the workspace'} has no "
+            f"logits on the split tune (`bertvision extract --checkpoint {tag} --split tune`, then "
+            "evaluate again)",
+            BertvisionWarning,
+            stacklevel=3,
+        )
+        return None
+    frame = read_frame(workspace, tag, "tune")
+    return _combined(members, frame, "tune", combine).on(frame)
+
+
+def _common(values: Sequence[Any], otherwise: Any) -> Any:
+    return values[0] if len(set(values)) == 1 else otherwise

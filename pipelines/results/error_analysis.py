@@ -1,0 +1,222 @@
+"""Where a system errs: by groups of items, beside BERT, and in examples one can read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertvision.errors import InputError
+from bertvision.pipelines.files import write_json
+from bertvision.pipelines.results.answers import Answers, gold_of, read_answers
+from bertvision.pipelines.results.bootstrap import mcnemar
+from bertvision.pipelines.results.groups import groups_of, groups_of_sentences
+from bertvision.pipelines.results.records import Result, read_results
+from bertvision.pipelines.results.second_answers import second_answers, second_summary
+from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.tasks.squad.read import Question
+from bertvision.pipelines.workspace.workspace import Workspace
+
+CELLS = ("both right", "only the system", "only BERT", "none")
+"""Of agreement with BERT: which of the two is right."""
+
+_AROUND = 120  # characters of context shown on each side of an answer
+_CONFUSIONS = 10  # the most frequent ones
+
+
+def errors(
+    workspace: Workspace,
+    system: str,
+    *,
+    trained_on: str | None = None,
+    checkpoint: str | None = None,
+    split: str = "dev",
+    examples: int = 3,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Analyse the errors of one system, and keep it as ``errors.json`` beside its metrics.
+
+    Args:
+        workspace: with the system's predictions and logits.
+        system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
+        trained_on: snapshot the head was trained on, where several are possible.
+        checkpoint: snapshot it was scored on, likewise.
+        split: what was scored.
+        examples: how many to show of each cell of agreement.
+        seed: of their choice.
+
+    Returns:
+        ``system``; ``groups``, by grouping the scores and number of the items of each group, with
+        BERT's at the same snapshot; ``second``, how often the second most likely answer is right
+        where the first is wrong (None where there are no answers but classes); ``confusions``, the
+        most frequent ones (None where the classes have no names); ``agreement`` with BERT (None
+        where the system is BERT, or BERT was not scored there); ``examples``.
+
+    Raises:
+        UnknownNameError: the system was not scored, or several are meant.
+        InputError: it predicts scores, which are neither right nor wrong.
+        WorkspaceError: predictions or logits are missing, damaged or of other data.
+    """
+    results = read_results(workspace, split)
+    result = find_system(results, system, trained_on=trained_on, checkpoint=checkpoint)
+    if "pearson" in headline(result.rules):
+        raise InputError(
+            f"{label(result)} predicts scores, which are near or far but neither right nor "
+            "wrong: `bertvision compare` sets two systems side by side"
+        )
+    data = workspace.dataset()
+    items = data.items(split)
+    answers = read_answers(result, items)
+    bert = next((r for r in results if _is_its_bert(r, result)), None)
+    baseline = None if bert is None else read_answers(bert, items)
+    second = None
+    if "accuracy" not in answers.scores:
+        second = second_answers(workspace, answers, items, split)
+    sentences = bool(data.classes)
+    groups = groups_of_sentences(items, data.classes) if sentences else groups_of(items)
+    found = {
+        "system": label(result),
+        "name": result.name,
+        "trained_on": result.trained_on,
+        "checkpoint": result.checkpoint,
+        "split": split,
+        "questions": len(items),
+        "metrics": list(answers.scores),
+        "groups": group_scores(groups, answers, baseline),
+        "second": None if second is None else second_summary(items, answers, second),
+        "confusions": confusions(items, answers, data.classes) if sentences else None,
+        "agreement": None if baseline is None else agreement(answers.right, baseline.right),
+        "examples": _examples(items, answers, baseline, second, data.classes, examples, seed),
+        "seed": seed,
+    }
+    write_json(result.folder / "errors.json", found)
+    return found
+
+
+def confusions(
+    items: Sequence[Any], answers: Answers, classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Which classes are taken for which, most often first: ``gold``, ``answer``, ``n``, ``of``."""
+    gold = Counter(item.label for item in items)
+    wrong = Counter(
+        (item.label, answers.predictions[item.id])
+        for item, right in zip(items, answers.right, strict=True)
+        if not right
+    )
+    return [
+        {"gold": classes[a], "answer": classes[b], "n": n, "of": gold[a]}
+        for (a, b), n in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:_CONFUSIONS]
+    ]
+
+
+def group_scores(
+    groups: Mapping[str, Mapping[str, Sequence[int]]], answers: Answers, baseline: Answers | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Mean scores of each group, in per cent; BERT's with ``bert_`` in front."""
+    sides = [("", answers), *([] if baseline is None else [("bert_", baseline)])]
+    return {
+        grouping: [
+            {
+                "group": group,
+                "n": len(rows),
+                **{
+                    f"{prefix}{metric}": float(np.mean([scores[row] for row in rows]))
+                    for prefix, side in sides
+                    for metric, scores in side.scores.items()
+                },
+            }
+            for group, rows in held.items()
+        ]
+        for grouping, held in groups.items()
+    }
+
+
+def agreement(right: Sequence[bool], bert_right: Sequence[bool]) -> dict[str, Any]:
+    """How often a system and BERT are right together, alone or not at all.
+
+    Returns:
+        Number of questions in each of the four cells, and ``p`` of McNemar's exact test: whether
+        the two err equally often.
+    """
+    cells = [_cell(a, b) for a, b in zip(right, bert_right, strict=True)]
+    counts = {cell: cells.count(cell) for cell in CELLS}
+    return {**counts, "p": mcnemar(counts["only the system"], counts["only BERT"])}
+
+
+def _cell(right: bool, bert_right: bool) -> str:
+    return CELLS[(not right) * 2 + (not bert_right)]
+
+
+def _is_its_bert(candidate: Result, result: Result) -> bool:
+    """Whether a result is BERT's at the same snapshot, scored in the same way."""
+    return (
+        candidate.system == "bert"
+        and result.system != "bert"
+        and candidate.checkpoint == result.checkpoint
+        and headline(candidate.rules).keys() == headline(result.rules).keys()
+    )
+
+
+def _examples(
+    items: Sequence[Any],
+    answers: Answers,
+    baseline: Answers | None,
+    second: Sequence[str] | None,
+    classes: Sequence[str],
+    count: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """A seeded choice of items from each cell of agreement; without BERT, right and wrong."""
+    names = ["right" if right else "wrong" for right in answers.right]
+    if baseline is not None:
+        names = [_cell(*pair) for pair in zip(answers.right, baseline.right, strict=True)]
+    cells: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        cells.setdefault(name, []).append(row)
+    random = np.random.default_rng(seed)
+    chosen = []
+    for cell in [cell for cell in (*CELLS, "right", "wrong") if cell in cells]:
+        rows = random.permutation(cells[cell])[:count]
+        chosen += [(cell, items[row], int(row)) for row in sorted(rows)]
+
+    def named(answer: Any) -> Any:
+        return classes[answer] if classes else answer
+
+    return [
+        {
+            "cell": cell,
+            "id": item.id,
+            "question": item.text if classes else item.question,
+            "context": (item.pair or "")
+            if classes
+            else _around(item, answers.predictions[item.id]),
+            "gold": named(_gold(item, answers)),
+            "answer": named(answers.predictions[item.id]),
+            **({} if second is None else {"second": second[row]}),
+            "bert": None if baseline is None else named(baseline.predictions[item.id]),
+            "score": next(iter(answers.scores.values()))[row],
+        }
+        for cell, item, row in chosen
+    ]
+
+
+def _gold(item: Any, answers: Answers) -> Any:
+    if "accuracy" in answers.scores:
+        return gold_of(item)
+    return list(dict.fromkeys(answer.text for answer in item.answers))
+
+
+def _around(question: Question, answer: str | bool) -> str:
+    """The context around the gold answer, in brackets; without one, around what was answered."""
+    context, begin, length = question.context, 0, 0
+    if question.answers:
+        begin, length = question.answers[0].answer_start, len(question.answers[0].text)
+    elif isinstance(answer, str) and answer in context:
+        begin = context.index(answer)
+    left, right = max(0, begin - _AROUND), min(len(context), begin + length + _AROUND)
+    middle = f"[{context[begin : begin + length]}]" if length else context[begin : begin + length]
+    text = context[left:begin] + middle + context[begin + length : right]
+    return ("… " if left else "") + " ".join(text.split()) + (" …" if right < len(context) else "")

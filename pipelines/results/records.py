@@ -1,0 +1,206 @@
+"""The results of a workspace, in one list: what every table, comparison and report starts from.
+
+A result is one system scored on one split. Systems are BERT at a snapshot, a run (a head trained on
+one snapshot's activations, with one fraction of the data and one seed) on some snapshot's
+activations, and ensembles of these. Each knows the folder its numbers come from and the command
+that makes them again. Only files of a few kilobytes are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.records import read_record
+from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.workspace.reproduce import (
+    BERT_COMMAND,
+    ensemble_command,
+    ensemble_name,
+    evaluation_command,
+)
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+System = Literal["bert", "head", "ensemble"]
+
+
+class Result(NamedTuple):
+    """One system, scored on one split."""
+
+    system: System
+    """What kind of system it is."""
+    name: str
+    """As people read it: ``BERT``, the head, or the ensemble's members."""
+    run: str
+    """Name of the run, ``bert``, or the name of the ensemble's folder."""
+    head: str | None
+    """The head, as `bertvision train` names it; None for BERT and ensembles."""
+    fraction: float
+    """Of the training examples; of an ensemble what its heads have in common, else 1."""
+    seed: int
+    """Of the training; of an ensemble what its heads have in common, else 0."""
+    trained_on: str
+    """Snapshot whose activations the head was trained on; BERT's own."""
+    checkpoint: str
+    """Snapshot whose activations it was scored on; BERT's own."""
+    split: str
+    """What it was scored on."""
+    rules: dict[str, Any]
+    """By decoding rule its ``threshold`` and its ``metrics``, in per cent."""
+    folder: Path
+    """Where metrics.json and predictions.json are."""
+    command: str
+    """The command that makes this result, in the workspace."""
+
+
+def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
+    """All results on one split.
+
+    Returns:
+        Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, heads,
+        ensembles), name, fraction and seed.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it and the command that makes it again.
+    """
+    found = [*_bert(workspace, split), *_heads(workspace, split), *_ensembles(workspace, split)]
+    systems = get_args(System)
+    return sorted(
+        found,
+        key=lambda r: (
+            SnapshotTag(r.trained_on),
+            SnapshotTag(r.checkpoint),
+            systems.index(r.system),
+            r.name,
+            r.fraction,
+            r.seed,
+            r.run,
+        ),
+    )
+
+
+def read_metrics(path: Path, command: str) -> dict[str, Any]:
+    """``metrics.json`` of a result.
+
+    Args:
+        path: the file.
+        command: what makes it, for the message.
+
+    Raises:
+        WorkspaceError: it is missing or damaged.
+    """
+    return read_record(path, command, _checked)
+
+
+def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
+    for path in (workspace.root / "bert").glob("*/metrics.json"):
+        tag = path.parent.name
+        values = read_metrics(path, BERT_COMMAND)
+        if SnapshotTag.is_valid(tag) and values.get("split", "dev") == split:
+            yield Result(
+                system="bert",
+                name="BERT",
+                run="bert",
+                head=None,
+                fraction=1.0,
+                seed=0,
+                trained_on=tag,
+                checkpoint=tag,
+                split=split,
+                rules=values["rules"],
+                folder=path.parent,
+                command=BERT_COMMAND,
+            )
+
+
+def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
+    configs: dict[Path, dict[str, Any]] = {}
+    suffix = "" if split == "dev" else f"-{split}"
+    for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
+        checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
+        trained_on = folder.parent.name
+        if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
+            continue
+        if folder not in configs:
+            configs[folder] = read_run_config(folder)
+        config = configs[folder]
+        training = config["training"]
+        typed = Run(config["head"], training["fraction"], training["seed"]).text
+        again = evaluation_command(typed, trained_on, checkpoint, split)
+        values = read_metrics(path, again)
+        yield Result(
+            system="head",
+            name=config["head"],
+            run=folder.name,
+            head=config["head"],
+            fraction=config["training"]["fraction"],
+            seed=config["training"]["seed"],
+            trained_on=trained_on,
+            checkpoint=checkpoint,
+            split=split,
+            rules=values["rules"],
+            folder=path.parent,
+            command=again,
+        )
+
+
+def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
+    def checked(values: dict[str, Any]) -> dict[str, Any]:
+        SnapshotTag(values["trained_on"]), SnapshotTag(values["checkpoint"])
+        float(values["fraction"]), str(values["combine"]), str(values["split"])
+        return {**_checked(values), "members": tuple(map(str, values["members"]))}
+
+    for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
+        values = read_record(path, "bertvision ensemble", checked)
+        if values["split"] != split:
+            continue
+        members, combine = values["members"], values["combine"]
+        trained_on, checkpoint = values["trained_on"], values["checkpoint"]
+        again = ensemble_command(members, combine, trained_on, checkpoint, split)
+        if _is_stale(workspace, values):
+            log.warning("%s is of other weights than its members have: `%s`", path.parent, again)
+            continue
+        yield Result(
+            system="ensemble",
+            name=ensemble_name(members, combine),
+            run=path.parent.name,
+            head=None,
+            fraction=values["fraction"],
+            seed=values["seed"],
+            trained_on=trained_on,
+            checkpoint=checkpoint,
+            split=split,
+            rules=values["rules"],
+            folder=path.parent,
+            command=again,
+        )
+
+
+def _is_stale(workspace: Workspace, ensemble: Mapping[str, Any]) -> bool:
+    """Whether a member was trained and scored anew since an ensemble was made of it."""
+    suffix = "" if ensemble["split"] == "dev" else f"-{ensemble['split']}"
+    for run, weights in ensemble.get("weights", {}).items():
+        folder = workspace.bert_dir(ensemble["checkpoint"])
+        if run != "bert":
+            head = workspace.head_dir(ensemble["trained_on"], run)
+            folder = head / "eval" / f"{ensemble['checkpoint']}{suffix}"
+        path = folder / "metrics.json"
+        if path.is_file() and read_metrics(path, "").get("weights_sha256") != weights:
+            return True
+    return False
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    if not values["rules"]:
+        raise ValueError("no rules")
+    for rule in values["rules"].values():
+        for value in (rule["threshold"], *rule["metrics"].values()):
+            if not isinstance(value, int | float | None):
+                raise TypeError(f"{value!r} is no number")
+    return values

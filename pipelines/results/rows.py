@@ -1,0 +1,218 @@
+"""From the results of a workspace to rows: one for each system, its seeds together.
+
+A row is what every table and figure of the report selects from: means over seeds with their
+standard deviations, the difference from BERT on the same snapshot, costs, and the files and
+commands that the numbers come from.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.costs import read_costs
+from bertvision.pipelines.results.records import Result, read_metrics, read_results
+from bertvision.pipelines.results.systems import label
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Row = dict[str, Any]
+
+METRIC_COLUMNS = (
+    *(Column(key, name, sd=True) for key, name in METRICS.items() if key != "majority"),
+    Column("argmax_exact", "argmax EM", sd=True),
+    Column("argmax_f1", "argmax F1", sd=True),
+)
+COSTS = (
+    "parameters",
+    "percent",
+    "fine_tuning_seconds",
+    "extraction_seconds",
+    "training_seconds",
+    "seconds",
+    "bytes",
+    "retention",
+    "speed_up",
+)
+
+
+class Results(NamedTuple):
+    """The rows of a workspace."""
+
+    bert: list[Row]
+    """BERT, a row for each snapshot."""
+    heads: list[Row]
+    """Heads: one row for each head, fraction, snapshot trained on and snapshot scored on."""
+    ensembles: list[Row]
+    """Ensembles, likewise."""
+    others: list[Row]
+    """Heads that tell only whether a question is answerable, where the task is to find answers."""
+    runs: list[Row]
+    """Every single result, seeds apart."""
+    metrics: list[Column]
+    """The metrics that occur."""
+    key: str
+    """Of the metric that the report compares."""
+    baseline: float | None
+    """Score of always giving the commonest answer (no answer, or the largest class), in per cent;
+    None where the metric has none to tell, as correlations."""
+    questions: int | None
+    """How many items were scored."""
+    items: str
+    """What they are: ``questions``, or ``items`` of other tasks."""
+
+    @property
+    def full(self) -> list[Row]:
+        """Heads trained on all examples, but for controls."""
+        return [r for r in self.heads if r["fraction"] == 1 and not is_control(r)]
+
+    @property
+    def score(self) -> str:
+        """What the report compares, inside a sentence: ``F1``, ``accuracy``, …."""
+        return METRICS[self.key] + (" correlation" if self.key in CORRELATIONS else "")
+
+    @property
+    def title(self) -> str:
+        """The score at the beginning of a sentence."""
+        return self.score[0].upper() + self.score[1:]
+
+    @property
+    def label(self) -> str:
+        """The score with its unit, for an axis."""
+        return f"{self.score} ({'× 100' if self.key in CORRELATIONS else '%'})"
+
+
+def is_control(row: Mapping[str, Any]) -> bool:
+    """Whether a head was trained on activations of ``0e`` or ``untrained``, not fine-tuned."""
+    return bool(SnapshotTag(row["trained_on"]).fraction <= 0)
+
+
+def read_rows(workspace: Workspace, split: str = "dev") -> Results:
+    """Rows of all results on a split.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it.
+    """
+    results = read_results(workspace, split)
+    task = workspace.config.task.name
+    spans = TASKS[task].tokens == "all"
+    runs = [_run(workspace, result, task) for result in results]
+    costs = read_costs(workspace, results)
+    for run, cost in zip(runs, costs, strict=True):
+        run.update(cost)
+    _add_best_members(runs)
+    joined = [_joined(group) for group in _groups(runs)]
+    rows = [r for r in joined if _is_span(r) == spans]
+    bert = {r["checkpoint"]: r["score"] for r in rows if r["system"] == "bert"}
+    for row in (*joined, *runs):
+        compared = row["system"] != "bert" and _is_span(row) == spans
+        row["bert"] = bert.get(row["checkpoint"]) if compared else None
+        row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
+    own = (r for r, run in zip(results, runs, strict=True) if _is_span(run) == spans)
+    first: Mapping[str, float] = next((headline(r.rules) for r in own), {})
+    key = headline_metric(task, first) if first else TASKS[task].headline
+    return Results(
+        bert=[r for r in rows if r["system"] == "bert"],
+        heads=[r for r in rows if r["system"] == "head"],
+        ensembles=[r for r in rows if r["system"] == "ensemble"],
+        others=[r for r in joined if _is_span(r) != spans],
+        runs=runs,
+        metrics=columns_of(rows),
+        key=key,
+        baseline=_baseline(first, key),
+        questions=int(first["total"]) if "total" in first else None,
+        items="questions" if spans or "precision" in first else "items",
+    )
+
+
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """The metrics that occur in some rows."""
+    return [column for column in METRIC_COLUMNS if any(column.key in row for row in rows)]
+
+
+def _run(workspace: Workspace, result: Result, task: str) -> Row:
+    metrics = dict(headline(result.rules))
+    row: Row = {
+        "system": result.system,
+        "name": result.name.replace(f"@s{result.seed}", "") if result.seed else result.name,
+        "run": result.run,
+        "written": label(result),
+        "trained_on": result.trained_on,
+        "checkpoint": result.checkpoint,
+        "fraction": result.fraction,
+        "seed": result.seed,
+        "score": metrics[headline_metric(task, metrics)],
+        **{key: metrics[key] for key in METRICS if key in metrics and key != "majority"},
+    }
+    if "n-best" in result.rules and "argmax" in result.rules:
+        argmax = result.rules["argmax"]["metrics"]
+        row.update({f"argmax_{name}": argmax[name] for name in ("exact", "f1")})
+    path = result.folder / "metrics.json"
+    if result.system == "ensemble":
+        row["members"] = read_metrics(path, result.command)["members"]
+    row["file"] = path.relative_to(workspace.root).as_posix()
+    row["command"] = result.command
+    return row
+
+
+def _add_best_members(runs: Sequence[Row]) -> None:
+    """The highest score of each ensemble's members, where all of them were scored themselves."""
+    scores = {(run["run"], run["trained_on"], run["checkpoint"]): run["score"] for run in runs}
+    for run in runs:
+        if run["system"] == "ensemble":
+            at, on = run["checkpoint"], run["trained_on"]
+            keys = [(m, at if m == "bert" else on, at) for m in run["members"]]
+            if all(key in scores for key in keys):
+                run["best_member"] = max(scores[key] for key in keys)
+                run["gain"] = run["score"] - run["best_member"]
+
+
+def _is_span(row: Mapping[str, Any]) -> bool:
+    return "exact" in row
+
+
+def _groups(runs: Sequence[Row]) -> list[list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for run in runs:
+        key = tuple(run[k] for k in ("system", "name", "fraction", "trained_on", "checkpoint"))
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
+
+
+def _joined(runs: Sequence[Row]) -> Row:
+    """Runs that differ in their seed alone as one row: means, sample standard deviations."""
+    row = dict(runs[0])
+    row["first_run"] = row.pop("run")
+    del row["written"], row["seed"]
+    row["seeds"] = len(runs)
+    for column in (
+        *METRIC_COLUMNS,
+        Column("score", "", sd=True),
+        *map(_plain, (*COSTS, "best_member", "gain")),
+    ):
+        values = [run[column.key] for run in runs if run.get(column.key) is not None]
+        if not values:
+            continue
+        # the same number for each seed stays the integer it is
+        row[column.key] = values[0] if len(set(values)) == 1 else statistics.fmean(values)
+        if column.sd:
+            row[f"{column.key}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    row["file"] = "; ".join(run["file"] for run in runs)
+    row["command"] = "; ".join(dict.fromkeys(run["command"] for run in runs))
+    return row
+
+
+def _plain(name: str) -> Column:
+    return Column(name, "")
+
+
+def _baseline(metrics: Mapping[str, float], key: str) -> float | None:
+    if key == "accuracy":
+        return metrics.get("majority")
+    if metrics.get("NoAns_total"):
+        return 100 * metrics["NoAns_total"] / metrics["total"]
+    return None

@@ -1,0 +1,167 @@
+"""Sweep: heads × seeds × parts of the data × snapshots trained on × snapshots evaluated on.
+
+Heads of one seed and snapshot are trained from one stream, whatever part of the data each is given,
+and all heads are evaluated on a snapshot in one pass. What was done before is not done again, so an
+interrupted sweep is continued by the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from bertvision.errors import InputError, UnknownNameError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.models.heads import Kind
+from bertvision.models.registry import describe_heads
+from bertvision.pipelines.results.records import Result, read_results
+from bertvision.pipelines.results.rows import read_rows
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.trained_head import STORED, kind_of_run
+from bertvision.pipelines.workspace.runs import Run, runs_of
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+_TOGETHER = 48
+"""Heads evaluated in one pass: bounds the memory of their logits, and what a kill can lose."""
+
+
+def sweep(
+    workspace: Workspace,
+    heads: Sequence[str] = (),
+    *,
+    trained_on: Sequence[str] = (),
+    checkpoints: Sequence[str] = (),
+    fractions: Sequence[float] = (1.0,),
+    seeds: Sequence[int] = (0,),
+    options: TrainOptions | None = None,
+    split: str = "dev",
+) -> list[Result]:
+    """Train and evaluate every combination that is not there yet.
+
+    Args:
+        workspace: with the activations.
+        heads: names of heads; by default all of the workspace's kind of task but the costly ones.
+        trained_on: snapshots to train on; by default all whose training split is stored.
+        checkpoints: snapshots to evaluate on; by default all whose ``split`` is stored.
+        fractions: parts of the training examples, nested by seed; 0 is the head untrained.
+        seeds: of initial weights, order, dropout and the choice of examples.
+        options: how to train.
+        split: what is scored.
+
+    Returns:
+        The results of these runs on these snapshots, as `read_results` orders them.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or stored split.
+        WorkspaceError: a run was trained with other options before; nothing was changed.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+    """
+    options = options or TrainOptions()
+    model, task = workspace.config.model, workspace.config.task.name
+    if not heads:
+        kind: Kind = "span" if TASKS[task].tokens == "all" else "classification"
+        states = model.num_hidden_layers + 1
+        heads = default_heads(kind, layers=states, hidden=model.hidden_size)
+    runs = runs_of(heads, fractions, seeds)
+    kinds: dict[Kind, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(kind_of_run(run, task), []).append(run)
+    sources = {k: _tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds}
+    targets = {k: _tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
+    for kind, group in kinds.items():
+        for tag in sources[kind]:
+            log.info("train %d heads on %s", len(group), tag)
+            train(workspace, group, tag, options)
+    for kind, group in kinds.items():
+        for tag in targets[kind]:
+            missing = [
+                (source, run)
+                for source in sources[kind]
+                for run in group
+                if not is_evaluated(
+                    workspace,
+                    source,
+                    run.name,
+                    tag=tag,
+                    split=split,
+                    precision=options.precision,
+                )
+            ]
+            log.info("evaluate %d heads on %s", len(missing), tag)
+            for first in range(0, len(missing), _TOGETHER):
+                evaluate_across(
+                    workspace,
+                    missing[first : first + _TOGETHER],
+                    tag=tag,
+                    split=split,
+                    precision=options.precision,
+                )
+    wanted = {
+        (run.name, source, target)
+        for kind, group in kinds.items()
+        for run in group
+        for source in sources[kind]
+        for target in targets[kind]
+    }
+    return [
+        result
+        for result in read_results(workspace, split)
+        if (result.run, result.trained_on, result.checkpoint) in wanted
+    ]
+
+
+def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:
+    """The heads of a kind, but for those that cost as much as the encoder (see `HeadInfo`).
+
+    Args:
+        kind: of the heads.
+        layers: number of hidden states of the encoder, the embedding output included.
+        hidden: width of the hidden states.
+    """
+    return [info.name for info in describe_heads(layers, hidden, kind) if not info.costly]
+
+
+def _tags(
+    workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
+) -> list[SnapshotTag]:
+    """The snapshots that are wanted, or all, of which a split is stored whole."""
+    name = STORED[kind].format(split)
+    stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if name in names)
+    whole = [tag for tag in stored if workspace.split(tag, name).is_complete]
+    tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
+    cls = " --pool cls" if kind == "classification" else ""
+    if absent := [tag for tag in tags if tag not in whole]:
+        held = ", ".join(whole) or "none"
+        raise UnknownNameError(
+            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are {held}: "
+            f"`bertvision extract --checkpoint {absent[0]}{cls}` writes it"
+        )
+    if not tags:
+        raise InputError(
+            f"no split {name} is stored: `bertvision extract{cls}` writes it; `bertvision status` "
+            "says what there is"
+        )
+    return tags
+
+
+def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row for each head, part of the data and pair of snapshots, its seeds together.
+
+    Args:
+        workspace: of the results.
+        results: of heads.
+
+    Returns:
+        Rows as `read_rows` makes them: means and standard deviations over seeds, the difference
+        from BERT at the snapshot evaluated on, costs, files and commands.
+    """
+    wanted = {(r.name, r.fraction, r.trained_on, r.checkpoint) for r in results}
+    keys = ("name", "fraction", "trained_on", "checkpoint")
+    found = read_rows(workspace, results[0].split if results else "dev")
+    rows = [*found.heads, *found.others]
+    return [row for row in rows if tuple(row[key] for key in keys) in wanted]

@@ -1,0 +1,76 @@
+"""Batches of windows, padded to the longest of them, as an encoder reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.pipelines.tasks.windows import Windows
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Windows padded to the longest of them."""
+
+    input_ids: Tensor
+    """int64 (batch, seq)"""
+    token_type_ids: Tensor | None
+    """int64 (batch, seq); None for a model that takes none."""
+    attention_mask: Tensor
+    """int64 (batch, seq): 1 for real tokens."""
+    labels: dict[str, Tensor]
+    """(batch,) by name, int64 of classes and positions, float32 of scores: what the task learns."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model reads, as its keyword arguments."""
+        given = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        types = self.token_type_ids
+        return given if types is None else {**given, "token_type_ids": types}
+
+
+def collate(
+    windows: Windows,
+    first_token: Int64Array,
+    rows: Int64Array,
+    pad_id: int,
+    labels: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    token_types: bool = True,
+) -> Batch:
+    """Pad the windows ``rows`` to the longest of them.
+
+    Args:
+        windows: all windows of a split.
+        first_token: (windows,) ``windows.first_token``, computed once by the caller.
+        rows: (batch,) the windows to take.
+        pad_id: vocabulary index of the padding token.
+        labels: (windows,) by name, of all windows; none where nothing is learned.
+        token_types: whether the model takes token types.
+    """
+    lengths = windows.n_tokens[rows]
+    shape = (len(rows), int(lengths.max()))
+    input_ids = np.full(shape, pad_id, np.int64)
+    token_type_ids = np.zeros(shape, np.int64)
+    for i, row in enumerate(rows):
+        tokens = slice(first_token[row], first_token[row] + lengths[i])
+        input_ids[i, : lengths[i]] = windows.input_ids[tokens]
+        token_type_ids[i, : lengths[i]] = windows.token_type_ids[tokens]
+    mask = np.arange(shape[1]) < lengths[:, None]
+    return Batch(
+        torch.from_numpy(input_ids),
+        torch.from_numpy(token_type_ids) if token_types else None,
+        torch.from_numpy(mask.astype(np.int64)),
+        {name: _label(of[rows]) for name, of in (labels or {}).items()},
+    )
+
+
+def _label(values: npt.NDArray[Any]) -> Tensor:
+    is_score = np.issubdtype(values.dtype, np.floating)
+    return torch.from_numpy(values.astype(np.float32 if is_score else np.int64))

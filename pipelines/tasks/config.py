@@ -1,0 +1,36 @@
+"""The settings of a task, as ``bertvision.yaml`` and the records of data sets keep them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from bertvision.pipelines.records import Settings
+from bertvision.pipelines.tasks.registry import check_task
+
+
+class TaskConfig(Settings):
+    """The task, and how its items become windows."""
+
+    name: Annotated[str, AfterValidator(check_task)] = "squad_v2"
+    """``squad_v1`` never abstains; ``squad_v2`` may answer with nothing; the others: `TASKS`."""
+    max_length: int = Field(386, ge=16)
+    """Longest window in tokens, special tokens included."""
+    max_question_length: int = Field(64, ge=1)
+    overlap: int = Field(128, ge=0)
+    """Context tokens that neighbouring windows of one question share."""
+    answerable_only: bool = False
+    """Keep only the answerable questions of every split."""
+    skip_bad: bool = False
+    """Leave malformed questions out instead of refusing the file."""
+    tune_fraction: float = Field(0.05, ge=0, lt=1)
+    """Part of the training items held out, for no-answer thresholds and the best epoch."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of their logits; none of spans and scores."""
+    text: str | None = None
+    """Column of a labelled file that holds the text."""
+    pair: str | None = None
+    """Column of its second text."""
+    label: str | None = None
+    """Column of its label."""

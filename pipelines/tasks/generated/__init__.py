@@ -1,0 +1,1 @@
+"""Generated reading comprehension, which the quickstart learns without a download."""

@@ -1,0 +1,249 @@
+"""Reading comprehension about invented facts, in the form of SQuAD 2.0: data for the quickstart.
+
+A paragraph tells of two or three entities of one kind (people, towns, firms, books, ships). Some
+relations are stated of several of them, so that the answer must be matched with its subject; a
+question is unanswerable because its relation is stated of another entity of the paragraph only, the
+"entity swap" of SQuAD 2.0 (Rajpurkar et al. 2018, table 1). All names are composed from syllables:
+nothing can be answered from what a model has read before.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertvision.errors import InputError
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.tasks.generated.text import (
+    NAME_POOLS,
+    Entity,
+    Pieces,
+    Speaker,
+    Stated,
+    address,
+    cases,
+    draw_entity,
+    draw_value,
+)
+from bertvision.pipelines.tasks.generated.wording import RELATIONS, Relation
+
+QUESTIONS_PER_PARAGRAPH = 3
+"""Of which one is unanswerable."""
+
+
+class StatedFact(NamedTuple):
+    """One fact and where the paragraph states it."""
+
+    subject: str
+    """Full name of the entity."""
+    relation: str
+    """Name of the relation."""
+    value: str
+    """``context[start : start + len(value)]``."""
+    start: int
+    """Character offset of the value in the context."""
+
+
+class FactQuestion(NamedTuple):
+    """A question over a paragraph."""
+
+    text: str
+    """The question as asked."""
+    subject: str
+    """Full name of the entity it asks about."""
+    relation: str
+    """Name of the relation it asks for."""
+    answer: StatedFact | None
+    """The fact that answers it; None if the paragraph does not."""
+    plausible: StatedFact | None
+    """For an unanswerable question: the same relation, stated of another entity."""
+
+
+class FactParagraph(NamedTuple):
+    """A paragraph with all that it states."""
+
+    context: str
+    """The text."""
+    facts: tuple[StatedFact, ...]
+    """Everything stated, in the order of the text."""
+    questions: tuple[FactQuestion, ...]
+    """Answerable and unanswerable ones, in random order."""
+
+
+def write_facts(path: Path, n_questions: int, *, seed: int) -> None:
+    """Write what `make_facts` returns as a JSON file in UTF-8, the same bytes for the same seed.
+
+    Args:
+        path: the file to write.
+        n_questions: how many questions, a multiple of 3.
+        seed: which.
+
+    Raises:
+        InputError: as for `make_facts`.
+    """
+    text = json.dumps(make_facts(n_questions, seed=seed), ensure_ascii=False, indent=1)
+    write_text(path, text + "\n")
+
+
+def make_facts(n_questions: int, *, seed: int) -> dict[str, Any]:
+    """Generate a data set in the JSON form of SQuAD 2.0.
+
+    Args:
+        n_questions: how many questions, a multiple of 3; a third is unanswerable.
+        seed: at least 0. Seeds that differ modulo 16 share no name, so that a train and a dev
+            split are about different worlds.
+
+    Raises:
+        InputError: the number is not a positive multiple of 3, or the seed is negative.
+    """
+    articles = []
+    for i, paragraph in enumerate(make_paragraphs(n_questions, seed=seed)):
+        questions = [
+            _as_squad(question, f"facts-{seed}-{QUESTIONS_PER_PARAGRAPH * i + j:06d}")
+            for j, question in enumerate(paragraph.questions)
+        ]
+        articles.append(
+            {
+                "title": paragraph.facts[0].subject,
+                "paragraphs": [{"context": paragraph.context, "qas": questions}],
+            }
+        )
+    return {"version": "v2.0", "data": articles}
+
+
+def make_paragraphs(n_questions: int, *, seed: int) -> list[FactParagraph]:
+    """Generate the paragraphs of `make_facts`, with the facts they state.
+
+    Args:
+        n_questions: how many questions, a multiple of 3.
+        seed: at least 0.
+
+    Raises:
+        InputError: the number is not a positive multiple of 3, or the seed is negative.
+    """
+    if n_questions < 1 or n_questions % QUESTIONS_PER_PARAGRAPH:
+        raise InputError(
+            f"{n_questions} questions: give a positive multiple of {QUESTIONS_PER_PARAGRAPH}, as "
+            "every paragraph has that many"
+        )
+    if seed < 0:
+        raise InputError(f"seed {seed} is negative: give 0 or more")
+    rng = random.Random(seed)
+    pool = seed % NAME_POOLS
+    return [_paragraph(rng, pool) for _ in range(n_questions // QUESTIONS_PER_PARAGRAPH)]
+
+
+def _as_squad(question: FactQuestion, id_: str) -> dict[str, Any]:
+    def spans(fact: StatedFact | None) -> list[dict[str, Any]]:
+        return [] if fact is None else [{"text": fact.value, "answer_start": fact.start}]
+
+    squad = {
+        "id": id_,
+        "question": question.text,
+        "answers": spans(question.answer),
+        "is_impossible": question.answer is None,
+    }
+    if question.answer is None:
+        squad["plausible_answers"] = spans(question.plausible)
+    return squad
+
+
+# How many entities there are, and of how many of them each relation is stated.
+_PLANS: list[tuple[int, tuple[int, ...]]] = [
+    (2, (2, 2, 1, 1)),
+    (2, (2, 1, 1, 1)),
+    (3, (3, 2, 1)),
+    (3, (2, 2, 1, 1)),
+    (3, (2, 2, 2)),
+]
+
+
+def _paragraph(rng: random.Random, pool: int) -> FactParagraph:
+    used: set[str] = set()
+    kind = rng.choice(list(RELATIONS))
+    n_entities, plan = rng.choice(_PLANS)
+    entities = [draw_entity(rng, kind, pool, used) for _ in range(n_entities)]
+    relations = rng.sample(RELATIONS[kind], len(plan))
+    told: dict[str, list[Entity]] = {}
+    while {e.name for of in told.values() for e in of} != {e.name for e in entities}:
+        told = {r.name: rng.sample(entities, n) for r, n in zip(relations, plan, strict=True)}
+    stated = [
+        Stated(entity, relation, draw_value(rng, relation.value_kind, pool, used))
+        for relation in relations
+        for entity in told[relation.name]
+    ]
+    context, facts = _write(_sentences(rng, entities, stated))
+    return FactParagraph(context, facts, _questions(rng, entities, relations, facts))
+
+
+def _sentences(
+    rng: random.Random, entities: Sequence[Entity], stated: Sequence[Stated]
+) -> list[Pieces]:
+    """Word the facts: in an order, some of them together."""
+    order = RELATIONS[entities[0].kind]
+    rest = list(stated)
+    units: list[list[Stated]] = []
+    if rng.random() < 0.4:  # rest[0] and rest[1] share the first relation of the plan
+        units.append([rest.pop(0), rest.pop(0)])
+    for entity in rng.sample(entities, len(entities)):
+        own = [fact for fact in rest if fact.entity == entity]
+        rng.shuffle(own)
+        while own:
+            n = 2 if len(own) > 1 and rng.random() < 0.4 else 1
+            units.append(
+                sorted(own[:n], key=lambda fact: order.index(fact.relation))
+            )  # nobody dies and is born
+            own = own[n:]
+    if rng.random() < 0.4:
+        rng.shuffle(units)
+    speaker = Speaker(rng)
+    sentences = [speaker.introduce(entities)] if rng.random() < 0.3 else []
+    for unit in units:
+        if len(unit) == 2 and unit[0].entity != unit[1].entity:
+            sentences.append(speaker.contrast(unit[0], unit[1]))
+        else:
+            sentences.append(speaker.tell(unit))
+    return sentences
+
+
+def _write(sentences: Sequence[Pieces]) -> tuple[str, tuple[StatedFact, ...]]:
+    """Join sentences into a paragraph and note where each value lies."""
+    context = ""
+    facts: list[StatedFact] = []
+    for pieces in sentences:
+        sentence = ""
+        for piece in pieces:
+            if isinstance(piece, str):
+                sentence += piece
+            else:
+                start = len(context) + len(sentence)
+                entity, relation, value = piece
+                facts.append(StatedFact(entity.name, relation.name, value, start))
+                sentence += value
+        context += sentence[0].upper() + sentence[1:] + ". "
+    return context.rstrip(), tuple(facts)
+
+
+def _questions(
+    rng: random.Random,
+    entities: Sequence[Entity],
+    relations: Sequence[Relation],
+    facts: Sequence[StatedFact],
+) -> tuple[FactQuestion, ...]:
+    stated = {(fact.subject, fact.relation): fact for fact in facts}
+    pairs = [(entity, relation) for entity in entities for relation in relations]
+    answerable = [(e, r) for e, r in pairs if (e.name, r.name) in stated]
+    unanswerable = [(e, r) for e, r in pairs if (e.name, r.name) not in stated]
+    asked = [*rng.sample(answerable, QUESTIONS_PER_PARAGRAPH - 1), rng.choice(unanswerable)]
+    rng.shuffle(asked)
+    questions = []
+    for entity, relation in asked:
+        text = address(rng.choice(relation.questions), entity, cases(entity.name))
+        answer = stated.get((entity.name, relation.name))
+        others = [fact for fact in facts if fact.relation == relation.name]
+        plausible = rng.choice(others) if answer is None else None
+        questions.append(FactQuestion(text, entity.name, relation.name, answer, plausible))
+    return tuple(questions)

@@ -1,0 +1,1 @@
+"""Tasks of sentences and pairs of sentences: GLUE, SentEval, labelled files, answer ranking."""

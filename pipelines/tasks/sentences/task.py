@@ -1,0 +1,143 @@
+"""Sentences and pairs of sentences: their class, or a score, told from one window.
+
+Classification and regression as Devlin et al. 2019 (arXiv:1810.04805, section 4.1) fine-tune BERT
+for GLUE: the task's output layer on the encoder's first token, cross entropy over the classes or
+the squared error of the score. The families of data sets differ in how they are read alone:
+`glue`, `senteval`, `labelled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from bertvision.errors import InputError
+from bertvision.models.outputs import ClassOutput, class_loss
+from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Windows, sentence_windows
+
+
+class SentenceTask(Task):
+    """A task whose items are `Sentence`; a sub-class says which splits there are and reads them.
+
+    Whether it is a classification is in the configuration: `TaskConfig.classes` names the classes,
+    and is empty where the labels are scores.
+    """
+
+    model_class = AutoModelForSequenceClassification
+    per_token = False
+    positive: int | None = None
+    """The class that F1 is of; None where no class is what is looked for."""
+
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """A logit for each class by its name, or one for a score.
+
+        The names are written into ``config.json``, so that transformers' own pipelines tell the
+        classes of a snapshot; ``num_labels`` follows from them. ``problem_type`` keeps those
+        pipelines from squashing a score; transformers' loss, which it also chooses, is never
+        computed, since no labels are passed to the model.
+        """
+        names = config.classes or ("score",)
+        return {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+            "problem_type": "single_label_classification" if config.classes else "regression",
+        }
+
+    def outputs(self, config: TaskConfig) -> int:
+        """How many classes there are; 1 of a score."""
+        return len(config.classes) or 1
+
+    def check_data(self, items: Sequence[Sentence], source: str) -> None:
+        """Refuse data of one class, or of one score, alone.
+
+        Raises:
+            InputError: the items differ in nothing that could be learned.
+        """
+        if not items:
+            raise InputError(f"{source} holds no sentence: give a file that has some")
+        if missing := sum(item.label is None for item in items):
+            raise InputError(f"{source}: {missing} of {len(items)} sentences have no label")
+        if len({item.label for item in items}) == 1:
+            raise InputError(
+                f"{source}: all {len(items)} sentences have the same label, so that nothing can be "
+                "learned from it: give data with at least two classes or scores"
+            )
+
+    def windows(self, items: Sequence[Sentence], tokenizer: Any, config: TaskConfig) -> Windows:
+        """One window for each sentence or pair, in their order."""
+        return sentence_windows(items, tokenizer, max_length=config.max_length)
+
+    def table(self, items: Sequence[Sentence]) -> pa.Table:
+        """Sentences as the store's text side, a row each."""
+        scores = any(isinstance(item.label, float) for item in items)
+        return pa.table(
+            {
+                "id": pa.array([item.id for item in items], pa.string()),
+                "text": pa.array([item.text for item in items], pa.string()),
+                "pair": pa.array([item.pair for item in items], pa.string()),
+                "label": pa.array(
+                    [item.label for item in items], pa.float64() if scores else pa.int64()
+                ),
+            }
+        )
+
+    def items_of(self, table: pa.Table) -> list[Sentence]:
+        """The inverse of `table`."""
+        return [Sentence(**row) for row in table.to_pylist()]
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Cross entropy, or the squared error of a score, summed over the windows."""
+        return class_loss(ClassOutput(output.logits), batch.labels["label"], reduction="sum")
+
+    def logits(self, output: Any) -> dict[str, Tensor]:
+        """Logits (batch, classes), or scores (batch, 1)."""
+        return {"logits": output.logits}
+
+    def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> Tensor:
+        """Cross entropy, or the squared error of a score, averaged over the examples."""
+        return class_loss(output, labels["label"])
+
+    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
+        """The most likely class of each item, or its score; predictions are indices or scores.
+
+        Raises:
+            InputError: an item has no label, or the logits are not finite or not one row for each.
+        """
+        logits = np.asarray(dev.logits["logits"], np.float64)
+        if logits.ndim != 2 or len(logits) != len(dev.items):
+            raise InputError(
+                f"logits of shape {logits.shape} cannot be scored on {len(dev.items)} items: there "
+                "must be one window for each"
+            )
+        if not np.isfinite(logits).all():
+            raise InputError("the logits hold NaN or infinity: the model that made them diverged")
+        items = [dev.items[i] for i in dev.item_index]
+        if unlabelled := sum(item.label is None for item in items):
+            raise InputError(
+                f"{unlabelled} of {len(items)} items have no label, so that nothing can be scored "
+                "on them: take a split that has labels"
+            )
+        gold = np.array([item.label for item in items])
+        metrics: dict[str, Any]
+        if logits.shape[1] == 1:
+            predicted = logits[:, 0]
+            metrics = regression_metrics(predicted, gold)
+        else:
+            predicted = logits.argmax(axis=1)
+            metrics = classification_metrics(predicted, gold, self.positive)
+        return Scores(
+            {"argmax": {"threshold": None, "metrics": metrics}},
+            dict(zip([item.id for item in items], predicted.tolist(), strict=True)),
+            {},
+        )

@@ -1,0 +1,1 @@
+"""Tasks on SQuAD's data: questions over contexts, cut into windows."""

@@ -1,0 +1,152 @@
+"""What a task decides.
+
+Fine-tuning, extraction, heads and probes ask a task for data, windows, model, labels, loss and
+scores, and know nothing else of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy.typing as npt
+
+from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.registry import TASKS, check_task
+from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.windows import Windows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+Labels = dict[str, npt.NDArray[Any]]
+
+
+class Task(ABC):
+    """What a task decides; made by `load_task` with its name.
+
+    An *item* is a row of its data: a question of SQuAD, a sentence or a pair elsewhere.
+    """
+
+    model_class: ClassVar[type[Any]]
+    """An ``AutoModelFor…`` of transformers: the encoder with the task's output layer."""
+    per_token: ClassVar[bool] = False
+    """Whether logits belong to tokens, else they belong to windows."""
+    settings: ClassVar[tuple[str, ...]] = ("max_length",)
+    """Fields of `TaskConfig` that decide the windows."""
+    learns: ClassVar[bool] = True
+    """Whether an encoder can be fine-tuned on it."""
+    tunes: bool = False
+    """Whether scoring fits something, a threshold, on the split ``tune``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """Settings of the model's configuration beside those of the checkpoint."""
+        return {}
+
+    @abstractmethod
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Which splits a source offers, such as ``("train", "dev")``; ``("all",)`` has no parts.
+
+        Raises:
+            InputError: it is no source of this task.
+        """
+
+    @abstractmethod
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read all items of a split.
+
+        Args:
+            source: absolute path of a file or folder, or a name on the hub.
+            split: which of `splits`; of a file that holds one split alone, what to take it for.
+            config: columns, and whether malformed items are skipped.
+
+        Raises:
+            InputError: it is missing, malformed or empty.
+        """
+
+    def check_data(self, items: Sequence[Any], source: str) -> None:  # noqa: B027
+        """Refuse training data from which the task cannot be learned.
+
+        Raises:
+            InputError: names the source, what it lacks, and what to do.
+        """
+
+    def group(self, item: Any) -> str:
+        """What keeps items together when a part is held out: those of one text."""
+        return str(item.text)
+
+    @abstractmethod
+    def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:
+        """Make the windows of items, in their order."""
+
+    @abstractmethod
+    def table(self, items: Sequence[Any]) -> pa.Table:
+        """Items as the text side of a store, a row each."""
+
+    @abstractmethod
+    def items_of(self, table: pa.Table) -> list[Any]:
+        """The inverse of `table`."""
+
+    def stored(self, windows: Windows) -> Labels:
+        """What a store keeps per example beside the activations, by name: (windows, …) each."""
+        return dict(windows.labels)
+
+    def labels(self, windows: Windows) -> Labels:
+        """What the encoder learns, by name: (windows,) each."""
+        return dict(windows.labels)
+
+    @abstractmethod
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The loss summed over the windows of a batch, a scalar.
+
+        A window's loss must not depend on its batch: steps weight batches by their windows.
+
+        Args:
+            output: what the model gave for ``batch.inputs``.
+            batch: with ``labels``.
+        """
+
+    @abstractmethod
+    def logits(self, output: Any) -> dict[str, Tensor]:
+        """What is kept of the model's output, by name: (batch, seq) or (batch, …)."""
+
+    @abstractmethod
+    def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> Tensor:
+        """The mean loss of a head over the examples of a batch, () float32.
+
+        Args:
+            output: of a head.
+            labels: the per-example arrays of the store, by name.
+        """
+
+    def outputs(self, config: TaskConfig) -> int:
+        """Logits of a classification head: how many classes there are, 1 of a score."""
+        return 2
+
+    @abstractmethod
+    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
+        """Score a system, BERT or a head.
+
+        Args:
+            dev: what is scored.
+            tune: the held-out part of the training data, where the task `tunes` and there is one.
+        """
+
+
+def load_task(name: str) -> Task:
+    """The task of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    module, _, attribute = TASKS[check_task(name)].target.partition(":")
+    task: Task = getattr(import_module(module), attribute)(name)
+    return task

@@ -1,0 +1,42 @@
+"""Text for people: tables in columns, sizes, close matches of a misspelt name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# with its unit; a snapshot tag (0.3e) is none
+_NUMBER = re.compile(r"[-−+]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; text to the left, numbers to the right.
+
+    Args:
+        header: names of the columns.
+        rows: cells as text, as many in each row as in the header.
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    numeric = [_are_numbers([row[i] for row in rows]) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size(n: float) -> str:
+    """Bytes in decimal units, three digits: ``52.1 MB``."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while n >= 1000 and len(units) > 1:
+        n /= 1000
+        units.pop(0)
+    return f"{n:.3g} {units[0]}"
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    found = [cell for cell in cells if cell not in ("", "-", "–")]
+    return bool(found) and all(map(_NUMBER.fullmatch, found))

@@ -1,0 +1,189 @@
+"""HeadsModule: several heads trained from one stream, each exactly as if it were alone."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+
+from bertvision.errors import NonFiniteError, WorkspaceError
+from bertvision.models.registry import build_head
+from bertvision.pipelines.precision import autocast
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.training.collector import BatchCollector, Shared
+from bertvision.pipelines.training.datamodule import HiddenStates
+from bertvision.pipelines.workspace.runs import Run
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from any values, the same in every process."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def build_heads(
+    runs: Sequence[Run], *, layers: int, hidden: int, classes: int = 2, device: str = "cpu"
+) -> dict[Run, nn.Module]:
+    """Build heads whose initial weights depend on the run's seed and the head's name alone.
+
+    Args:
+        runs: the heads and their seeds.
+        layers: number of hidden states that they take.
+        hidden: width of the hidden states.
+        classes: logits of a classification head.
+        device: ``meta`` makes them without weights, to see whether they can be made.
+    """
+    heads = {}
+    with torch.device(device):
+        for run in runs:
+            torch.manual_seed(seed_of(run.seed, run.head, "init"))
+            heads[run] = build_head(run.head, layers=layers, hidden=hidden, classes=classes)
+    return heads
+
+
+def head_loss(head: nn.Module, batch: HiddenStates, task: Task) -> Tensor:
+    """Mean loss of a head over the examples of a batch, () float32."""
+    return task.head_loss(head(batch.hidden_states, batch.lengths), batch.labels)
+
+
+class HeadsModule(pl.LightningModule):
+    """Heads given together, each with its own part of the examples.
+
+    A head takes its step when its own examples fill a batch (see `BatchCollector`), with its own
+    loss and its own parameter group of one Adam, whose state is per parameter. Random numbers
+    (dropout) are drawn from (seed, head, step): neither company nor a resumed run changes a head.
+
+    Args:
+        heads: modules by run.
+        task: what they learn.
+        ranks: (examples,) rank of every example of the split (see `runs.ranks`).
+        batch_size: examples per step of a head.
+        lr: learning rate of Adam (the paper: 1e-3).
+        digest: of the run's settings; guards the resume file.
+        read: gives examples of the split again, each by itself, by their positions.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[Run, nn.Module],
+        task: Task,
+        *,
+        ranks: Tensor,
+        batch_size: int,
+        lr: float,
+        digest: str,
+        read: Callable[[Sequence[int]], list[HiddenStates]],
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.runs = list(heads)
+        self.heads = nn.ModuleList(heads.values())
+        self.task = task
+        self.lr = lr
+        self.digest = digest
+        self.steps = dict.fromkeys(self.runs, 0)
+        """Optimiser steps of each run so far."""
+        self.own_seconds = dict.fromkeys(self.runs, 0.0)
+        """Seconds of each run's forward and backward passes so far (on a GPU: of starting them)."""
+        self.diverged: set[Run] = set()
+        """Runs whose loss became NaN or infinite: they are trained no further."""
+        self._ranks = ranks
+        self._collectors = {
+            run: BatchCollector(run.examples(len(ranks)), len(ranks), batch_size)
+            for run in self.runs
+        }
+        self._read = read
+        self._waiting: dict[str, list[int]] = {}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam with a parameter group per head."""
+        groups = [{"params": list(head.parameters())} for head in self.heads]
+        return torch.optim.Adam([g for g in groups if g["params"]], lr=self.lr, fused=True)
+
+    def on_train_start(self) -> None:
+        """Put the examples back that waited for a full batch when the training was interrupted."""
+        for run in self.runs:
+            if waiting := self._waiting.get(run.name):
+                self._collectors[run].refill(self._read(waiting))
+
+    def training_step(self, batch: HiddenStates, batch_idx: int) -> dict[str, Any]:
+        """One batch of the stream; logs the loss of each head that took a step, else None."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        shared, ranks = Shared(batch), self._ranks[batch.examples.cpu()]
+        log: dict[str, Tensor | None] = {run.name: None for run in self.runs}
+        ready = {run: collector.take(shared, ranks) for run, collector in self._collectors.items()}
+        rest: dict[Run, HiddenStates | None] = {}
+        if self.trainer.is_last_batch:
+            rest = {run: collector.rest() for run, collector in self._collectors.items()}
+            # a head that has only a smaller batch takes its step with the others
+            for run in [run for run in rest if ready[run] is None]:
+                ready[run] = rest.pop(run)
+        log |= self._backward(optimizer, ready)
+        optimizer.step()
+        if losses := self._backward(optimizer, rest):
+            log |= losses
+            optimizer.optimizer.step()  # Lightning counts a step per batch of the stream
+        if self.logger is not None:
+            found = {f"loss/{name}": x for name, x in log.items() if x is not None}
+            self.log_dict(found, batch_size=len(ranks))
+        return {"log": log}
+
+    def _backward(
+        self, optimizer: LightningOptimizer, batches: Mapping[Run, HiddenStates | None]
+    ) -> dict[str, Tensor]:
+        """Gradients of the heads that have a batch, None for all others; gives their losses."""
+        optimizer.zero_grad(set_to_none=True)  # Adam leaves parameters without gradient alone
+        losses = {}
+        for run, head in zip(self.runs, self.heads, strict=True):
+            batch = batches.get(run)
+            if batch is None or run in self.diverged:
+                continue
+            started = time.perf_counter()
+            torch.manual_seed(seed_of(run.seed, run.head, self.steps[run]))
+            loss = head_loss(head, batch, self.task)
+            if not torch.isfinite(loss):
+                self.diverged.add(run)
+                continue
+            if loss.requires_grad:
+                with autocast("32", self.device):
+                    self.manual_backward(loss)
+            self.steps[run] += 1
+            losses[run.name] = loss.detach()
+            self.own_seconds[run] += time.perf_counter() - started
+        if len(self.diverged) == len(self.runs):
+            raise NonFiniteError(
+                f"the loss of {', '.join(run.name for run in self.runs)} became NaN or infinite: "
+                "the training diverged; give a lower --lr"
+            )
+        return losses
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record what the resume file belongs to, and where each head stands."""
+        checkpoint["run"] = self.digest
+        checkpoint["heads"] = {
+            run.name: {
+                "waiting": collector.pending,
+                "steps": self.steps[run],
+                "seconds": self.own_seconds[run],
+                "diverged": run in self.diverged,
+            }
+            for run, collector in self._collectors.items()
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from a resume file; refuse that of another run."""
+        if checkpoint.get("run") != self.digest:
+            raise WorkspaceError("the resume file belongs to another run: delete it to start again")
+        for run in self.runs:
+            held = checkpoint["heads"][run.name]
+            self.steps[run], self.own_seconds[run] = held["steps"], held["seconds"]
+            self._waiting[run.name] = held["waiting"]
+            if held["diverged"]:
+                self.diverged.add(run)

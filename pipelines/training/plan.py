@@ -1,0 +1,167 @@
+"""What a training will do, known and checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.precision import device, head_precision
+from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.training.datamodule import HiddenStates, decoded
+from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.training.trained_head import STORED, is_whole, task_of_kind
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class TrainOptions(BaseModel):
+    """How heads are trained. Defaults are the paper's: Adam 1e-3, batches of 16, one epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(16, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    layers: tuple[int, ...] | None = None
+    """Indices of the hidden states to train on; None means all that are stored."""
+    precision: Literal["auto", "32", "bf16"] = "auto"
+    best_epoch: bool = False
+    """Keep the epoch with the lowest loss on ``tune``, the held-out part of train, not the last."""
+
+
+class TrainingPass(NamedTuple):
+    """Heads that are trained from one stream: of one kind and one seed."""
+
+    workspace: Workspace
+    tag: SnapshotTag
+    split: ActivationSplit
+    held_out: ActivationSplit | None
+    configs: dict[Run, dict[str, Any]]
+    todo: list[Run]
+    options: TrainOptions
+    task: Task
+    classes: int
+
+    @classmethod
+    def plan(
+        cls,
+        workspace: Workspace,
+        kind: str,
+        runs: list[Run],
+        tag: SnapshotTag,
+        options: TrainOptions,
+        overwrite: bool,
+    ) -> TrainingPass:
+        """What is to be trained; nothing is written yet."""
+        precision = head_precision(options.precision, kind)
+        options = options.model_copy(update={"precision": precision})
+        split = workspace.split(tag, STORED[kind].format("train")).require_complete()
+        held_out = None
+        if options.best_epoch:
+            held_out = workspace.split(tag, STORED[kind].format("tune")).require_complete()
+        for run in runs:
+            if run.fraction > 0 and run.examples(len(split)) == 0:
+                raise InputError(
+                    f"{run.name}: a fraction of {run.fraction:g} is none of {split.name}'s "
+                    f"{len(split)} examples: give a larger one, or 0 for the head untrained"
+                )
+        task = task_of_kind(kind, workspace.config.task.name)
+        classes = task.outputs(workspace.config.task) if kind == "classification" else 2
+        configs = {run: _head_config(run, kind, classes, split, options) for run in runs}
+        todo = [
+            run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])
+        ]
+        planned = cls(workspace, tag, split, held_out, configs, todo, options, task, classes)
+        planned.build("meta")
+        return planned
+
+    @property
+    def folder(self) -> Path:
+        """Where the training keeps what it needs to go on."""
+        digest = digest_of([self.configs[run] for run in self.todo])[:16]
+        return self.workspace.root / "heads" / self.tag / f".run-{digest}"
+
+    @property
+    def layers(self) -> list[int]:
+        """Indices of the hidden states that the heads take."""
+        return list(next(iter(self.configs.values()))["layers"])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the decoded hidden states."""
+        return torch.bfloat16 if self.options.precision == "bf16" else torch.float32
+
+    def build(self, device: str) -> dict[Run, nn.Module]:
+        """The heads that are to be trained; on ``meta`` only to see whether they can be made."""
+        hidden = self.split.record.hidden_size
+        return build_heads(
+            self.todo,
+            layers=len(self.layers),
+            hidden=hidden,
+            classes=self.classes,
+            device=device,
+        )
+
+    def read(self, positions: Sequence[int]) -> list[HiddenStates]:
+        """Examples of the split on the device, each by itself."""
+        return [
+            decoded(self.split.read([i], self.layers).to(device()), self.dtype) for i in positions
+        ]
+
+
+def _head_config(
+    run: Run, kind: str, classes: int, split: ActivationSplit, options: TrainOptions
+) -> dict[str, Any]:
+    """``config.json`` of a head: everything its weights depend on."""
+    record = split.record
+    layers = [record.layers[i] for i in split.layer_positions(options.layers)]
+    training = options.model_dump(mode="json", exclude={"layers"})
+    return {
+        "head": run.head,
+        "kind": kind,
+        "trained_on": record.tag,
+        "layers": layers,
+        "hidden_size": record.hidden_size,
+        "encoding": record.encoding,
+        # of two nothing is said: so it was before there was a choice
+        **({"classes": classes} if classes != 2 else {}),
+        "training": {**training, "seed": run.seed, "fraction": run.fraction},
+        "activations": {
+            "examples": record.examples,
+            "plan_sha256": record.plan_sha256,
+            **record.provenance,
+        },
+    }
+
+
+def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: dict[str, Any]) -> bool:
+    folder = workspace.head_dir(tag, run.name)
+    if not is_whole(folder):
+        return False
+    held = read_run_config(folder)
+    for field in config:
+        if held.get(field) != config[field]:
+            there, here = _first_difference(held.get(field), config[field])
+            raise WorkspaceError(
+                f"{run.name} was trained on {tag} before with {field}: {there}, now it "
+                f"is {here}: give --overwrite to replace it"
+            )
+    return True
+
+
+def _first_difference(there: Any, here: Any) -> tuple[str, str]:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted(there.keys() | here.keys()):
+            if there.get(key) != here.get(key):
+                return f"{key} = {there.get(key)}", f"{key} = {here.get(key)}"
+    return str(there), str(here)

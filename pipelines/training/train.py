@@ -1,0 +1,217 @@
+"""Train heads on the activations of a snapshot: several in one pass, without running BERT."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.models.registry import count_parameters
+from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.training.best_epoch import BestEpoch
+from bertvision.pipelines.training.datamodule import ActivationDataModule
+from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.training.module import HeadsModule
+from bertvision.pipelines.training.plan import TrainingPass
+from bertvision.pipelines.training.plan import TrainOptions as TrainOptions
+from bertvision.pipelines.training.resume import ResumeFile
+from bertvision.pipelines.training.run_records import read_run_metrics
+from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
+from bertvision.pipelines.workspace.runs import Run, ranks
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    workspace: Workspace,
+    names: Sequence[str | Run],
+    tag: str,
+    options: TrainOptions,
+    *,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    readers: int = 2,
+    resume_every_seconds: float = 120.0,
+) -> list[dict[str, Any]]:
+    """Train heads on the training split of a snapshot, with one pass over the store per epoch.
+
+    Heads of one seed share a pass, whatever part of the examples each is given. An interrupted
+    training is continued, exactly, by the same call.
+
+    Args:
+        workspace: with the activations.
+        names: heads of the registry, of plugins, or dotted paths ``package.module:Class``, each
+            perhaps with a part of the examples and a seed (`Run`): ``learned-pooling@f0.3@s1``.
+        tag: the snapshot.
+        options: how to train.
+        overwrite: replace heads that were trained otherwise.
+        tensorboard: also log for TensorBoard, in ``heads/<tag>/tensorboard``.
+        readers: threads that read shards.
+        resume_every_seconds: at most this much work is lost when the process is killed.
+
+    Returns:
+        The ``metrics.json`` of each head, in the order of ``names``.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        WorkspaceError: a head of that name was trained otherwise; nothing was changed.
+        IncompleteSplitError: the extraction of the split has not ended.
+        LockedError: another process is training the same heads.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+    """
+    runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
+    if not runs or len(set(runs)) != len(runs):
+        given = ", ".join(run.name for run in runs) or "(none)"
+        raise InputError(f"heads {given}: name at least one, each once")
+    tag = SnapshotTag(tag)
+    task = workspace.config.task.name
+    groups: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((kind_of_run(run, task), run.seed), []).append(run)
+    plans = [
+        partial(TrainingPass.plan, workspace, kind, group, tag, options, overwrite)
+        for (kind, _), group in groups.items()
+    ]
+    for plan in plans:  # all are checked before the first begins
+        planned = plan()
+        for run in [run for run in planned.configs if run not in planned.todo]:
+            log.info("%s was trained on %s before: nothing to do", run.name, tag)
+    for plan in plans:
+        with ExitStack() as locks:
+            for run in plan().todo:
+                folder = workspace.head_dir(tag, run.name)
+                locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
+            if (planned := plan()).todo:  # another process may have trained some just now
+                _run(planned, tensorboard, readers, resume_every_seconds)
+    return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
+
+
+def _run(
+    planned: TrainingPass, tensorboard: bool, readers: int, resume_every_seconds: float
+) -> None:
+    workspace, tag, options = planned.workspace, planned.tag, planned.options
+    heads = planned.build("cpu")
+    names = [run.name for run in heads]
+    total = len(planned.split)
+    epochs = options.epochs if any(run.examples(total) for run in heads) else 0
+    folder = planned.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    data = ActivationDataModule(
+        workspace.activations,
+        tag,
+        train=planned.split.split,
+        batch_size=options.batch_size,
+        layers=options.layers,
+        seed=planned.todo[0].seed,
+        readers=readers,
+        dtype=planned.dtype,
+    )
+    module = HeadsModule(
+        heads,
+        planned.task,
+        ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
+        batch_size=options.batch_size,
+        lr=options.lr,
+        digest=folder.name,
+        read=planned.read,
+    )
+    resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+    steps = epochs * len(data.train_dataloader())
+    training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
+    clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
+    best = None
+    if planned.held_out is not None:
+        precision = resolve_precision(options.precision)
+        best = BestEpoch(planned.held_out, planned.layers, precision)
+    if epochs:
+        with quiet_lightning(), resume.guard():
+            trainer(
+                folder,
+                [training_log, clock, *([best] if best else []), resume],
+                max_epochs=epochs,
+                logger=_tensorboard(workspace, tag) if tensorboard else False,
+                precision="bf16-mixed" if options.precision == "bf16" else "32-true",
+            ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
+    _save(planned, heads, module, training_log.rows(), clock, best)
+    resume.finish()
+    shutil.rmtree(folder)
+    if module.diverged:
+        lost = ", ".join(run.name for run in module.runs if run in module.diverged)
+        raise NonFiniteError(
+            f"{lost} diverged on {tag}: its loss became NaN or infinite; give a lower --lr. "
+            "The other heads are saved"
+        )
+
+
+def _save(
+    planned: TrainingPass,
+    heads: dict[Run, nn.Module],
+    module: HeadsModule,
+    rows: list[list[str]],
+    clock: Clock,
+    best: BestEpoch | None,
+) -> None:
+    """The folder of each head that did not diverge, whole or not at all."""
+    shared = max(0.0, clock.seconds - sum(module.own_seconds.values()))
+    for column, (run, head) in enumerate(heads.items(), start=1):
+        if not all(bool(torch.isfinite(x).all()) for x in head.state_dict().values()):
+            module.diverged.add(run)  # by its last step
+        if run in module.diverged:
+            continue
+        losses = [row[column] for row in rows if row[column]]
+        tail = [float(loss) for loss in losses[-max(1, len(losses) // 10) :]]
+        examples = run.examples(len(planned.split))
+        epoch, held_out = planned.options.epochs if examples else 0, None
+        if best is not None and examples:
+            epoch, held_out = best.restore(run.name, head)
+        trainable, total = count_parameters(head)
+        metrics = {
+            "head": run.head,
+            "trained_on": planned.tag,
+            "fraction": run.fraction,
+            "seed": run.seed,
+            "trainable": trainable,
+            "total": total,
+            "examples": examples,
+            "steps": module.steps[run],
+            "epoch": epoch,
+            "loss": sum(tail) / len(tail) if tail else None,
+            "held_out_losses": held_out,
+            "seconds": clock.seconds,
+            "own_seconds": shared + module.own_seconds[run],
+            "wait_seconds": clock.wait_seconds,
+            "seconds_per_epoch": clock.seconds / planned.options.epochs,
+            "trained_together": [other.name for other in heads],
+        }
+        with new_folder(planned.workspace.head_dir(planned.tag, run.name)) as temporary:
+            save_file(
+                {name: x.detach().cpu().contiguous() for name, x in head.state_dict().items()},
+                temporary / "model.safetensors",
+            )
+            lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
+            (temporary / "log.csv").write_text("\n".join(lines))
+            write_json(temporary / "config.json", planned.configs[run])
+            write_json(temporary / "metrics.json", metrics)
+
+
+def _tensorboard(workspace: Workspace, tag: SnapshotTag) -> Any:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(workspace.root / "heads" / tag, name="tensorboard")
+    except ModuleNotFoundError:
+        raise InputError(
+            "TensorBoard is not installed: `pip install bertvision[tensorboard]`, or leave "
+            "--tensorboard out (losses are always in the head's log.csv)"
+        ) from None

@@ -1,0 +1,130 @@
+"""The folder of a trained head: loading it, whether it is whole, and who may write to it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.models.heads import Kind
+from bertvision.models.registry import HEADS, build_head, kind_of
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.workspace.runs import Run
+
+STORED: Final[dict[str, str]] = {"span": "{}", "classification": "{}-cls"}
+"""Stored split of a split of the workspace, by the kind of head that takes it."""
+
+
+class LoadedHead(NamedTuple):
+    """A trained head: the module in evaluation mode, and its ``config.json``."""
+
+    module: nn.Module
+    config: dict[str, Any]
+
+
+def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
+    """Load a trained head from its folder.
+
+    Args:
+        folder: of the run.
+        named: as the user named it. A class of one's own, whose module is imported, is only taken
+            where its dotted path was named: a workspace that somebody else made runs no code.
+
+    Raises:
+        InputError: it is a class of one's own, which was not named.
+        WorkspaceError: it is damaged.
+        UnknownNameError: its class is not installed here.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        head = str(config["head"])
+        if ":" in head and (named is None or named.head != head):
+            marks = folder.name[len(Run.of(head, 1.0, 0).name) :]
+            raise InputError(
+                f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
+                f"{head}{marks} to have it imported"
+            )
+        module = build_head(
+            head,
+            layers=len(config["layers"]),
+            hidden=config["hidden_size"],
+            classes=config.get("classes", 2),
+        )
+        module.load_state_dict(load_file(folder / "model.safetensors"))
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        if isinstance(error, InputError):
+            raise
+        raise WorkspaceError(
+            f"the head {folder} is damaged: {error}; train it again with --overwrite"
+        ) from error
+    return LoadedHead(module.eval(), config)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a head's folder has its records, and weights that can be read."""
+    try:
+        with safe_open(folder / "model.safetensors", framework="numpy"):
+            return (folder / "metrics.json").is_file() and (folder / "config.json").is_file()
+    except (OSError, SafetensorError):
+        return False
+
+
+def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContextManager[None]:
+    """Held while a head's folder, or results in it, are written.
+
+    Args:
+        folder: of the run.
+        what: what the holder is doing, for the message.
+        wait: until it is free, instead of raising `LockedError`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return exclusive(folder.with_name(f".{folder.name}.lock"), what, wait=wait)
+
+
+def task_of_kind(kind: str, task: str) -> Task:
+    """What heads of a kind learn in a workspace of a task.
+
+    Classification heads beside spans learn whether there is an answer.
+    """
+    found = load_task(task)
+    return load_task("answerable") if kind == "classification" and found.per_token else found
+
+
+def kind_of_run(run: Run, task: str) -> Kind:
+    """The kind of a run's head.
+
+    Args:
+        run: the head.
+        task: of the workspace.
+
+    Raises:
+        InputError: a span head, where the task has no spans to score.
+        UnknownNameError: there is no such head.
+    """
+    if run.head in HEADS:
+        kind = HEADS[run.head].kind
+    else:
+        with torch.device("meta"):
+            kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
+    if kind == "span" and not load_task(task).per_token:
+        raise InputError(
+            f"{run.head} is a span head, but the task {task} has no spans to score: choose from "
+            "`bertvision heads --kind classification`"
+        )
+    return kind

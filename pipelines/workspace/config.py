@@ -1,0 +1,124 @@
+"""The settings of a workspace, as stored in ``bertvision.yaml``.
+
+Every field that changes a number is here; paths of what was made are not (the workspace knows
+them). Models are frozen and refuse unknown fields, so that a typing error never passes silently.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.records import Settings, digest_of
+from bertvision.pipelines.tasks.config import TaskConfig
+
+Tag = Annotated[str, AfterValidator(SnapshotTag)]
+
+
+class ModelConfig(Settings):
+    """The pretrained encoder."""
+
+    name_or_path: str
+    """Hub name, or the absolute path of a local folder."""
+    revision: str | None = None
+    """Commit on the hub; None for a local folder."""
+    weights_sha256: str
+    """Digest of the pretrained weights' bytes."""
+    hidden_size: int
+    num_hidden_layers: int
+    """Transformer layers; there is one hidden state more, the embedding output."""
+
+
+class DataConfig(Settings):
+    """One split of the task's data."""
+
+    source: str
+    """Absolute path of a file, or the name of a data set on the hub."""
+    sha256: str
+    """Digest of the whole source, before any selection."""
+    questions: int
+    """Number of items of the split, questions or sentences, after selection."""
+
+
+class FinetuneConfig(Settings):
+    """Optimisation. Defaults are those of the paper: Adam, 1e-5, batches of 8, one epoch."""
+
+    epochs: float = Field(1.0, gt=0)
+    save_at: tuple[Tag, ...] = (SnapshotTag("1e"),)
+    """Tags of the snapshots, in order."""
+    batch_size: int = Field(8, ge=1)
+    """Windows per forward pass."""
+    lr: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled (AdamW) where above 0."""
+    warmup: float = Field(0.0, ge=0, lt=1)
+    """Fraction of all optimiser steps over which the rate rises from 0."""
+    decay: Literal["none", "linear"] = "none"
+    """``linear``: the rate falls to 0 at the end of the last epoch."""
+    accumulate: int = Field(1, ge=1)
+    """Batches per optimiser step."""
+    gradient_clip: float = Field(0.0, ge=0)
+    """Largest norm of the gradient; 0 leaves it alone."""
+    precision: Literal["auto", "32", "bf16"] = "auto"
+    train_questions: int | None = Field(None, ge=1)
+    """Train on a seeded subset of at most this many questions, by whole context."""
+    seed: int = Field(0, ge=0)
+    """Decides the held-out part, the order of batches, dropout and the new output layer."""
+
+    @field_validator("save_at")
+    @classmethod
+    def _sorted(cls, tags: tuple[SnapshotTag, ...]) -> tuple[SnapshotTag, ...]:
+        if not tags:
+            raise InputError("save_at names no snapshot: give at least one, such as 1e")
+        return tuple(sorted(set(tags)))
+
+    @model_validator(mode="after")
+    def _within_epochs(self) -> FinetuneConfig:
+        if any(tag.is_untrained for tag in self.tags):
+            raise InputError(
+                "--save-at untrained: fine-tuning starts from the pretrained encoder; its "
+                "untrained twin is made where --checkpoint untrained asks for it"
+            )
+        last = self.tags[-1]
+        if last.fraction > self.epochs:
+            raise InputError(
+                f"snapshot {last} lies after the end of {self.epochs:g} epochs: give --epochs "
+                f"{last.fraction:g} or more, or leave {last} out of --save-at"
+            )
+        return self
+
+    @property
+    def tags(self) -> tuple[SnapshotTag, ...]:
+        """``save_at`` as snapshot tags, ordered as numbers."""
+        return tuple(SnapshotTag(tag) for tag in self.save_at)
+
+
+class WorkspaceConfig(Settings):
+    """The whole of ``bertvision.yaml``."""
+
+    format: Literal[1] = 1
+    model: ModelConfig
+    task: TaskConfig
+    data: dict[str, DataConfig]
+    """By split: ``train`` without the held-out part, ``tune`` (held out), ``dev``."""
+    finetune: FinetuneConfig
+    activations: str | None = None
+    """Folder or URL of the activation store; None is ``activations/`` in the workspace."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Library versions when the workspace was made."""
+
+    def digest(self) -> str:
+        """Hex sha256 of all settings that decide the snapshots' values."""
+        values = self.model_dump(mode="json", exclude={"versions", "activations"})
+        for field in ("classes", "text", "pair", "label"):
+            if not values["task"][field]:  # as before there were such settings
+                del values["task"][field]
+        return digest_of(values)

@@ -1,0 +1,223 @@
+"""The data sets of a workspace: its own, which the encoder is fine-tuned on, and added ones.
+
+An added data set is what hidden states are looked at on: probing sentences, pairs to rank. Where it
+comes from is kept in ``datasets/<name>.json``, with digests, so that it need be named once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.featurestore.format.schema import check_name
+from bertvision.pipelines.files import write_json
+from bertvision.pipelines.records import validated
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.registry import TASKS, check_task
+from bertvision.pipelines.tasks.sentences.labelled import check_columns
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig
+from bertvision.pipelines.workspace.selection import select_items, source_split
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.windows import Windows
+
+_RESERVED = ("train", "tune", "dev", "test", "all")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Items of a task, by split.
+
+    Attributes:
+        name: None of the workspace's own.
+        task: what decides how they are read, cut into windows and scored.
+        config: columns, lengths, classes.
+        data: where each split comes from.
+        finetune: settings that choose among the workspace's own training items; None of an added
+            data set, which is taken whole.
+    """
+
+    name: str | None
+    task: Task
+    config: TaskConfig
+    data: Mapping[str, DataConfig]
+    finetune: FinetuneConfig | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.data)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty of spans and scores."""
+        return self.config.classes
+
+    def items(self, split: str) -> list[Any]:
+        """Read the items of a split from their source again.
+
+        Raises:
+            UnknownNameError: there is no such split.
+            WorkspaceError: the source is gone or not what it was.
+        """
+        if split not in self.data:
+            what = "the workspace's own data" if self.name is None else self.name
+            held = ", ".join(self.data) or "none"
+            raise UnknownNameError(f"{split!r} is no split of {what}: there are {held}")
+        recorded = self.data[split]
+        origin = split if self.finetune is None else source_split(split)
+        try:
+            found = self.task.read(recorded.source, origin, self.config)
+        except InputError as error:
+            raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
+        if found.sha256 != recorded.sha256:
+            raise WorkspaceError(
+                f"{recorded.source} changed since it was first read for this workspace (sha256 "
+                f"{found.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
+                "or start another --workspace"
+            )
+        if self.finetune is None:
+            return found.items
+        return select_items(found.items, split, self.config, self.finetune, self.task.group)
+
+    def windows(self, split: str, tokenizer: Any) -> Windows:
+        """The windows of a split's items."""
+        return self.task.windows(self.items(split), tokenizer, self.config)
+
+
+def read_dataset(root: Path, name: str) -> Dataset:
+    """An added data set of the workspace at ``root``.
+
+    Raises:
+        UnknownNameError: it was not added.
+        WorkspaceError: its record is damaged.
+    """
+    path = _path(root, name)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        config = TaskConfig.model_validate(values["task"])
+        data = {split: DataConfig.model_validate(x) for split, x in values["data"].items()}
+    except FileNotFoundError:
+        held = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        raise UnknownNameError(
+            f"{root} has no data set {name!r} (there are: {held}): say where it is with --data PATH"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise WorkspaceError(
+            f"{path} is damaged ({error}): delete it and name the data with --data again"
+        ) from error
+    return Dataset(name, load_task(config.name), config, data)
+
+
+def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
+    """Add a data set to the workspace at ``root``, or find it as it was added before.
+
+    Args:
+        root: of the workspace.
+        task: name of its task; of a labelled file ``csv``, whose data set is named by the file.
+        source: path of a file or folder, or a name on the hub.
+        **settings: fields of `TaskConfig`: columns, ``max_length``.
+
+    Raises:
+        InputError: the data cannot be read, or there is no such task.
+        WorkspaceError: a data set of this name was added from something else; names the field.
+    """
+    entry, kind = TASKS[check_task(task)], load_task(task)
+    local = Path(source).expanduser()
+    source = str(local.resolve()) if local.exists() else source
+    name = dataset_name(task, source)
+    given = {"max_length": entry.max_length, **settings, "name": task}
+    config = validated(TaskConfig, {k: v for k, v in given.items() if v is not None})
+    check_columns(kind, config)
+    splits = kind.splits(source)
+    if not splits:
+        raise InputError(f"--task {task} has no data: choose a task of docs/tasks.md, such as cola")
+    data: dict[str, DataConfig] = {}
+    for split in splits:
+        found = kind.read(source, split, config)
+        data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
+        if not config.classes and found.classes:
+            config = config.model_copy(update={"classes": found.classes})
+    added = Dataset(name, kind, config, data)
+    if not _path(root, name).is_file():
+        record = {
+            "task": config.model_dump(mode="json"),
+            "data": {split: x.model_dump(mode="json") for split, x in data.items()},
+        }
+        write_json(_path(root, name), record)
+        return added
+    held = read_dataset(root, name)
+    for field, (there, here) in _fields(held, added).items():
+        if there != here:
+            raise WorkspaceError(
+                f"data set {name} of {root} was added with {field} = {there!r}, now it is "
+                f"{here!r}: leave the option out, use another --workspace, or delete "
+                f"{_path(root, name)} and what was made from it"
+            )
+    return held
+
+
+def is_added(root: Path, name: str) -> bool:
+    """Whether a data set of this name was added to the workspace at ``root``."""
+    return _path(root, name).is_file()
+
+
+def check_own(own: Dataset, source: str) -> None:
+    """Make sure that a source is what the workspace's own data were read from.
+
+    Raises:
+        WorkspaceError: it is not.
+        InputError: it cannot be read.
+    """
+    local = Path(source).expanduser()
+    source = str(local.resolve()) if local.exists() else source
+    for split, recorded in own.data.items():
+        found = own.task.read(source, source_split(split), own.config)
+        if found.sha256 != recorded.sha256:
+            raise WorkspaceError(
+                f"--data {source} is not what this workspace was fine-tuned on: its own data of "
+                f"{own.config.name}, split {split}, are {recorded.source} (sha256 "
+                f"{recorded.sha256[:12]}…, here {found.sha256[:12]}…): leave --data out to use "
+                "them, or look at the other data in another --workspace"
+            )
+
+
+def dataset_name(task: str, source: str) -> str:
+    """The name of a data set: its task's, or of a labelled file the file's.
+
+    Raises:
+        InputError: the file's name cannot be one.
+    """
+    if task != "csv":
+        return task
+    name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
+    if not name or name in _RESERVED or name in TASKS or len(name) > 40:
+        raise InputError(
+            f"{source}: a data set is named by its file, and {name!r} cannot be one's name: rename "
+            "the file to something of its own, of at most 40 letters, digits and '_'"
+        )
+    return name
+
+
+def _path(root: Path, name: str) -> Path:
+    return root / "datasets" / f"{check_name(name, 'data set')}.json"
+
+
+def _fields(there: Dataset, here: Dataset) -> dict[str, tuple[Any, Any]]:
+    """What two records of a data set say, by field, causes first."""
+    values: list[dict[str, Any]] = []
+    for dataset in (there, here):
+        by_split = {f"sha256 of {split}": x.sha256 for split, x in dataset.data.items()}
+        source = next((x.source for x in dataset.data.values()), None)
+        config = dataset.config.model_dump(exclude={"classes"})
+        classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:5])}"
+        values.append({"data": source, **config, **by_split, "classes": classes})
+    return {k: (values[0].get(k), values[1].get(k)) for k in {**values[0], **values[1]}}

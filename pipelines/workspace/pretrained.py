@@ -1,0 +1,89 @@
+"""The snapshots that need no training: the pretrained encoder, and its untrained twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.encoders.loading import (
+    PretrainedEncoder,
+    find_pretrained,
+    load_model,
+    load_tokenizer,
+    new_model,
+    weights_digest,
+)
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+def pretrained(workspace: Workspace) -> PretrainedEncoder:
+    """The checkpoint that a workspace was made with.
+
+    Raises:
+        InputError: it cannot be reached any more.
+        WorkspaceError: its weights changed since.
+    """
+    config = workspace.config.model
+    checkpoint = find_pretrained(config.name_or_path, config.revision)
+    if weights_digest(checkpoint.folder) != config.weights_sha256:
+        raise WorkspaceError(
+            f"the weights of {checkpoint.name_or_path} changed since {workspace.root} was made: "
+            "put the old ones back, or start another --workspace"
+        )
+    return checkpoint
+
+
+def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreTrainedModel:
+    """The pretrained encoder with the task's output layer, made new from the workspace's seed."""
+    task = workspace.config.task
+    kind = load_task(task.name)
+    torch.manual_seed(workspace.config.finetune.seed)
+    return load_model(checkpoint.folder, kind.model_class, **kind.model_options(task))
+
+
+def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
+    """The folder of a snapshot; ``0e`` and ``untrained`` are made where they are missing.
+
+    ``untrained`` has the architecture of the pretrained encoder and the random weights that its
+    library initialises it with, from the workspace's seed: the twin of which probes tell what the
+    architecture alone gives (Zhang and Bowman 2018).
+
+    Raises:
+        UnknownNameError: another snapshot, which only fine-tuning makes, is missing.
+        InputError: the pretrained checkpoint cannot be reached.
+        WorkspaceError: its weights changed.
+    """
+    tag = SnapshotTag(tag)
+    folder = workspace.snapshot_dir(tag)
+    if is_snapshot(folder) or not (tag.is_untrained or tag.fraction == 0):
+        return workspace.require_snapshot(tag)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_name(f".{tag}.lock"), f"making snapshot {tag}", wait=True):
+        if not is_snapshot(folder):
+            _make(workspace, tag, folder)
+    return folder
+
+
+def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
+    config, checkpoint = workspace.config, pretrained(workspace)
+    model = load_pretrained(workspace, checkpoint)
+    if tag.is_untrained:
+        kind, whole = load_task(config.task.name), model.base_model
+        model = new_model(
+            checkpoint.config,
+            kind.model_class,
+            seed=config.finetune.seed,
+            **kind.model_options(config.task),
+        )
+        if getattr(whole, "pooler", None) is None and hasattr(model.base_model, "pooler"):
+            # a checkpoint without one: its twin has none either
+            model.base_model.register_module("pooler", None)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    save_snapshot(folder, model, tokenizer, config, tag=tag, step=0, steps_per_epoch=0, seconds=0.0)

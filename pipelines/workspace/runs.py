@@ -1,0 +1,122 @@
+"""Run: a head trained with one seed on one part of a snapshot's training examples.
+
+Written ``HEAD[@fFRACTION][@sSEED]``, such as ``adapter-386-shared@f0.3@s1``; a fraction of 1 and
+seed 0 are not written. That is also the name of its folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.schema import check_name
+
+_FRACTION, _SEED = re.compile(r"f([01]|0?\.\d{1,4}|[01]\.\d{1,4})"), re.compile(r"s(\d{1,9})")
+
+
+class Run(NamedTuple):
+    """A head, the part of the examples that it is trained on, and the seed."""
+
+    head: str
+    """Name of the registry or of a plugin, or a dotted path ``package.module:Class``."""
+    fraction: float = 1.0
+    """Of the training examples, 0 to 1; 0 is the head as it is made."""
+    seed: int = 0
+    """Of initial weights, order, dropout and the choice of examples."""
+
+    @classmethod
+    def parse(cls, text: str) -> Run:
+        """The run that ``text`` writes.
+
+        Raises:
+            InputError: it is no run's name.
+        """
+        head, *marks = text.split("@")
+        values: dict[str, str] = {}
+        for mark in marks:
+            found = _FRACTION.fullmatch(mark) or _SEED.fullmatch(mark)
+            if found is None or mark[0] in values:
+                raise InputError(
+                    f"{text!r} names no run: {'@' + mark!r} is neither @f and a fraction from 0 to "
+                    "1 of at most four decimals nor @s and a seed, each once; such as "
+                    "adapter-386-shared@f0.3@s1"
+                )
+            values[mark[0]] = found[1]
+        return cls.of(head, float(values.get("f", "1")), int(values.get("s", "0")))
+
+    @classmethod
+    def of(cls, head: str, fraction: float, seed: int) -> Run:
+        """The run of these parts.
+
+        Raises:
+            InputError: the head's name is not allowed, the fraction is outside 0 to 1 or has more
+                than four decimals, or the seed is negative.
+        """
+        if not 0 <= fraction <= 1 or round(fraction, 4) != fraction:
+            raise InputError(
+                f"fraction {fraction:g}: give part of the training examples, from 0 to 1 with at "
+                "most four decimals, such as 0.3"
+            )
+        if seed < 0:
+            raise InputError(f"seed {seed}: give 0 or more")
+        check_name(_head_folder(head), "head")
+        return cls(head, fraction, seed)
+
+    @property
+    def name(self) -> str:
+        """As it is written; of a dotted path what is safe as a folder's name."""
+        fraction = "" if self.fraction == 1 else f"@f{self.fraction:.4f}".rstrip("0").rstrip(".")
+        return _head_folder(self.head) + fraction + (f"@s{self.seed}" if self.seed else "")
+
+    @property
+    def text(self) -> str:
+        """As it is typed: of a class of one's own with its dotted path."""
+        return self.head + self.name[len(_head_folder(self.head)) :]
+
+    def examples(self, total: int) -> int:
+        """How many of a split's examples it is trained on."""
+        return round(self.fraction * total)
+
+
+def runs_of(heads: Iterable[str], fractions: Sequence[float], seeds: Sequence[int]) -> list[Run]:
+    """Every head with every fraction and seed; a head may itself be written as a run.
+
+    Raises:
+        InputError: a name, fraction or seed is not allowed, or a run comes twice.
+    """
+    runs = []
+    for head in heads:
+        if "@" in head:
+            runs.append(Run.parse(head))
+        else:
+            runs += [Run.of(head, fraction, seed) for seed in seeds for fraction in fractions]
+    names = [run.name for run in runs]
+    if not names or len(set(names)) != len(names):
+        raise InputError(f"heads {', '.join(names) or '(none)'}: name at least one, each once")
+    return runs
+
+
+def ranks(rows: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.int64]:
+    """The rank of every example: a run of k examples is trained on those of rank 0 to k − 1.
+
+    So the parts of one seed are nested, and the same whatever the order of storage.
+
+    Args:
+        rows: (examples,) row in the data of each example.
+        seed: of the choice.
+
+    Returns:
+        (examples,) a permutation of 0 … examples − 1.
+    """
+    rank = np.random.default_rng([seed, 2]).permutation(len(rows)).astype(np.int64)
+    return np.take(rank, rows)
+
+
+def _head_folder(head: str) -> str:
+    """Folder name of a head; of a dotted path ``package.module:Class`` what is safe of it."""
+    return re.sub(r"[^a-z0-9_-]+", "-", head.lower()) if ":" in head else head

@@ -1,0 +1,156 @@
+"""What a workspace holds and what can be run next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
+from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.selection import parse_stored_split, stored_split
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+def status(workspace: Workspace) -> dict[str, Any]:
+    """What a workspace holds and what can be run next, JSON-able.
+
+    Returns:
+        ``workspace``, ``model``, ``task``, ``items`` by split, ``snapshots`` (tag, whether it
+        is made, BERT's first scores on dev), by tag the splits ``stored`` whole and those whose
+        extraction is ``unfinished``, ``heads`` and ``next``, a list of commands.
+    """
+    config = workspace.config
+    made = workspace.snapshots()
+    wanted = sorted({*config.finetune.tags, *made})
+    stored = workspace.stored()
+    held = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
+    whole = {split.name: split.is_complete for split in held}
+    splits = _Stored(
+        [split for split in held if whole[split.name]],
+        [split for split in held if not whole[split.name]],
+    )
+    heads = [{"trained_on": str(tag), "name": name} for tag, name in workspace.heads()]
+    return {
+        "workspace": str(workspace.root),
+        "model": config.model.name_or_path,
+        "task": config.task.name,
+        "items": {split: data.questions for split, data in config.data.items()},
+        "snapshots": [
+            {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
+            for tag in wanted
+        ],
+        "stored": _by_tag(splits.whole),
+        "unfinished": _by_tag(splits.unfinished),
+        "heads": heads,
+        "next": [
+            *_next_for_bert(workspace, made, splits),
+            *_next_for_heads(workspace, splits),
+        ]
+        or _laboratory(workspace),
+    }
+
+
+class _Stored(NamedTuple):
+    """The stored splits, of all data sets."""
+
+    whole: list[ActivationSplit]
+    unfinished: list[ActivationSplit]
+
+    def own(self, tag: SnapshotTag) -> set[str]:
+        """Names of those of the workspace's own data, at a snapshot, begun or whole."""
+        return {s.split for s in (*self.whole, *self.unfinished) if s.tag == tag}
+
+
+def _laboratory(workspace: Workspace) -> list[str]:
+    """Where nothing is left undone: all other heads, and what came out."""
+    if load_task(workspace.config.task.name).learns:
+        return ["bertvision sweep", "bertvision report"]
+    return ["bertvision report"] if (workspace.root / "probes").is_dir() else []
+
+
+def _by_tag(splits: Iterable[ActivationSplit]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for split in splits:
+        found.setdefault(str(split.tag), []).append(split.split)
+    return found
+
+
+def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | None:
+    path = workspace.bert_dir(tag) / "metrics.json"
+    if not path.is_file():
+        return None
+    metrics = headline(json.loads(path.read_text(encoding="utf-8"))["rules"])
+    first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1", "pearson")
+    return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
+
+
+def _next_for_bert(
+    workspace: Workspace,
+    made: list[SnapshotTag],
+    splits: _Stored,
+) -> list[str]:
+    """Commands that need BERT: snapshots to make and score, splits to extract or to finish."""
+    commands = []
+    task = workspace.config.task.name
+    due = workspace.config.finetune.tags if load_task(task).learns else ()
+    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in due):
+        commands.append("bertvision finetune --resume")
+    for tag in made:
+        commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
+        kept, begun = TASKS[task].tokens, splits.own(tag)
+        missing = [s for s in workspace.splits() if stored_split(s, kept) not in begun]
+        if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
+            commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
+    return commands
+
+
+def _finish(workspace: Workspace, split: ActivationSplit) -> str:
+    """The command that ends an extraction: with the options it was begun with."""
+    record = split.record
+    dataset, name, tokens = parse_stored_split(split.split)
+    default = TASKS[workspace.dataset(dataset).config.name].tokens
+    return (
+        f"bertvision extract --checkpoint {split.tag} --split {name} "
+        + (f"--task {dataset} " if dataset else "")
+        + ("" if tokens == default else f"--pool {'none' if tokens == 'all' else tokens} ")
+        + f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
+        f"--precision {record.provenance.get('precision', 'auto')}"
+        + (f" --compression {record.compression}" if record.compression != "none" else "")
+        + (" --nonfinite record" if record.provenance.get("nonfinite") == "record" else "")
+    )
+
+
+def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:
+    """Commands that need stored activations alone: heads to train, and to score on dev."""
+    whole = {split.name for split in splits.whole}
+    trained = [(tag, name, _tokens_of(workspace, tag, name)) for tag, name in workspace.heads()]
+    begun = {(str(tag), tokens) for tag, _, tokens in trained}
+    commands = [
+        f"bertvision train {head} --checkpoint {split.tag}"
+        for split in splits.whole
+        for tokens, head in _FIRST_HEAD.items()
+        if split.split == stored_split("train", tokens) and (str(split.tag), tokens) not in begun
+    ]
+    for tag, name, tokens in trained:
+        scored = workspace.head_dir(tag, name) / "eval" / tag / "metrics.json"
+        if f"{tag}/{stored_split('dev', tokens)}" in whole and not scored.is_file():
+            commands.append(f"bertvision evaluate {name} --trained-on {tag} --checkpoint {tag}")
+    return commands
+
+
+_FIRST_HEAD: dict[TokenPooling, str] = {"all": "adapter-386-shared", "cls": "cls-learned-pooling"}
+"""The head to begin with, by the tokens that are stored."""
+
+
+def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
+    """Which tokens a trained head takes."""
+    try:
+        text = (workspace.head_dir(tag, name) / "config.json").read_text(encoding="utf-8")
+        kind = json.loads(text).get("kind")
+    except (OSError, ValueError, AttributeError):
+        kind = None  # what is wrong with it is said by the commands that need it
+    return "cls" if kind == "classification" else "all"

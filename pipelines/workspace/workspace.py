@@ -1,0 +1,326 @@
+"""The workspace: the folder of one experiment.
+
+```
+bertvision.yaml        model, task, data with digests, fine-tuning, seeds, versions
+snapshots/0.3e/        BERT at a point of fine-tuning, in save_pretrained form
+bert/0.3e/             its span logits, predictions and metrics
+activations/           the store of hidden states, where it is not kept elsewhere
+extraction/0.3e/       what extractions cost
+datasets/              where added data sets come from
+probes/ ranking/       what was probed and ranked, by data set
+heads/0.3e/<run>/      heads, by the snapshot whose activations they were trained on
+ensembles/0.3e/<name>/ ensembles, by the snapshot they were scored on
+report/                the report
+finetune/              log of fine-tuning; the resume file while it runs
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from bertvision.errors import (
+    InputError,
+    StoreNotFoundError,
+    UnknownNameError,
+    WorkspaceError,
+)
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.runs import Run
+
+if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
+    from bertvision.pipelines.tasks.windows import Windows
+    from bertvision.pipelines.workspace.dataset import Dataset
+
+FILE = "bertvision.yaml"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An open workspace; make one with `create` or `find`."""
+
+    root: Path
+    """Absolute path of the folder."""
+    config: WorkspaceConfig
+    """The contents of its ``bertvision.yaml``."""
+
+    @classmethod
+    def create(cls, root: Path, config: WorkspaceConfig) -> Workspace:
+        """Make a workspace at ``root``: the folder and its ``bertvision.yaml``.
+
+        Raises:
+            WorkspaceError: there is one already, or the rest of one.
+        """
+        root = root.expanduser().resolve()
+        if (root / FILE).exists():
+            raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
+        for name in ("snapshots", "bert", "activations", "heads", "ensembles"):
+            if (root / name).exists():
+                raise WorkspaceError(
+                    f"{root / name} is left of a workspace without its {FILE}: remove it, or use "
+                    "another --workspace"
+                )
+        root.mkdir(parents=True, exist_ok=True)
+        made = cls(root, config)
+        made._write_config()
+        return made
+
+    @classmethod
+    def find(cls, root: Path | None = None) -> Workspace:
+        """Open the workspace at ``root``, or the one the current folder stands in.
+
+        Args:
+            root: its folder; None looks in the current folder and its parents.
+
+        Raises:
+            WorkspaceError: there is none, or its ``bertvision.yaml`` is not readable.
+            InputError: ``root`` is a file.
+        """
+        if root is not None:
+            places = [root.expanduser().resolve()]
+            where = str(places[0])
+            if places[0].is_file():
+                raise InputError(f"--workspace {root} is a file: give a folder")
+        else:
+            places = [Path.cwd(), *Path.cwd().parents]
+            where = f"{places[0]} and its parents"
+        for place in places:
+            if (place / FILE).is_file():
+                return cls(place, _read_config(place / FILE))
+        raise WorkspaceError(
+            f"no workspace in {where} (no {FILE}): make one with `bertvision finetune --model "
+            "NAME --train FILE --dev FILE`, for hidden states alone with --model NAME, with "
+            "`bertvision quickstart`, or name one with --workspace DIR"
+        )
+
+    @property
+    def activations(self) -> str | Path:
+        """Path or URL of the activation store (it may not exist yet)."""
+        store = self.config.activations
+        if store is None:
+            return self.root / "activations"
+        return store if "://" in store else Path(store)
+
+    def at(self, store: str | None) -> Workspace:
+        """The workspace with the activations of another store; None changes nothing.
+
+        Args:
+            store: a folder or an fsspec URL.
+
+        Raises:
+            InputError: the URL is of no known file system, or holds what may be a secret.
+        """
+        from bertvision.featurestore.storage.opening import open_storage
+
+        if store is None:
+            return self
+        where = store if "://" in store else Path(store).expanduser().resolve()
+        changed = {"activations": str(open_storage(where))}
+        return replace(self, config=self.config.model_copy(update=changed))
+
+    def keep_at(self, store: str | None) -> Workspace:
+        """As `at`, and from now on every command uses that store.
+
+        Raises:
+            InputError: as `at`.
+            StoreError: the place cannot be reached, or access to it is not allowed.
+        """
+        from bertvision.featurestore.storage.opening import open_storage
+
+        moved = self.at(store)
+        if moved.config != self.config:
+            open_storage(moved.activations).names("")  # or a typing error would be kept
+            moved._write_config()
+        return moved
+
+    def _write_config(self) -> None:
+        values = self.config.model_dump(mode="json")
+        write_text(self.root / FILE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def snapshots(self) -> list[SnapshotTag]:
+        """Tags of the whole snapshots, ordered as numbers."""
+        found = []
+        for path in (self.root / "snapshots").glob("*/snapshot.json"):
+            try:
+                found.append(SnapshotTag(path.parent.name))
+            except InputError:
+                continue
+        return sorted(found)
+
+    def snapshot_dir(self, tag: str) -> Path:
+        """Folder of the snapshot ``tag`` (it may not exist yet)."""
+        return self.root / "snapshots" / SnapshotTag(tag)
+
+    def bert_dir(self, tag: str) -> Path:
+        """Folder of BERT's own logits, predictions and metrics at ``tag``."""
+        return self.root / "bert" / SnapshotTag(tag)
+
+    def head_dir(self, trained_on: str, name: str) -> Path:
+        """Folder of the run ``name`` (a head) trained on the activations of ``trained_on``."""
+        return self.root / "heads" / SnapshotTag(trained_on) / Run.parse(name).name
+
+    def require_snapshot(self, tag: str) -> Path:
+        """Folder of a whole snapshot.
+
+        Raises:
+            UnknownNameError: it was not made.
+        """
+        if SnapshotTag(tag) not in self.snapshots():
+            made = ", ".join(self.snapshots()) or "none yet"
+            raise UnknownNameError(
+                f"{self.root} has no snapshot {tag}: made are {made}; `bertvision finetune` makes "
+                "those of its --save-at"
+            )
+        return self.snapshot_dir(tag)
+
+    def stored(self) -> dict[str, list[str]]:
+        """Names of the stored splits, complete or not, by tag."""
+        from bertvision.featurestore.store import ActivationStore
+
+        try:
+            store = ActivationStore.open(self.activations)
+        except StoreNotFoundError:
+            return {}
+        return {str(tag): list(store[tag]) for tag in store}
+
+    def split(self, tag: str, split: str) -> ActivationSplit:
+        """A stored split.
+
+        Raises:
+            StoreNotFoundError: nothing was extracted yet.
+            UnknownNameError: this snapshot or split was not extracted.
+        """
+        from bertvision.featurestore.store import ActivationStore
+
+        return ActivationStore.open(self.activations)[tag][split]
+
+    def only(self, tags: Iterable[str], what: str, option: str = "--checkpoint") -> SnapshotTag:
+        """The one tag that can be meant where none was named; never a guess between several.
+
+        Args:
+            tags: the candidates.
+            what: what they are, for the message.
+            option: of the command line that names one, for the message.
+
+        Raises:
+            UnknownNameError: there is none, or more than one.
+        """
+        found = sorted(map(SnapshotTag, tags))
+        if len(found) != 1:
+            held = ", ".join(found) or "none"
+            raise UnknownNameError(
+                f"which snapshot is meant? {what}: {held}; say so with {option}"
+                if found
+                else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
+                "what can be run next"
+            )
+        return found[0]
+
+    def heads(self) -> list[tuple[SnapshotTag, str]]:
+        """The trained heads: snapshot they were trained on, and name of the run."""
+        found = (self.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
+        named = ((p.parents[1].name, p.parent.name) for p in found)
+        return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
+
+    def trained_on(self, names: Sequence[str]) -> SnapshotTag:
+        """The one snapshot on whose activations all these heads were trained.
+
+        Raises:
+            UnknownNameError: a head was not trained, or there is none or more than one snapshot.
+        """
+        held = self.heads()
+        on: list[set[str]] = []
+        for name in names:
+            on.append({tag for tag, head in held if head == Run.parse(name).name})
+            if not on[-1]:
+                raise self._no_head(name, None)
+        what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
+        return self.only(set.intersection(*on), what, "--trained-on")
+
+    def trained_head(self, trained_on: str, name: str) -> Path:
+        """Folder of a trained head.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        folder = self.head_dir(trained_on, name)
+        if not (folder / "metrics.json").is_file():
+            raise self._no_head(name, trained_on)
+        return folder
+
+    def _no_head(self, name: str, trained_on: str | None) -> UnknownNameError:
+        heads = self.heads()
+        held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
+        close = set(difflib.get_close_matches(name, [head for _, head in heads], n=1)) - {name}
+        hint = f"did you mean {close.pop()}? " if close else ""
+        on = f" on {trained_on}" if trained_on else ""
+        option = f" --checkpoint {trained_on}" if trained_on else ""
+        return UnknownNameError(
+            f"no head {name} was trained{on}: {hint}there are {held}; "
+            f"`bertvision train {name}{option}` trains it"
+        )
+
+    def splits(self) -> list[str]:
+        """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""
+        return list(self.config.data)
+
+    def dataset(self, name: str | None = None) -> Dataset:
+        """The workspace's own data, or a data set that was added.
+
+        Args:
+            name: of the data set; None, and the name of the workspace's task, is its own.
+
+        Raises:
+            UnknownNameError: it was not added.
+        """
+        from bertvision.pipelines.tasks.task import load_task
+        from bertvision.pipelines.workspace.dataset import Dataset, read_dataset
+
+        task = self.config.task
+        if name in (None, task.name):
+            finetune = self.config.finetune
+            return Dataset(None, load_task(task.name), task, self.config.data, finetune)
+        return read_dataset(self.root, str(name))
+
+    def items(self, split: str) -> list[Any]:
+        """Read the items of a split of the workspace's own data from their source again.
+
+        Raises:
+            UnknownNameError: there is no such split.
+            WorkspaceError: the source is gone or not what it was when the workspace was made.
+        """
+        return self.dataset().items(split)
+
+    def windows(self, split: str, tokenizer: Any) -> Windows:
+        """The windows of a split of the workspace's own data."""
+        return self.dataset().windows(split, tokenizer)
+
+
+def _read_config(path: Path) -> WorkspaceConfig:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise WorkspaceError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
+    if values.get("format") != 1:
+        raise WorkspaceError(
+            f"{path} has format {values.get('format')!r}; this version of bertvision reads "
+            "format 1: update bertvision, or start another --workspace"
+        )
+    try:
+        return WorkspaceConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise WorkspaceError(f"{path}: {field}: {first['msg']}") from error
