@@ -44,7 +44,7 @@ FORMS = [
 RATES = {"disk of 400 MB/s": 400e6, "disk of 100 MB/s": 100e6}
 
 
-class SlowPlace(LocalStorage):
+class SlowStorage(LocalStorage):
     """A local folder behind a device of limited bandwidth."""
 
     def __init__(self, root: Path, rate: float) -> None:
@@ -66,8 +66,8 @@ class SlowPlace(LocalStorage):
 
 
 class _SlowFile:
-    def __init__(self, file: OpenFile, place: SlowPlace) -> None:
-        self._file, self._place = file, place
+    def __init__(self, file: OpenFile, storage: SlowStorage) -> None:
+        self._file, self._storage = file, storage
         self.size, self.distant = file.size, file.distant
 
     def prefetch(self, offset: int, length: int) -> None:
@@ -75,7 +75,7 @@ class _SlowFile:
 
     def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
         self._file.read_into(out, offset)
-        self._place.transfer(out.nbytes)
+        self._storage.transfer(out.nbytes)
 
     def close(self) -> None:
         self._file.close()
@@ -120,8 +120,8 @@ def side(split: ActivationSplit, medium: str, examples: int) -> Callable[[], flo
     def run() -> float:
         if medium == "cold":
             harness.drop_cache([root / "arrays.zarr"])
-        place = SlowPlace(root, RATES[medium]) if medium in RATES else root
-        loader = ActivationLoader(ActivationSplit(place, split.tag, split.split))
+        storage = SlowStorage(root, RATES[medium]) if medium in RATES else root
+        loader = ActivationLoader(ActivationSplit(storage, split.tag, split.split))
         started = time.perf_counter()
         for _ in loader:
             pass

@@ -95,13 +95,13 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
     with open_writer(tmp_path, made.spec, made.contents, made.stats) as writer:
         context = granted(writer.ledger)
         late = granted_writer(context.__enter__())
-        place, write = late.ledger.storage, late.ledger.storage.write
+        storage, write = late.ledger.storage, late.ledger.storage.write
 
         def slowly(key: str, content: object) -> None:
             write(key, content)  # type: ignore[arg-type]
             context.__exit__(None, None, None)
 
-        place.write = slowly  # type: ignore[method-assign]
+        storage.write = slowly  # type: ignore[method-assign]
         with pytest.raises(LockedError):
             made.write_shard(late, 0)
         assert writer.pending() == list(range(writer.plan.n_shards))

@@ -110,8 +110,8 @@ def test_a_killed_holder_does_not_keep_it(s3: list[str], monkeypatch: pytest.Mon
     url = f"s3://bucket/{uuid.uuid4().hex}"
     code = f"""
 import time
-from bertvision.featurestore.storage.storage import place_of
-with place_of({url!r}).lock("l", "being killed"):
+from bertvision.featurestore.storage.opening import open_storage
+with open_storage({url!r}).lock("l", "being killed"):
     print("held", flush=True)
     time.sleep(60)
 """

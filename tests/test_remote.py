@@ -34,7 +34,7 @@ def s3() -> Iterator[list[str]]:
 
 @pytest.fixture(params=["memory", "s3"])
 def url(request: pytest.FixtureRequest, s3: list[str]) -> str:
-    """A place of its own that can be written."""
+    """A storage of its own that can be written."""
     start = {"memory": "memory://tests", "s3": "s3://bucket"}[request.param]
     return f"{start}/{uuid.uuid4().hex}"
 
@@ -124,16 +124,16 @@ def test_large_uploads_hold_a_few_parts_at_most(s3: list[str]) -> None:
     code = """
 import resource
 from bertvision.featurestore.storage import objects
-from bertvision.featurestore.storage.storage import place_of
+from bertvision.featurestore.storage.opening import open_storage
 objects.PART_BYTES = 5 << 20
-place = place_of("s3://bucket/large")
+storage = open_storage("s3://bucket/large")
 def pieces(n):
     for _ in range(n):
         yield bytes(1 << 20)
-place.write("a", pieces(30))  # with it everything is imported and connected
+storage.write("a", pieces(30))  # with it everything is imported and connected
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-place.write("b", pieces(120))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, place.size("b"))
+storage.write("b", pieces(120))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, storage.size("b"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     grown_kib, size = map(int, done.stdout.split())
@@ -192,7 +192,7 @@ def test_dask_processes_open_it_again(s3: list[str]) -> None:
     assert mean == pytest.approx(torch.cat(made.hidden_states).double().mean().item(), abs=1e-6)
 
 
-def test_a_place_goes_to_other_processes_by_its_url(url: str) -> None:
+def test_a_storage_goes_to_other_processes_by_its_url(url: str) -> None:
     storage = open_storage(url)
     storage.write("f", b"1")
     again = pickle.loads(pickle.dumps(storage))

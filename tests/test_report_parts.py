@@ -174,7 +174,7 @@ def test_untrained_has_no_place_among_epochs() -> None:
 
 def _themes() -> dict[str, dict[str, str]]:
     folder = Path(str(package.__file__)).parent
-    css = "".join((folder / name).read_text() for name in ("theme.css", "style.css"))
+    css = "".join((folder / name).read_text() for name in ("drawing/theme.css", "style.css"))
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     names = ("light", "dark", "print")
     return {

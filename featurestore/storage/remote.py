@@ -1,4 +1,4 @@
-"""RemotePlace: a store behind any fsspec URL.
+"""RemoteStorage: a store behind any fsspec URL.
 
 Every file system of fsspec can be read. S3, and the ``memory://`` of tests and notebooks, can be
 written too: there an object appears whole and is durable when the request is answered, and a lock
@@ -58,7 +58,7 @@ class RemoteStorage(Storage):
         return self._url
 
     def __repr__(self) -> str:
-        return f"<RemotePlace {self._url}>"
+        return f"<RemoteStorage {self._url}>"
 
     def __reduce__(self) -> tuple[type[RemoteStorage], tuple[str]]:
         return RemoteStorage, (self._url,)  # another process has connections of its own
