@@ -1,6 +1,7 @@
 """bertvision: an activation feature store and training pipeline for BERT.
 
-Public names are resolved on first use (PEP 562), so that `import bertvision` costs milliseconds:
+Public names are resolved on first use (PEP 562), so that `import bertvision` costs milliseconds.
+They are all that the documentation imports; where they are defined may change, these names do not.
 
 >>> import bertvision
 >>> store = bertvision.ActivationStore.open("activations")      # doctest: +SKIP
@@ -14,36 +15,111 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "ActivationBatch": "bertvision.featurestore.batch",
-    "ActivationDataModule": "bertvision.pipelines.training.datamodule",
-    "ActivationSplit": "bertvision.featurestore.split",
-    "ActivationStore": "bertvision.featurestore.store",
-    "BertvisionError": "bertvision.errors",
-    "Workspace": "bertvision.pipelines.workspace.workspace",
-    "build_head": "bertvision.models.registry",
+_MODULES = {
+    # what one does
+    "pipelines.quickstart": ("quickstart",),
+    "pipelines.finetuning.finetune": ("finetune",),
+    "pipelines.extraction.extract": ("extract",),
+    "pipelines.extraction.features": ("ensure_features", "features"),
+    "pipelines.training.train": ("train",),
+    "pipelines.training.evaluate": ("evaluate",),
+    "pipelines.training.trained_head": ("load_head",),
+    "pipelines.results.sweep": ("sweep",),
+    "pipelines.results.ensemble": ("ensemble",),
+    "pipelines.results.compare": ("compare",),
+    "pipelines.probing.run": ("probe",),
+    "pipelines.probing.summary": ("probe_rows",),
+    "pipelines.ranking.rank": ("rank",),
+    "pipelines.report.build": ("write_report",),
+    # what it is done with
+    "pipelines.workspace.workspace": ("Workspace",),
+    "featurestore.store": ("ActivationStore",),
+    "featurestore.split": ("ActivationSplit",),
+    "featurestore.batch": ("ActivationBatch",),
+    "featurestore.stream": ("ActivationLoader",),
+    "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
+    "errors": ("BertvisionError", "BertvisionWarning"),
+    # options of what one does
+    "pipelines.workspace.options": ("FinetuneOptions",),
+    "pipelines.training.plan": ("TrainOptions",),
+    "pipelines.probing.options": ("ProbeOptions",),
+    # heads of one's own
+    "models.registry": ("build_head",),
+    "models.heads": ("SpanHead",),
+    "models.classification": ("ClassificationHead",),
+    "models.outputs": ("ClassOutput", "SpanOutput", "class_loss", "span_loss"),
+    # tasks of one's own
+    "pipelines.tasks.registry": ("TaskEntry",),
+    "pipelines.tasks.task": ("Task",),
+    "pipelines.tasks.config": ("TaskConfig",),
+    "pipelines.tasks.data": ("Sentence", "TaskData"),
+    "pipelines.tasks.source": ("Line", "find_file", "read_text", "splits_in", "text_lines"),
+    "pipelines.tasks.sentences.task": ("SentenceTask",),
+    "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows", "require_fields"),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *_LAZY]  # noqa: PLE0604  (the lazy names are the public names)
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604  (the lazy names are the public names)
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares
     from bertvision.errors import BertvisionError as BertvisionError
+    from bertvision.errors import BertvisionWarning as BertvisionWarning
     from bertvision.featurestore.batch import ActivationBatch as ActivationBatch
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
+    from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
+    from bertvision.models.classification import ClassificationHead as ClassificationHead
+    from bertvision.models.heads import SpanHead as SpanHead
+    from bertvision.models.outputs import ClassOutput as ClassOutput
+    from bertvision.models.outputs import SpanOutput as SpanOutput
+    from bertvision.models.outputs import class_loss as class_loss
+    from bertvision.models.outputs import span_loss as span_loss
     from bertvision.models.registry import build_head as build_head
+    from bertvision.pipelines.extraction.extract import extract as extract
+    from bertvision.pipelines.extraction.features import ensure_features as ensure_features
+    from bertvision.pipelines.extraction.features import features as features
+    from bertvision.pipelines.finetuning.finetune import finetune as finetune
+    from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
+    from bertvision.pipelines.probing.run import probe as probe
+    from bertvision.pipelines.probing.summary import probe_rows as probe_rows
+    from bertvision.pipelines.quickstart import quickstart as quickstart
+    from bertvision.pipelines.ranking.rank import rank as rank
+    from bertvision.pipelines.report.build import write_report as write_report
+    from bertvision.pipelines.results.compare import compare as compare
+    from bertvision.pipelines.results.ensemble import ensemble as ensemble
+    from bertvision.pipelines.results.sweep import sweep as sweep
+    from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
+    from bertvision.pipelines.tasks.data import Sentence as Sentence
+    from bertvision.pipelines.tasks.data import TaskData as TaskData
+    from bertvision.pipelines.tasks.registry import TaskEntry as TaskEntry
+    from bertvision.pipelines.tasks.sentences.rows import RawSentence as RawSentence
+    from bertvision.pipelines.tasks.sentences.rows import SentenceRows as SentenceRows
+    from bertvision.pipelines.tasks.sentences.rows import require_fields as require_fields
+    from bertvision.pipelines.tasks.sentences.task import SentenceTask as SentenceTask
+    from bertvision.pipelines.tasks.source import Line as Line
+    from bertvision.pipelines.tasks.source import find_file as find_file
+    from bertvision.pipelines.tasks.source import read_text as read_text
+    from bertvision.pipelines.tasks.source import splits_in as splits_in
+    from bertvision.pipelines.tasks.source import text_lines as text_lines
+    from bertvision.pipelines.tasks.task import Task as Task
     from bertvision.pipelines.training.datamodule import (
         ActivationDataModule as ActivationDataModule,
     )
+    from bertvision.pipelines.training.datamodule import HiddenStates as HiddenStates
+    from bertvision.pipelines.training.evaluate import evaluate as evaluate
+    from bertvision.pipelines.training.plan import TrainOptions as TrainOptions
+    from bertvision.pipelines.training.train import train as train
+    from bertvision.pipelines.training.trained_head import load_head as load_head
+    from bertvision.pipelines.workspace.options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _HOME:
         raise AttributeError(f"module 'bertvision' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(import_module(f"bertvision.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

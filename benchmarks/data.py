@@ -27,7 +27,7 @@ LAYERS, HIDDEN = 25, 1024
 """BERT-large: the embedding output and 24 layers."""
 
 # 65 evenly spaced quantiles of the tokens of a window: 83,222 questions of SQuAD 1.1's training set
-# (432 articles), BERT's uncased vocabulary, `tasks.windows.make_windows` with its defaults (386
+# (432 articles), BERT's uncased vocabulary, `tasks.windows.question_windows` with its defaults (386
 # tokens, questions of at most 64, overlap 128): 84,049 windows, mean 170.8.
 _QUANTILES = (
     *(36, 61, 73, 83, 92, 101, 107, 111, 114, 117, 119, 121, 123),

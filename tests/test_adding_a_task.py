@@ -66,7 +66,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> str:
     entry = eval(line, {"TaskEntry": TaskEntry})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(package)
-        target = entry.target.replace("bertvision.pipelines.tasks.tone", "tone")
+        target = entry.target.replace("bertvision.pipelines.tasks.sentences.tone", "tone")
         patch.setitem(TASKS, name, entry._replace(target=target))
         yield name
 

@@ -90,6 +90,20 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_mentions_exist(page: Path) -> None:
+    folders = "benchmarks|commands|docs|featurestore|models|pipelines|tests"
+    named = re.findall(rf"`((?:{folders})/[\w./*-]*)`", page.read_text())
+    missing = [name for name in named if not any(ROOT.glob(name.rstrip("/")))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_import_from_the_front_door_alone(page: Path) -> None:
+    imported = re.findall(r"^\s*(?:from|import) (bertvision[\w.]*)", page.read_text(), re.MULTILINE)
+    assert set(imported) <= {"bertvision"}
+
+
 def test_the_tree_names_every_module_and_no_other() -> None:
     text = next(b for b in blocks(ROOT / "docs/architecture.md", "text") if "featurestore/" in b)
     folders: list[str] = []

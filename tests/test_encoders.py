@@ -38,9 +38,11 @@ from bertvision.pipelines.encoders.token_pooling import check_poolings
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.sentences.windows import sentence_windows
 from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.squad.read import Answer, Question
-from bertvision.pipelines.tasks.windows import Windows, make_windows, sentence_windows
+from bertvision.pipelines.tasks.squad.windows import question_windows
+from bertvision.pipelines.tasks.windows import Windows
 
 ALL = range(LAYERS + 1)
 TEXTS = [
@@ -250,7 +252,7 @@ def test_first_and_last_token_are_poolings_where_they_are_special(name: str, fol
 def test_a_question_window_is_what_the_tokenizer_makes_of_the_pair(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     q = Question("q", "who founded rome?", "anna in 1901.", (Answer("1901", 8),), False)
-    windows = make_windows([q], tokenizer)
+    windows = question_windows([q], tokenizer)
     pair = tokenizer(q.question, q.context, return_offsets_mapping=True, return_token_type_ids=True)
     assert windows.input_ids.tolist() == pair["input_ids"]
     types = np.array(pair["token_type_ids"]) * ("token_type_ids" in tokenizer.model_input_names)
@@ -269,7 +271,7 @@ def test_a_question_window_is_what_the_tokenizer_makes_of_the_pair(folder: Path)
 def test_a_context_cut_into_windows_is_there_whole(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     context = "anna founded rome in 1901. " * 10
-    windows = make_windows(
+    windows = question_windows(
         [Question("q", "who?", context, (), True)], tokenizer,
         max_length=40, max_question_length=8, overlap=5,
     )  # fmt: skip
@@ -288,7 +290,7 @@ def test_a_context_cut_into_windows_is_there_whole(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"], indirect=True)
 def test_questions_need_a_token_that_stands_for_no_answer(folder: Path) -> None:
     with pytest.raises(InputError, match="no special token at the start .* such as bert-base"):
-        make_windows([Question("q", "who", "anna", (), True)], load_tokenizer(folder))
+        question_windows([Question("q", "who", "anna", (), True)], load_tokenizer(folder))
 
 
 @pytest.mark.parametrize("name", ["gpt2"], indirect=True)

@@ -28,7 +28,8 @@ from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.generated.facts import make_paragraphs
 from bertvision.pipelines.tasks.squad.read import Question
-from bertvision.pipelines.tasks.windows import Windows, make_windows
+from bertvision.pipelines.tasks.squad.windows import question_windows
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -223,7 +224,7 @@ def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() ->
         for i, p in enumerate(paragraphs)
         for q in p.questions[:1]
     ]
-    windows = make_windows(questions, tokenizer)
+    windows = question_windows(questions, tokenizer)
     encoder = Encoder(load_model(model_folder), {"all": range(7)}, "32")
     (stats,) = channel_stats(encoder, windows)
     (hidden_states,) = encoder(windows, np.arange(len(windows)))

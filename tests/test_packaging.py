@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import json
 import os
@@ -155,17 +156,39 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
     assert imported & HEAVY == set()
 
 
+PUBLIC = """
+    __version__
+    quickstart finetune extract ensure_features features train evaluate load_head sweep
+    ensemble compare probe probe_rows rank write_report
+    Workspace ActivationStore ActivationSplit ActivationBatch ActivationLoader ActivationDataModule
+    HiddenStates BertvisionError BertvisionWarning
+    FinetuneOptions TrainOptions ProbeOptions
+    build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
+    TaskEntry Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
+    SentenceTask RawSentence SentenceRows require_fields
+""".split()  # noqa: SIM905
+
+
 def test_public_names_are_these() -> None:
     import bertvision
 
-    assert set(bertvision.__all__) == {
-        "__version__",
-        "ActivationBatch",
-        "ActivationDataModule",
-        "ActivationSplit",
-        "ActivationStore",
-        "BertvisionError",
-        "Workspace",
-        "build_head",
+    assert bertvision.__all__ == PUBLIC == list(dict.fromkeys(PUBLIC))
+    assert [name for name in PUBLIC if getattr(bertvision, name, None) is None] == []
+    assert dir(bertvision) == sorted(PUBLIC)
+    with pytest.raises(AttributeError, match="'bertvision' has no attribute 'activation'"):
+        getattr(bertvision, "activation")  # noqa: B009
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    import bertvision
+
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
-    assert all(hasattr(bertvision, name) for name in bertvision.__all__)
+    homes = {name: f"bertvision.{home}.{name}" for name, home in bertvision._HOME.items()}
+    assert seen == homes

@@ -15,8 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.sentences.windows import sentence_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
-from bertvision.pipelines.tasks.windows import Windows, make_windows, sentence_windows
+from bertvision.pipelines.tasks.squad.windows import question_windows
+from bertvision.pipelines.tasks.windows import Windows
 
 CLS, SEP = 2, 3
 
@@ -81,7 +83,7 @@ def test_windows_cover_overlap_and_label(
     sizes: tuple[int, int, int],
 ) -> None:
     max_length, max_question_length, overlap = sizes
-    windows = make_windows(
+    windows = question_windows(
         questions,
         tokenizer,
         max_length=max_length,
@@ -156,7 +158,7 @@ def test_a_window_that_fits_is_what_the_tokenizer_makes_of_the_pair(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     q = question("Who founded the firm?", "Anna founded Norvik in 1901.", Answer("Norvik", 13))
-    windows = make_windows([q], tokenizer)
+    windows = question_windows([q], tokenizer)
     pair = tokenizer(q.question, q.context, return_offsets_mapping=True)
     assert len(windows) == 1
     assert windows.input_ids.tolist() == pair["input_ids"]
@@ -180,7 +182,7 @@ def test_an_answer_is_labelled_in_each_window_that_holds_it_whole(
 ) -> None:
     # 10 context tokens, windows of 6 that share 4: [0, 6) [2, 8) [4, 10); the answer is [4, 6)
     q = question("who", "a of in and was is who what where when", Answer("was is", 12))
-    windows = make_windows([q], tokenizer, max_length=10, max_question_length=1, overlap=4)
+    windows = question_windows([q], tokenizer, max_length=10, max_question_length=1, overlap=4)
     assert windows.n_tokens.tolist() == [10, 10, 10]
     assert windows.labels["start_positions"].tolist() == [3 + 4, 3 + 2, 3 + 0]
     assert windows.labels["end_positions"].tolist() == [3 + 5, 3 + 3, 3 + 1]
@@ -189,13 +191,13 @@ def test_an_answer_is_labelled_in_each_window_that_holds_it_whole(
 
 def test_special_tokens_written_in_a_text_are_text(tokenizer: PreTrainedTokenizerBase) -> None:
     q = question("[CLS] who [SEP]?", "the [SEP] of [CLS] rome")
-    windows = make_windows([q], tokenizer)
+    windows = question_windows([q], tokenizer)
     assert np.count_nonzero(windows.input_ids == CLS) == 1
     assert np.count_nonzero(windows.input_ids == SEP) == 2
 
 
 def test_an_empty_context_makes_one_window(tokenizer: PreTrainedTokenizerBase) -> None:
-    windows = make_windows([question("who", "")], tokenizer)
+    windows = question_windows([question("who", "")], tokenizer)
     assert windows.input_ids.tolist()[0::2] == [CLS, SEP]
     assert windows.n_tokens.tolist() == [4]
     assert (
@@ -205,7 +207,7 @@ def test_an_empty_context_makes_one_window(tokenizer: PreTrainedTokenizerBase) -
 
 
 def test_no_questions_make_no_windows(tokenizer: PreTrainedTokenizerBase) -> None:
-    windows = make_windows([], tokenizer)
+    windows = question_windows([], tokenizer)
     assert len(windows) == 0
     assert windows.offset_mapping.shape == (0, 2)
     assert windows.first_token.tolist() == []
@@ -224,14 +226,14 @@ def test_lengths_without_room_are_refused_by_their_values(
     tokenizer: PreTrainedTokenizerBase, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        make_windows([question("who", "anna")], tokenizer, **options)
+        question_windows([question("who", "anna")], tokenizer, **options)
 
 
 def test_a_slow_tokenizer_is_refused() -> None:
     from transformers import CanineTokenizer
 
     with pytest.raises(InputError, match="CanineTokenizer .* must be a fast tokenizer"):
-        make_windows([question("who", "anna")], CanineTokenizer())
+        question_windows([question("who", "anna")], CanineTokenizer())
 
 
 class CountingTokenizer:
@@ -257,7 +259,7 @@ def test_thousands_of_questions_take_seconds_and_each_context_once(
     questions = [question("who founded it?", contexts[i // 5], id=str(i)) for i in range(2000)]
     counting = CountingTokenizer(tokenizer)
     begin = time.perf_counter()
-    make_windows(questions, counting)  # type: ignore[arg-type]
+    question_windows(questions, counting)  # type: ignore[arg-type]
     assert time.perf_counter() - begin < 10  # 0.4 s on one idle core
     assert sorted(counting.texts) == sorted(contexts + ["who founded it?"] * 2000)
 

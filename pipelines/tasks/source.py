@@ -64,7 +64,7 @@ def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
         ) from error
 
 
-def lines(text: str) -> Iterator[Line]:
+def text_lines(text: str) -> Iterator[Line]:
     r"""The lines of a text but blank ones, ended by ``\n`` or ``\r\n``.
 
     Not by what else Unicode calls a line break: those occur inside sentences.
@@ -74,7 +74,7 @@ def lines(text: str) -> Iterator[Line]:
             yield Line(number, line.removesuffix("\r"))
 
 
-def find(source: str, names: Sequence[str], task: str) -> Path:
+def find_file(source: str, names: Sequence[str], task: str) -> Path:
     """The file that a source means: itself, or the first of these names in the folder.
 
     Args:
@@ -110,7 +110,7 @@ def splits_in(source: str, files: Mapping[str, Sequence[str]], task: str) -> tup
 
     Args:
         source: path of a file or of a folder.
-        files: by split, its names as `find` takes them.
+        files: by split, its names as `find_file` takes them.
         task: what the files are for.
 
     Raises:
@@ -121,7 +121,8 @@ def splits_in(source: str, files: Mapping[str, Sequence[str]], task: str) -> tup
         return (named_split(path),)
     found = tuple(split for split, names in files.items() if find_in(path, names) is not None)
     if not found:
-        find(source, [name for names in files.values() for name in names], task)  # says what lacks
+        # says what lacks
+        find_file(source, [name for names in files.values() for name in names], task)
     return found
 
 

@@ -20,12 +20,12 @@ from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows,
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.source import (
     Line,
-    find,
-    lines,
+    find_file,
     load_hub,
     on_hub,
     read_text,
     splits_in,
+    text_lines,
 )
 
 SPLITS = ("train", "dev")
@@ -120,7 +120,8 @@ class GlueTask(SentenceTask):
             hub_split = self.spec.hub_dev if split == "dev" else split
             rows, digest = self._hub(source, hub_split, config.skip_bad), None
         else:
-            rows, digest = self._table(find(source, self._names(split), self.name), config.skip_bad)
+            path = find_file(source, self._names(split), self.name)
+            rows, digest = self._table(path, config.skip_bad)
         if not self.spec.classes:
             return rows.scored(digest)
         numbers = {str(i): i for i in range(len(self.spec.classes))}
@@ -134,7 +135,7 @@ class GlueTask(SentenceTask):
 
     def _table(self, path: Path, skip_bad: bool) -> tuple[SentenceRows, str]:
         text, digest = read_text(path)
-        rows = lines(text)
+        rows = text_lines(text)
         header = list(self.spec.header) or next(rows).text.split("\t")
         if missing := [c for c in (*self.spec.texts, self.spec.label) if c not in header]:
             raise InputError(

@@ -35,7 +35,7 @@ from bertvision.pipelines.tasks.sentences.rows import (
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find, lines, read_text, splits_in
+from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
 from bertvision.pipelines.tasks.task import Task
 
 FORMS = (".csv", ".tsv", ".jsonl")
@@ -76,7 +76,7 @@ class LabelledTask(SentenceTask):
         return rows.classified(classes, digest) if classes else rows.scored(digest)
 
     def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str]:
-        path = find(source, _names(split), self.name)
+        path = find_file(source, _names(split), self.name)
         form = path.name.removesuffix(".gz")
         if not form.endswith(FORMS):
             raise InputError(
@@ -86,7 +86,7 @@ class LabelledTask(SentenceTask):
         rows = SentenceRows(str(path), skip_bad=config.skip_bad)
         if form.endswith(".jsonl"):
             columns = _columns(config, f"{path} has an object a line")
-            return rows.add_lines(lines(text), _object_parser(columns)), digest
+            return rows.add_lines(text_lines(text), _object_parser(columns)), digest
         records = _csv(text, path) if form.endswith(".csv") else _tsv(text)
         header = next(records).fields
         columns = _columns(config, f"{path} has the columns {header}")
@@ -222,7 +222,7 @@ def _csv(text: str, path: Path) -> Iterator[_Record]:
 
 
 def _tsv(text: str) -> Iterator[_Record]:
-    for line in lines(text):
+    for line in text_lines(text):
         yield _Record(line.number, line.text.split("\t"))
 
 

@@ -188,10 +188,10 @@ class _Reader:
                 raise InputError(f"{first.parent / name}: is missing beside {first.name}")
             files.append(file)
         columns = [self._lines(file, part) for file in files]
-        for file, lines in zip(files, columns, strict=True):
-            if len(lines) != len(columns[0]):
+        for file, column in zip(files, columns, strict=True):
+            if len(column) != len(columns[0]):
                 raise InputError(
-                    f"{file}: has {len(lines):,} lines, but {first} has {len(columns[0]):,}: line "
+                    f"{file}: has {len(column):,} lines, but {first} has {len(columns[0]):,}: line "
                     "n of each must be of the same pair"
                 )
         where = (files[0], files[1], files[2], files[3])

@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.sentences.rows import (
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find, lines, read_text, splits_in
+from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
 
 PARTS = {"train": "tr", "dev": "va", "test": "te"}
 """Splits of a probing task, as its file writes them."""
@@ -62,7 +62,7 @@ class ProbingTask(SentenceTask):
         """
         if split not in PARTS:
             raise InputError(f"{self.name} has no split {split!r}: {', '.join(PARTS)}")
-        path = find(source, [f"{self.name}.txt"], self.name)
+        path = find_file(source, [f"{self.name}.txt"], self.name)
         text, digest = read_text(path)
         labels = set()
 
@@ -76,7 +76,7 @@ class ProbingTask(SentenceTask):
             return RawSentence(str(line.number), sentence, None, label) if of_split else None
 
         rows = SentenceRows(str(path), skip_bad=config.skip_bad)
-        rows.add_lines(lines(text), parse)
+        rows.add_lines(text_lines(text), parse)
         return rows.classified(sorted_classes(labels), digest)
 
 
@@ -140,7 +140,7 @@ class DownstreamTask(SentenceTask):
                 else f"use `bertvision probe {self.name}`, or give the files with --train and --dev"
             )
             raise InputError(f"{self.name} has no split {split!r}, but {held}: {how}")
-        path = find(source, [self.spec.files.get(split, split)], self.name)
+        path = find_file(source, [self.spec.files.get(split, split)], self.name)
         text, digest = read_text(path, fallback="latin-1")
 
         def parse(line: Line) -> RawSentence:
@@ -148,5 +148,5 @@ class DownstreamTask(SentenceTask):
             return RawSentence(str(line.number), sentence, None, label)
 
         rows = SentenceRows(str(path), skip_bad=config.skip_bad, empty=True)
-        rows.add_lines(lines(text), parse)
+        rows.add_lines(text_lines(text), parse)
         return rows.classified(self.spec.classes, digest)

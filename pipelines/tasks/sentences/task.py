@@ -23,8 +23,9 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.scores import Predicted, Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
+from bertvision.pipelines.tasks.sentences.windows import sentence_windows
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import Windows, sentence_windows
+from bertvision.pipelines.tasks.windows import Windows
 
 
 class SentenceTask(Task):

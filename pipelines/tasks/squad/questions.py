@@ -15,8 +15,9 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.squad.read import Answer, Question, load_squad
+from bertvision.pipelines.tasks.squad.windows import question_windows
 from bertvision.pipelines.tasks.task import Labels, Task
-from bertvision.pipelines.tasks.windows import Windows, make_windows
+from bertvision.pipelines.tasks.windows import Windows
 
 SPLITS = ("train", "dev")
 
@@ -66,7 +67,7 @@ class QuestionTask(Task):
 
     def windows(self, items: Sequence[Question], tokenizer: Any, config: TaskConfig) -> Windows:
         """Windows of the questions, in their order, several of a long context."""
-        return make_windows(
+        return question_windows(
             items,
             tokenizer,
             max_length=config.max_length,
