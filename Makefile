@@ -43,8 +43,9 @@ check: $(STAMP) ## Lint, format, types, import contracts, contents of the wheel
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 
-docs: $(STAMP) ## Write docs/cli.md from the command line's own help
+docs: $(STAMP) ## Write docs/cli.md from the command line's help, docs/architecture/ from the sources
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_architecture.py
 
 bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks
 
