@@ -20,7 +20,7 @@ _MODULES = {
     "pipelines.quickstart": ("quickstart",),
     "pipelines.finetuning.finetune": ("finetune",),
     "pipelines.extraction.extract": ("extract",),
-    "pipelines.extraction.features": ("ensure_features", "features"),
+    "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.train": ("train",),
     "pipelines.training.evaluate": ("evaluate",),
     "pipelines.training.trained_head": ("load_head",),
@@ -33,6 +33,7 @@ _MODULES = {
     "pipelines.report.build": ("write_report",),
     # what it is done with
     "pipelines.workspace.workspace": ("Workspace",),
+    "pipelines.extraction.pooled_split": ("PooledSplit",),
     "featurestore.store": ("ActivationStore",),
     "featurestore.split": ("ActivationSplit",),
     "featurestore.batch": ("ActivationBatch",),
@@ -77,7 +78,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.extraction.extract import extract as extract
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
-    from bertvision.pipelines.extraction.features import features as features
+    from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
     from bertvision.pipelines.finetuning.finetune import finetune as finetune
     from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.probing.run import probe as probe

@@ -24,7 +24,8 @@ from bertvision.errors import (
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.features import ensure_features, feature_layers, features
+from bertvision.pipelines.extraction.features import ensure_features
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.options import (
@@ -89,9 +90,9 @@ def test_features_are_the_pooled_hidden_states_in_the_order_of_the_data(
     split = made.split(tag, stored_split("train", pooling, NAME))
     assert split.plan.example_id.tolist() != list(range(len(split)))  # it is stored permuted
     truth = direct(made, tag, "train", pooling)
-    found = features(made, tag, NAME, "train", pooling, [0, 1, 2])
+    found = PooledSplit(made, tag, NAME, "train", pooling).features([0, 1, 2])
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
-    last = features(made, tag, NAME, "train", pooling, [2])
+    last = PooledSplit(made, tag, NAME, "train", pooling).features([2])
     np.testing.assert_array_equal(last[:, 0], found[:, 2])
 
 
@@ -99,7 +100,7 @@ def test_twins_offer_the_same_layers(made: Workspace) -> None:
     """The checkpoint, saved with an output layer for spans, has no pooler."""
     for tag in ("0e", "untrained"):
         for pooling in POOLINGS:
-            assert feature_layers(made, tag, NAME, "dev", pooling) == [0, 1, 2]
+            assert PooledSplit(made, tag, NAME, "dev", pooling).stored.record.layers == (0, 1, 2)
 
 
 def test_labels_are_stored_beside_the_states(made: Workspace) -> None:
@@ -120,7 +121,8 @@ def test_a_pooling_added_later_is_the_same_as_one_extracted_together(copy: Works
     (one, both) = (s.split("0e", f"{NAME}-dev-max").record for s in (alone, copy))
     assert one.difference(both) is None
     np.testing.assert_array_equal(
-        features(alone, "0e", NAME, "dev", "max"), features(copy, "0e", NAME, "dev", "max")
+        PooledSplit(alone, "0e", NAME, "dev", "max").features(),
+        PooledSplit(copy, "0e", NAME, "dev", "max").features(),
     )
 
 
@@ -147,8 +149,8 @@ def test_a_killed_extraction_of_several_poolings_is_finished(
     assert sum(d.shards_written for d in done) == 2 * 5 - 3
     for pooling in ("mean", "max"):
         assert elsewhere.split("0e", f"{NAME}-train-{pooling}").verify() == []
-        found = features(elsewhere, "0e", NAME, "train", pooling)  # type: ignore[arg-type]
-        held = features(copy, "0e", NAME, "train", pooling)  # type: ignore[arg-type]
+        found = PooledSplit(elsewhere, "0e", NAME, "train", pooling).features()  # type: ignore[arg-type]
+        held = PooledSplit(copy, "0e", NAME, "train", pooling).features()  # type: ignore[arg-type]
         np.testing.assert_array_equal(found, held)
 
 
@@ -246,7 +248,7 @@ def test_a_decoder_is_a_source_of_hidden_states_alone(tmp_path: Path) -> None:
     data = write_probing(tmp_path / f"{NAME}.txt", train=8, dev=4, test=4)
     add_dataset(space.root, NAME, str(data))
     ensure_features(space, ["0e"], NAME, ["dev"], ["mean", "max"], **EXACT)
-    assert features(space, "0e", NAME, "dev", "mean").shape == (4, 3, 32)
+    assert PooledSplit(space, "0e", NAME, "dev", "mean").features().shape == (4, 3, 32)
     with pytest.raises(InputError, match="'cls'.*poolings are mean, max"):
         ensure_features(space, ["0e"], NAME, ["dev"], ["cls"])
     options = FinetuneOptions(model=str(model), task=NAME, data=str(data))

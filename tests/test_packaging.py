@@ -158,10 +158,10 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 
 PUBLIC = """
     __version__
-    quickstart finetune extract ensure_features features train evaluate load_head sweep
+    quickstart finetune extract ensure_features train evaluate load_head sweep
     ensemble compare probe probe_rows rank write_report
-    Workspace ActivationStore ActivationSplit ActivationBatch ActivationLoader ActivationDataModule
-    HiddenStates BertvisionError BertvisionWarning
+    Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
+    ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions TrainOptions ProbeOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     TaskEntry Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.features import features
 from bertvision.pipelines.extraction.layers import parse_concat, wanted_layers
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing import run as module
 from bertvision.pipelines.probing.cache import ProbeCache
 from bertvision.pipelines.probing.options import ProbeOptions
@@ -137,7 +137,10 @@ def test_probes_read_the_layer_and_the_rows_they_say(space: Workspace) -> None:
 
     (file,) = run(space, poolings=("mean",), concat=["0+2"])
     data = read_data(space.dataset("bigram_shift"), OPTIONS)
-    splits = [features(space, "0e", "bigram_shift", s, "mean") for s in ("train", "dev", "test")]
+    splits = [
+        PooledSplit(space, "0e", "bigram_shift", s, "mean").features()
+        for s in ("train", "dev", "test")
+    ]
     every = np.concatenate(splits)
     for key in ((2,), (0, 2)):
         x = np.concatenate([every[:, i] for i in key], axis=1)[:, None]

@@ -182,6 +182,16 @@ def test_a_changed_source_is_refused_by_name(
         workspace.items("tune")
 
 
+def test_a_data_set_is_read_once(workspace: Workspace, small_squad: dict[str, str]) -> None:
+    first = workspace.items("dev")
+    assert workspace.dataset("squad_v2") is workspace.dataset()
+    assert workspace.at(str(workspace.root / "elsewhere")).dataset() is workspace.dataset()
+    Path(small_squad["dev"]).unlink()
+    assert workspace.items("dev") is first
+    with pytest.raises(WorkspaceError, match=r"dev\.json"):
+        Workspace.find(workspace.root).items("dev")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from bertvision.errors import NonFiniteError, ProvenanceError
-from bertvision.pipelines.extraction.features import feature_blocks, feature_split
 from bertvision.pipelines.extraction.layers import Layers
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.probing.data import ProbeData
 from bertvision.pipelines.probing.inputs import Inputs
@@ -54,6 +54,7 @@ class ProbeCache:
     workspace: Workspace
     data: ProbeData
     tag: str
+    splits: dict[TokenPooling, list[PooledSplit]]
     files: dict[TokenPooling, ProbeFile]
     options: ProbeOptions
 
@@ -98,14 +99,14 @@ class ProbeCache:
         for pooling in dict.fromkeys(key.pooling for key in group):
             layers = sorted({i for key in group if key.pooling == pooling for i in key.layers})
             start = 0
-            for split, size in data.sizes.items():
-                stored = feature_split(self.workspace, self.tag, data.dataset, split, pooling)
-                if len(stored) != size:
+            for pooled in self.splits[pooling]:
+                size, held = data.sizes[pooled.split], len(pooled.stored)
+                if held != size:
                     raise ProvenanceError(
-                        f"{split} of {data.name} has {size} labels and {len(stored)} stored "
+                        f"{pooled.split} of {data.name} has {size} labels and {held} stored "
                         f"windows of {self.tag}: extract it again into another --store"
                     )
-                for rows, read in feature_blocks(stored, layers):
+                for rows, read in pooled.blocks(layers):
                     for i, key in enumerate(group):
                         if key.pooling == pooling:
                             at = [layers.index(layer) for layer in key.layers]

@@ -9,8 +9,9 @@ import numpy as np
 
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
-from bertvision.pipelines.extraction.features import ensure_features, feature_layers, feature_split
+from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import wanted_layers
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing.cache import Need, ProbeCache, Wanted
 from bertvision.pipelines.probing.data import ProbeData, read_data
 from bertvision.pipelines.probing.options import ProbeOptions
@@ -103,18 +104,19 @@ def probe(
     found: list[ProbeFile] = []
     with exclusive(folder / ".lock", f"probing {data.name}"):
         for tag in snapshots:
+            splits: dict[TokenPooling, list[PooledSplit]] = {}
             files, wanted = {}, []
             for pooling in poolings:
-                files[pooling] = resume(
-                    workspace.root, _new(workspace, data, tag, pooling, options)
-                )
-                stored = feature_layers(
-                    workspace, tag, source.name, next(iter(data.sizes)), pooling
-                )
+                splits[pooling] = [
+                    PooledSplit(workspace, tag, source.name, name, pooling) for name in data.sizes
+                ]
+                files[pooling] = resume(workspace.root, _new(data, splits[pooling], options))
+                stored = splits[pooling][0].stored.record.layers
                 wanted += [
                     Wanted(pooling, key) for key in wanted_layers(layers, concat, depth, stored)
                 ]
-            _complete(ProbeCache(workspace, data, tag, files, options), wanted, needs, memory)
+            cache = ProbeCache(workspace, data, tag, splits, files, options)
+            _complete(cache, wanted, needs, memory)
             found += files.values()
     return found
 
@@ -135,22 +137,20 @@ def _complete(cache: ProbeCache, wanted: list[Wanted], needs: list[Need], memory
                     write(cache.workspace.root, cache.files[pooling])
 
 
-def _new(
-    workspace: Workspace, data: ProbeData, tag: str, pooling: TokenPooling, options: ProbeOptions
-) -> ProbeFile:
+def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) -> ProbeFile:
     """A file without probes, with everything that decides what they become."""
     made_from: dict[str, str | int | float | bool | None] = {}
-    for split in data.sizes:
-        record = feature_split(workspace, tag, data.dataset, split, pooling).record
-        made_from[f"{split}: encoding"] = record.encoding
-        made_from |= {f"{split}: {key}": value for key, value in record.provenance.items()}
+    for pooled in splits:
+        record = pooled.stored.record
+        made_from[f"{pooled.split}: encoding"] = record.encoding
+        made_from |= {f"{pooled.split}: {key}": value for key, value in record.provenance.items()}
     first = data.folds[0]
     guesses = [majority(data.labels[f.train], data.labels[f.test]) for f in data.folds]
     return ProbeFile(
         dataset=data.name,
         task=data.task,
-        tag=tag,
-        pooling=pooling,
+        tag=splits[0].tag,
+        pooling=splits[0].pooling,
         settings=options,
         made_from=made_from,
         classes=list(data.classes),

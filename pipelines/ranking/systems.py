@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.extraction.features import feature_split, features
 from bertvision.pipelines.extraction.layers import Layers, layers_text
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
@@ -112,9 +112,10 @@ def rank_systems(
         InputError: a layer is not stored.
         WorkspaceError: a ranking was made with other settings; names the field.
     """
-    activations = _provenance(job, tag, pooling)
+    sources = [PooledSplit(job.workspace, tag, job.dataset, split, pooling) for split in SPLITS]
+    activations = _provenance(sources)
     depth = job.workspace.config.model.num_hidden_layers
-    stored = feature_split(job.workspace, tag, job.dataset, SPLITS[0], pooling).record.layers
+    stored = sources[0].stored.record.layers
     systems = {
         system: _settings(job, system, activations)
         for scorer in scorers
@@ -126,28 +127,29 @@ def rank_systems(
     held = {system: record for system, record in records.items() if record is not None}
     missing = [system for system in systems if system not in held]
     for chunk in _chunks(missing, job, len(job.data.queries) + len(job.data.passages)):
-        held |= _rank_chunk(job, chunk, systems)
+        held |= _rank_chunk(job, sources, chunk, systems)
     return {system: held[system] for system in systems}
 
 
 def _rank_chunk(
-    job: Job, missing: Sequence[System], settings: Mapping[System, Mapping[str, Any]]
+    job: Job,
+    sources: Sequence[PooledSplit],
+    missing: Sequence[System],
+    settings: Mapping[System, Mapping[str, Any]],
 ) -> dict[System, Record]:
     """Rank systems whose inputs are equally wide, all inputs of a scorer and seed at once."""
-    tag, pooling = missing[0].tag, missing[0].pooling
     inputs = list(dict.fromkeys(system.layers for system in missing))
     layers = sorted({layer for group in inputs for layer in group})
-    queries, passages = (
-        features(job.workspace, tag, job.dataset, split, pooling, layers) for split in SPLITS
-    )
+    queries, passages = (source.features(layers) for source in sources)
     vectors = stacked(queries, passages, layers, inputs)
+    name = f"{sources[0].tag}/{sources[0].pooling}"
     records: dict[System, Record] = {}
     for scorer, seed in dict.fromkeys((system.scorer, system.seed) for system in missing):
         chosen = [s for s in missing if (s.scorer, s.seed) == (scorer, seed)]
         places = [inputs.index(system.layers) for system in chosen]
         read = scaled(vectors.take(places), scorer, job.candidates.get("train"))
         read = Vectors(*(values.to(device()) for values in read))
-        log.info("%s/%s: %s with %d inputs, seed %d", tag, pooling, scorer, len(chosen), seed)
+        log.info("%s: %s with %d inputs, seed %d", name, scorer, len(chosen), seed)
         trained = train(scorer, read, job.candidates, job.training, seed=seed)
         scores = {part: score(trained.scorer, read, job.candidates[part]) for part in job.ranked}
         for i, system in enumerate(chosen):
@@ -172,7 +174,7 @@ def _chunks(missing: Sequence[System], job: Job, texts: int) -> Iterator[list[Sy
             yield [system for system in missing if system.layers in chosen]
 
 
-def _provenance(job: Job, tag: str, pooling: TokenPooling) -> dict[str, Any]:
+def _provenance(sources: Sequence[PooledSplit]) -> dict[str, Any]:
     """What the stored vectors were made from, the same of queries and of passages.
 
     Raises:
@@ -180,14 +182,14 @@ def _provenance(job: Job, tag: str, pooling: TokenPooling) -> dict[str, Any]:
     """
     queries, passages = (
         {**record.provenance, "encoding": record.encoding}
-        for split in SPLITS
-        for record in [feature_split(job.workspace, tag, job.dataset, split, pooling).record]
+        for record in [source.stored.record for source in sources]
     )
     for field in {**queries, **passages}:
         if queries.get(field) != passages.get(field):
             raise WorkspaceError(
-                f"queries of {tag} were extracted with {field} = {queries.get(field)!r}, passages "
-                f"with {passages.get(field)!r}: extract one of them again"
+                f"queries of {sources[0].tag} were extracted with {field} = "
+                f"{queries.get(field)!r}, passages with {passages.get(field)!r}: extract one of "
+                "them again"
             )
     return queries
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ class Dataset:
     config: TaskConfig
     data: Mapping[str, DataConfig]
     finetune: FinetuneConfig | None = None
+    _items: dict[str, list[Any]] = field(default_factory=dict, compare=False, repr=False)
+    # by split, as long as the data set lives: 67 MB for the 130k questions of SQuAD's train
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -61,17 +63,31 @@ class Dataset:
         """Names of the classes; empty of spans and scores."""
         return self.config.classes
 
+    def check(self, splits: Iterable[str]) -> None:
+        """Refuse splits that there are not.
+
+        Raises:
+            UnknownNameError: there is no such split.
+        """
+        for split in splits:
+            if split not in self.data:
+                what = "the workspace's own data" if self.name is None else self.name
+                held = ", ".join(self.data) or "none"
+                raise UnknownNameError(f"{split!r} is no split of {what}: there are {held}")
+
     def items(self, split: str) -> list[Any]:
-        """Read the items of a split from their source again.
+        """The items of a split, read from their source the first time.
 
         Raises:
             UnknownNameError: there is no such split.
             WorkspaceError: the source is gone or not what it was.
         """
-        if split not in self.data:
-            what = "the workspace's own data" if self.name is None else self.name
-            held = ", ".join(self.data) or "none"
-            raise UnknownNameError(f"{split!r} is no split of {what}: there are {held}")
+        self.check([split])
+        if split not in self._items:
+            self._items[split] = self._read(split)
+        return self._items[split]
+
+    def _read(self, split: str) -> list[Any]:
         recorded = self.data[split]
         origin = split if self.finetune is None else source_split(split)
         try:
@@ -89,7 +105,11 @@ class Dataset:
         return select_items(found.items, split, self.config, self.finetune, self.task.group)
 
     def windows(self, split: str, tokenizer: Any) -> Windows:
-        """The windows of a split's items."""
+        """The windows of a split's items, made anew at each call.
+
+        They are not kept as the items are: they are the tokenizer's as well, and those of SQuAD's
+        train would be 280 MB more, beside a model that is trained on them once.
+        """
         return self.task.windows(self.items(split), tokenizer, self.config)
 
 
@@ -155,10 +175,10 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         write_json(_path(root, name), record)
         return added
     held = read_dataset(root, name)
-    for field, (there, here) in _fields(held, added).items():
+    for setting, (there, here) in _fields(held, added).items():
         if there != here:
             raise WorkspaceError(
-                f"data set {name} of {root} was added with {field} = {there!r}, now it is "
+                f"data set {name} of {root} was added with {setting} = {there!r}, now it is "
                 f"{here!r}: leave the option out, use another --workspace, or delete "
                 f"{_path(root, name)} and what was made from it"
             )

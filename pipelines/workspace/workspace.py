@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,8 @@ class Workspace:
     """Absolute path of the folder."""
     config: WorkspaceConfig
     """The contents of its ``bertvision.yaml``."""
+    _datasets: dict[str | None, Dataset] = field(default_factory=dict, compare=False, repr=False)
+    """By name, shared with those that `at` makes, so that items are read once."""
 
     @classmethod
     def create(cls, root: Path, config: WorkspaceConfig) -> Workspace:
@@ -287,13 +289,17 @@ class Workspace:
         from bertvision.pipelines.workspace.dataset import Dataset, read_dataset
 
         task = self.config.task
-        if name in (None, task.name):
-            finetune = self.config.finetune
-            return Dataset(None, load_task(task.name), task, self.config.data, finetune)
-        return read_dataset(self.root, str(name))
+        name = None if name == task.name else name
+        if name not in self._datasets:
+            self._datasets[name] = (
+                Dataset(None, load_task(task.name), task, self.config.data, self.config.finetune)
+                if name is None
+                else read_dataset(self.root, name)
+            )
+        return self._datasets[name]
 
     def items(self, split: str) -> list[Any]:
-        """Read the items of a split of the workspace's own data from their source again.
+        """The items of a split of the workspace's own data.
 
         Raises:
             UnknownNameError: there is no such split.

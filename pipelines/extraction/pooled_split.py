@@ -1,0 +1,105 @@
+"""Pooled hidden states of a split as arrays: what probes and rankers are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import StoreNotFoundError, UnknownNameError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.selection import stored_split
+from bertvision.pipelines.workspace.workspace import Workspace
+
+_READ_AT_ONCE = 4096  # examples: bounds the memory of codes beside the features
+
+
+@dataclass(frozen=True)
+class PooledSplit:
+    """The pooled hidden states of a split, stored or not.
+
+    >>> PooledSplit(space, "0e", "bigram_shift", "train", "mean").features()  # doctest: +SKIP
+    """
+
+    workspace: Workspace
+    """With the activations."""
+    tag: str
+    """Of the snapshot."""
+    dataset: str | None
+    """Name of an added data set; None is the workspace's own data."""
+    split: str
+    """Of the data."""
+    pooling: TokenPooling
+    """Over the tokens of a window: ``cls``, ``sep``, ``mean``, ``max``."""
+
+    @property
+    def data(self) -> Dataset:
+        """The data that the split is of."""
+        return self.workspace.dataset(self.dataset)
+
+    @property
+    def name(self) -> str:
+        """As it is stored under the snapshot."""
+        return stored_split(self.split, self.pooling, self.data.name)
+
+    def find(self) -> ActivationSplit | None:
+        """What is stored, whole or begun; None where nothing is."""
+        try:
+            return self.workspace.split(self.tag, self.name)
+        except (StoreNotFoundError, UnknownNameError):
+            return None
+
+    @cached_property
+    def stored(self) -> ActivationSplit:
+        """What is stored, whole.
+
+        Raises:
+            StoreNotFoundError: nothing was extracted yet.
+            UnknownNameError: this was not extracted.
+            IncompleteSplitError: its extraction has not ended.
+        """
+        return self.workspace.split(self.tag, self.name).require_complete()
+
+    def features(self, layers: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
+        """Pooled hidden states of all items, decoded.
+
+        Args:
+            layers: indices of hidden states, of which alone bytes are read; None is all.
+
+        Returns:
+            (windows, layers, hidden) in the order of the data; of sentences a window is an item.
+
+        Raises:
+            StoreNotFoundError: as `stored`, also UnknownNameError and IncompleteSplitError.
+            InputError: a layer is not stored.
+        """
+        record, positions = self.stored.record, self.stored.layer_positions(layers)
+        found = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
+        for rows, values in self.blocks(layers):
+            found[rows] = values
+        return found
+
+    def blocks(
+        self, layers: Sequence[int] | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """Pooled hidden states, decoded some at a time, so that memory stays bounded.
+
+        Args:
+            layers: as of `features`.
+
+        Yields:
+            (block,) numbers of the windows in the order of the data, and their (block, layers,
+            hidden).
+
+        Raises:
+            StoreNotFoundError: as `features`.
+        """
+        stored = self.stored
+        for start in range(0, len(stored), _READ_AT_ONCE):
+            rows = np.arange(start, min(start + _READ_AT_ONCE, len(stored)))
+            yield stored.plan.example_id[rows], stored.read(rows, layers).decode().numpy()
