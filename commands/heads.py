@@ -51,11 +51,12 @@ def train(
     from bertvision.commands.tables import trained_table
     from bertvision.pipelines.training.train import train as run
     from bertvision.pipelines.workspace.runs import runs_of
+    from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 
     options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     runs = runs_of(heads, [fraction], [seed])
     space = find_workspace(workspace, store)
-    held = {"train", "train-cls"}
+    held = {head_split(kind, "train") for kind in HEAD_TOKENS}
     stored = (tag for tag, splits in space.stored().items() if held & set(splits))
     tag = parse_tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
     metrics = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertvision.pipelines.tasks.scores import METRICS, headline
 from bertvision.pipelines.text import format_table, size
-from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 
 Row = Mapping[str, Any]
 
@@ -225,7 +225,7 @@ def status_table(status: Row) -> str:
 
 def _stored(splits: Sequence[str]) -> str:
     """The stored splits of the own data, and the names of other data sets that are stored."""
-    parsed = {split: parse_stored_split(split.partition(" ")[0]).dataset for split in splits}
+    parsed = {split: StoredName.parse(split.partition(" ")[0]).dataset for split in splits}
     own = [split for split, dataset in parsed.items() if dataset is None]
     added = sorted({dataset for dataset in parsed.values() if dataset is not None})
     return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"

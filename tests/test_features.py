@@ -34,7 +34,7 @@ from bertvision.pipelines.workspace.options import (
     open_workspace,
 )
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.selection import parse_stored_split, stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -87,7 +87,7 @@ def direct(space: Workspace, tag: str, split: str, pooling: TokenPooling) -> np.
 def test_features_are_the_pooled_hidden_states_in_the_order_of_the_data(
     made: Workspace, tag: str, pooling: TokenPooling
 ) -> None:
-    split = made.split(tag, stored_split("train", pooling, NAME))
+    split = made.split(tag, f"{NAME}-train-{pooling}")
     assert split.plan.example_id.tolist() != list(range(len(split)))  # it is stored permuted
     truth = direct(made, tag, "train", pooling)
     found = PooledSplit(made, tag, NAME, "train", pooling).features([0, 1, 2])
@@ -232,7 +232,8 @@ def test_a_workspace_without_a_task_says_what_it_is_for(made: Workspace) -> None
 def test_names_of_stored_splits_are_read_back(
     split: str, tokens: TokenPooling, dataset: str | None
 ) -> None:
-    assert parse_stored_split(stored_split(split, tokens, dataset)) == (dataset, split, tokens)
+    stored = StoredName(split, tokens, dataset)
+    assert StoredName.parse(stored.name) == stored
 
 
 def test_untrained_comes_before_all_other_tags() -> None:

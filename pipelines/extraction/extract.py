@@ -20,7 +20,7 @@ from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -105,7 +105,7 @@ def extract(
 
 def _dataset(dataset: str | None, splits: Sequence[str] | None) -> str | None:
     """The data set that is meant: named, or part of the names of stored splits."""
-    named = {parse_stored_split(name).dataset for name in splits or ()} - {None}
+    named = {StoredName.parse(name).dataset for name in splits or ()} - {None}
     if len(named | ({dataset} if dataset else set())) > 1:
         raise InputError(
             f"splits {', '.join(splits or ())} are of {' and '.join(sorted(map(str, named)))}"
@@ -134,7 +134,7 @@ def _wanted(
         raise InputError(
             "the workspace has no data of its own: name a data set with --task and --data"
         )
-    parsed = [parse_stored_split(name) for name in names]
+    parsed = [StoredName.parse(name) for name in names]
     kinds = {default if found.tokens == "all" else (found.tokens,) for found in parsed}
     if len(kinds) > 1 or (tokens is not None and kinds != {default}):
         raise InputError(

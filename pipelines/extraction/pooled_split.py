@@ -13,7 +13,7 @@ from bertvision.errors import StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.selection import stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _READ_AT_ONCE = 4096  # examples: bounds the memory of codes beside the features
@@ -45,7 +45,7 @@ class PooledSplit:
     @property
     def name(self) -> str:
         """As it is stored under the snapshot."""
-        return stored_split(self.split, self.pooling, self.data.name)
+        return StoredName(self.split, self.pooling, self.data.name).name
 
     def find(self) -> ActivationSplit | None:
         """What is stored, whole or begun; None where nothing is."""

@@ -10,7 +10,7 @@ from bertvision.featurestore.inspect import find_damage
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -67,7 +67,7 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
 
 def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[int]) -> None:
     """Write everything beside the shards again, and these shards, with the options of before."""
-    record, parsed = split.record, parse_stored_split(split.split)
+    record, parsed = split.record, StoredName.parse(split.split)
     extract(
         workspace,
         record.tag,

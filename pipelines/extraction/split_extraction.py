@@ -34,7 +34,7 @@ from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.selection import stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class SplitExtraction:
             )
             self.specs[kept] = SplitSpec(
                 tag=job.tag,
-                split=stored_split(job.split, kept, data.name),
+                split=StoredName(job.split, kept, data.name).name,
                 encoding=keeping.encoding,
                 compression=keeping.compression,
                 layers=loaded.layers[kept],
@@ -197,7 +197,7 @@ class SplitExtraction:
         """Of the stored splits, for people."""
         first = next(iter(self.specs.values()))
         poolings = [kept for kept in self.job.tokens if kept != "all"]
-        name = stored_split(self.job.split, "all", self.job.dataset)
+        name = StoredName(self.job.split, dataset=self.job.dataset).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
 
     def _say(self, total: int) -> None:

@@ -12,7 +12,7 @@ from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
 from bertvision.pipelines.training.run_records import read_run_config
-from bertvision.pipelines.workspace.selection import parse_stored_split
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
@@ -109,7 +109,7 @@ def _stored(workspace: Workspace) -> list[str]:
     try:
         stored = workspace.stored()
         infos = [workspace.split(tag, name).info() for tag in stored for name in stored[tag]]
-        own = [i for i in infos if parse_stored_split(i["split"]).dataset is None]
+        own = [i for i in infos if StoredName.parse(i["split"]).dataset is None]
     except (StoreError, OSError) as error:
         return [f"the store at {workspace.activations} cannot be read: {error}"]
     return [
@@ -122,12 +122,12 @@ def _added(infos: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each data set that was added: what is stored of it."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for info in infos:
-        name = parse_stored_split(info["split"]).dataset
+        name = StoredName.parse(info["split"]).dataset
         if name is not None:
             found.setdefault(name, []).append(info)
     lines = []
     for name, of in found.items():
-        splits = [parse_stored_split(info["split"]) for info in of]
+        splits = [StoredName.parse(info["split"]) for info in of]
         lines.append(
             f"{name}: {', '.join(dict.fromkeys(s.split for s in splits))} of "
             f"{', '.join(dict.fromkeys(str(info['tag']) for info in of))}, "

@@ -29,6 +29,7 @@ from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.records import Result, read_metrics
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
+from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -174,8 +175,8 @@ class _Records:
     def _stored_split(self, run: Path) -> tuple[str, str]:
         """Snapshot and split of the store that a run was trained on."""
         config = read_run_config(run)
-        cls = config.get("activations", {}).get("tokens") == "cls"
-        return str(config["trained_on"]), "train-cls" if cls else "train"
+        tokens = config.get("activations", {}).get("tokens", "all")
+        return str(config["trained_on"]), StoredName("train", tokens).name
 
 
 def _sum(values: Sequence[float | int | None]) -> float | None:

@@ -20,8 +20,9 @@ from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.train import TrainOptions, train
-from bertvision.pipelines.training.trained_head import STORED, kind_of_run
+from bertvision.pipelines.training.trained_head import kind_of_run
 from bertvision.pipelines.workspace.runs import Run, runs_of
+from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ def _tags(
     workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
 ) -> list[SnapshotTag]:
     """The snapshots that are wanted, or all, of which a split is stored whole."""
-    name = STORED[kind].format(split)
+    name = head_split(kind, split)
     stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if name in names)
     whole = [tag for tag in stored if workspace.split(tag, name).is_complete]
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole

@@ -27,13 +27,13 @@ from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import decoded
 from bertvision.pipelines.training.run_records import read_run_config
 from bertvision.pipelines.training.trained_head import (
-    STORED,
     head_lock,
     kind_of_run,
     load_head,
     task_of_kind,
 )
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _SAME = ("model", "tokenizer_sha256", "task", "max_length")
@@ -100,7 +100,7 @@ def evaluate_across(
     for head in heads:
         groups.setdefault((head.kind, tuple(head.config["layers"])), []).append(head)
     for (kind, _), group in groups.items():  # all of them, before the first pass
-        scored = workspace.split(tag, STORED[kind].format(split)).require_complete()
+        scored = workspace.split(tag, head_split(kind, split)).require_complete()
         for head in group:
             _check_fits(head, scored)
     results: dict[Path, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ def is_evaluated(
 
 def _splits(workspace: Workspace, kind: str, tag: str, split: str) -> dict[str, ActivationSplit]:
     """What is scored, and the held-out part where a threshold is tuned."""
-    found = {split: workspace.split(tag, STORED[kind].format(split)).require_complete()}
+    found = {split: workspace.split(tag, head_split(kind, split)).require_complete()}
     if (
         task_of_kind(kind, workspace.config.task.name).tunes
         and split != "tune"

@@ -19,8 +19,9 @@ from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.run_records import read_run_config
-from bertvision.pipelines.training.trained_head import STORED, is_whole, task_of_kind
+from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -65,10 +66,10 @@ class TrainingPass(NamedTuple):
         """What is to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
         options = options.model_copy(update={"precision": precision})
-        split = workspace.split(tag, STORED[kind].format("train")).require_complete()
+        split = workspace.split(tag, head_split(kind, "train")).require_complete()
         held_out = None
         if options.best_epoch:
-            held_out = workspace.split(tag, STORED[kind].format("tune")).require_complete()
+            held_out = workspace.split(tag, head_split(kind, "tune")).require_complete()
         for run in runs:
             if run.fraction > 0 and run.examples(len(split)) == 0:
                 raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,9 +18,6 @@ from bertvision.models.heads import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.runs import Run
-
-STORED: Final[dict[str, str]] = {"span": "{}", "classification": "{}-cls"}
-"""Stored split of a split of the workspace, by the kind of head that takes it."""
 
 
 class LoadedHead(NamedTuple):

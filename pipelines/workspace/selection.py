@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,47 +17,52 @@ from bertvision.pipelines.workspace.config import FinetuneConfig
 T = TypeVar("T")
 
 
-class StoredName(NamedTuple):
-    """What the name of a stored split says."""
+HEAD_TOKENS: Final[dict[str, TokenPooling]] = {"span": "all", "classification": "cls"}
+"""What heads take of each window, by their kind."""
 
-    dataset: str | None
-    """A data set beside the workspace's own, or None."""
+
+class StoredName(NamedTuple):
+    """The parts of the name that a split is stored under, none of which has a hyphen in it."""
+
     split: str
-    tokens: TokenPooling
+    """Of the workspace or of the data set."""
+    tokens: TokenPooling = "all"
+    """All tokens of each window, or a pooling of them."""
+    dataset: str | None = None
+    """A data set beside the workspace's own, or None."""
+
+    @classmethod
+    def parse(cls, name: str) -> StoredName:
+        """The parts of a name.
+
+        Raises:
+            InputError: it has too many parts.
+        """
+        parts = name.split("-")
+        pooling = next((p for p in POOLINGS if p == parts[-1]), None) if len(parts) > 1 else None
+        parts = parts[:-1] if pooling else parts
+        if len(parts) > 2:
+            raise InputError(
+                f"{name!r} is no stored split: write [DATA SET-]SPLIT[-POOLING], such as dev, "
+                "dev-cls or bigram_shift-test-mean"
+            )
+        return cls(parts[-1], pooling or "all", parts[0] if len(parts) > 1 else None)
+
+    @property
+    def name(self) -> str:
+        """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``."""
+        parts = [self.dataset, self.split, None if self.tokens == "all" else self.tokens]
+        return "-".join(part for part in parts if part is not None)
+
+
+def head_split(kind: str, split: str) -> str:
+    """The name of the stored split that heads of a kind take for a split of the workspace."""
+    return StoredName(split, HEAD_TOKENS[kind]).name
 
 
 def source_split(split: str) -> str:
     """The split of the source from which a split of the workspace is taken."""
     return "train" if split == "tune" else split
-
-
-def stored_split(split: str, tokens: TokenPooling, dataset: str | None = None) -> str:
-    """The name of a stored split: ``train``, ``dev-cls``, ``bigram_shift-test-mean``.
-
-    Args:
-        split: of the workspace or of the data set.
-        tokens: all tokens of each window, or a pooling of them.
-        dataset: a data set beside the workspace's own.
-    """
-    parts = [] if dataset is None else [dataset]
-    return "-".join([*parts, split] + ([] if tokens == "all" else [tokens]))
-
-
-def parse_stored_split(name: str) -> StoredName:
-    """What a stored split holds: `stored_split` undone (no part has a hyphen in it).
-
-    Raises:
-        InputError: the name has too many parts.
-    """
-    parts = name.split("-")
-    pooling = next((p for p in POOLINGS if p == parts[-1]), None) if len(parts) > 1 else None
-    parts = parts[:-1] if pooling else parts
-    if len(parts) > 2:
-        raise InputError(
-            f"{name!r} is no stored split: write [DATA SET-]SPLIT[-POOLING], such as dev, dev-cls "
-            "or bigram_shift-test-mean"
-        )
-    return StoredName(parts[0] if len(parts) > 1 else None, parts[-1], pooling or "all")
 
 
 def select_items(

@@ -11,7 +11,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.selection import parse_stored_split, stored_split
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -102,7 +102,7 @@ def _next_for_bert(
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
         kept, begun = TASKS[task].tokens, splits.own(tag)
-        missing = [s for s in workspace.splits() if stored_split(s, kept) not in begun]
+        missing = [s for s in workspace.splits() if StoredName(s, kept).name not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
     return commands
@@ -111,7 +111,7 @@ def _next_for_bert(
 def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     """The command that ends an extraction: with the options it was begun with."""
     record = split.record
-    dataset, name, tokens = parse_stored_split(split.split)
+    name, tokens, dataset = StoredName.parse(split.split)
     default = TASKS[workspace.dataset(dataset).config.name].tokens
     return (
         f"bertvision extract --checkpoint {split.tag} --split {name} "
@@ -133,11 +133,11 @@ def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:
         f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits.whole
         for tokens, head in _FIRST_HEAD.items()
-        if split.split == stored_split("train", tokens) and (str(split.tag), tokens) not in begun
+        if split.split == StoredName("train", tokens).name and (str(split.tag), tokens) not in begun
     ]
     for tag, name, tokens in trained:
         scored = workspace.head_dir(tag, name) / "eval" / tag / "metrics.json"
-        if f"{tag}/{stored_split('dev', tokens)}" in whole and not scored.is_file():
+        if f"{tag}/{StoredName('dev', tokens).name}" in whole and not scored.is_file():
             commands.append(f"bertvision evaluate {name} --trained-on {tag} --checkpoint {tag}")
     return commands
 
@@ -153,4 +153,4 @@ def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
         kind = json.loads(text).get("kind")
     except (OSError, ValueError, AttributeError):
         kind = None  # what is wrong with it is said by the commands that need it
-    return "cls" if kind == "classification" else "all"
+    return HEAD_TOKENS.get(str(kind), "all")
