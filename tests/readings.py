@@ -20,15 +20,15 @@ from torch import nn
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.outputs import SpanOutput
 from bertvision.models.registry import HEADS, build_head
-from bertvision.pipelines.evaluate import is_evaluated
 from bertvision.pipelines.probing.results import read_all
 from bertvision.pipelines.probing.summary import probe_rows
-from bertvision.pipelines.results import read_run_config, read_run_metrics
-from bertvision.pipelines.rows import read_rows
-from bertvision.pipelines.snapshots import load_snapshot
-from bertvision.pipelines.status import status
-from bertvision.pipelines.trained_head import load_head
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.rows import read_rows
+from bertvision.pipelines.training.evaluate import is_evaluated
+from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
+from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 PLACE = "/@ROOT@"
 """Stands for the folder that a fixture lies in, wherever that is.

@@ -24,7 +24,9 @@ from bertvision.pipelines.workspace.config import (
     ModelConfig,
     WorkspaceConfig,
 )
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.snapshots import is_snapshot, load_snapshot, save_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @pytest.fixture
@@ -211,3 +213,17 @@ def test_damaged_pretrained_weights_are_an_input_error(tiny_bert: Path, tmp_path
     _truncate_weights(folder)
     with pytest.raises(InputError, match="damaged"):
         load_model(folder, AutoModelForQuestionAnswering)
+
+
+@pytest.mark.parametrize("task", ["squad_v2", "answerable", "features"])
+def test_an_encoder_of_any_task_has_an_untrained_twin(
+    task: str, config: WorkspaceConfig, tmp_path: Path
+) -> None:
+    asked = config.model_copy(update={"task": TaskConfig(name=task)})
+    workspace = Workspace.create(tmp_path / "workspace", asked)
+    pretrained, twin = (
+        load_snapshot(ensure_snapshot(workspace, tag)).model.base_model.state_dict()
+        for tag in ("0e", "untrained")
+    )
+    assert {k: x.shape for k, x in pretrained.items()} == {k: x.shape for k, x in twin.items()}
+    assert not any(torch.equal(pretrained[k], twin[k]) for k in twin if twin[k].dim() == 2)

@@ -23,23 +23,24 @@ from readings import (
 )
 from safetensors.torch import load_file
 
-from bertvision.pipelines.ensemble import ensemble
-from bertvision.pipelines.error_analysis import errors
-from bertvision.pipelines.evaluate import evaluate
-from bertvision.pipelines.extract import extract
-from bertvision.pipelines.finetune import finetune
-from bertvision.pipelines.options import FinetuneOptions
-from bertvision.pipelines.pretrained import pretrained
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.ranking.rank import rank
 from bertvision.pipelines.ranking.training import Training
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.results import read_results, read_run_metrics
-from bertvision.pipelines.sweep import sweep
-from bertvision.pipelines.train import TrainOptions, train
-from bertvision.pipelines.workspace import Workspace
+from bertvision.pipelines.results.ensemble import ensemble
+from bertvision.pipelines.results.error_analysis import errors
+from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.sweep import sweep
+from bertvision.pipelines.training.evaluate import evaluate
+from bertvision.pipelines.training.run_records import read_run_metrics
+from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.pretrained import pretrained
+from bertvision.pipelines.workspace.workspace import Workspace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "workspace-1.json").read_text("utf-8"))

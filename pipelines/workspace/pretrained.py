@@ -82,7 +82,8 @@ def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
             seed=config.finetune.seed,
             **kind.model_options(config.task),
         )
-        if getattr(whole, "pooler", None) is None and hasattr(model.base_model, "pooler"):
+        twin = getattr(model.base_model, "pooler", None)
+        if twin is not None and getattr(whole, "pooler", None) is None:
             # a checkpoint without one: its twin has none either
             model.base_model.register_module("pooler", None)
     tokenizer = load_tokenizer(checkpoint.folder)
