@@ -219,7 +219,8 @@ def test_damaged_pretrained_weights_are_an_input_error(tiny_bert: Path, tmp_path
 def test_an_encoder_of_any_task_has_an_untrained_twin(
     task: str, config: WorkspaceConfig, tmp_path: Path
 ) -> None:
-    finetune = config.finetune.model_copy(update={"seed": 1})  # tiny BERT's own weights are of seed 0
+    # with another seed than that of tiny BERT, whose weights are random too
+    finetune = config.finetune.model_copy(update={"seed": 1})
     asked = config.model_copy(update={"task": TaskConfig(name=task), "finetune": finetune})
     workspace = Workspace.create(tmp_path / "workspace", asked)
     pretrained, twin = (
