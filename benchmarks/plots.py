@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
-
-from bertvision.pipelines.analysis.plots import COLOURS, new_figure
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -99,7 +99,9 @@ def draw(report: Report, path: Path) -> None:
         dict.fromkeys(map(_side, ratios)), key=lambda side: first.get(side, float("inf"))
     )
     width, height = 3.6 + 3.2 * len(conditions), 1.4 + 0.27 * len(sides)
-    figure = new_figure(width, height, f"{report['benchmark']}: ratio to each side")
+    figure = Figure(figsize=(width, height), layout="compressed")
+    FigureCanvasAgg(figure)  # without pyplot, no display is needed
+    figure.suptitle(f"{report['benchmark']}: ratio to each side", fontsize=13)
     panels = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
     for ax, condition in zip(panels, conditions, strict=True):
         _bars(ax, sides, by_condition[condition])
@@ -117,7 +119,7 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
     places = [i for i, side in enumerate(sides) if side in ratios]
     values = [ratios[sides[i]] for i in places]
     colours = [
-        "#999999" if sides[i].startswith("limit") else COLOURS[0] if value >= 1 else COLOURS[1]
+        "#999999" if sides[i].startswith("limit") else "#0072B2" if value >= 1 else "#D55E00"
         for i, value in zip(places, values, strict=True)
     ]
     # bars begin at 1, where both are equally good

@@ -32,7 +32,7 @@ def cka(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Linear CKA between the layers of two snapshots: table, JSON and a PNG."""
+    """Linear CKA between the layers of two snapshots: table, JSON and an SVG figure."""
     from bertvision.pipelines.analysis.run import run_cka
 
     result = run_cka(

@@ -72,7 +72,7 @@ MaxLength = Annotated[
 SkipBad = Annotated[
     bool | None, typer.Option("--skip-bad", help="Of added data: skip malformed rows, count them.")
 ]
-Plot = Annotated[Path | None, typer.Option(help="Where to write the PNG.")]
+Plot = Annotated[Path | None, typer.Option(help="SVG file to write.")]
 
 
 def find_workspace(workspace: Path | None, store: str | None = None) -> OpenWorkspace:

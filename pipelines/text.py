@@ -37,6 +37,12 @@ def size(n: float) -> str:
     return f"{n:.3g} {units[0]}"
 
 
+def signed(value: float, digits: int = 1) -> str:
+    """A difference with its sign, a true minus: ``+1.2``, ``−0.3``."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
+
+
 def _are_numbers(cells: Sequence[str]) -> bool:
     found = [cell for cell in cells if cell not in ("", "-", "–")]
     return bool(found) and all(map(_NUMBER.fullmatch, found))

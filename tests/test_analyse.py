@@ -10,15 +10,14 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from figures import Drawing
 from stores import record_path
 
-from bertvision.errors import IncompleteSplitError, ProvenanceError, UnknownNameError
+from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.analysis.run import run_cka, run_isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.scheduler import _one_blas_thread
 from bertvision.pipelines.workspace.workspace import Workspace
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
@@ -38,20 +37,23 @@ def test_cka_of_a_snapshot_with_itself_is_one_on_the_diagonal(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     for biased in (False, True):
-        result = run_cka(workspace, "1e", "1e", biased=biased, plot=tmp_path / "cka.png")
+        result = run_cka(workspace, "1e", "1e", biased=biased, plot=tmp_path / "cka.svg")
         np.testing.assert_allclose(np.diag(result.cka), 1, rtol=1e-9)
         np.testing.assert_allclose(result.cka, result.cka.T, rtol=1e-9)
         off = result.cka[~np.eye(3, dtype=bool)]
         assert (off < 1 - 1e-6).all()
         assert result.unbiased is not biased
         assert result.n_tokens == workspace.split("1e", "dev").record.tokens
-    assert (tmp_path / "cka.png").read_bytes().startswith(PNG)
+    drawn = Drawing(tmp_path / "cka.svg")
+    assert drawn.texts[0] == result.title()
+    assert drawn.texts.count("1.00") >= 3
+    assert drawn.faults() == []
 
 
 def test_isotropy_measures_the_stored_tokens_and_no_fill(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    result = run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.png")
+    result = run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
     found = tokens(workspace, "1e").astype(np.float64)
     assert result.n_tokens == len(found)
     norms = np.linalg.norm(found, axis=2)
@@ -61,12 +63,14 @@ def test_isotropy_measures_the_stored_tokens_and_no_fill(
     np.testing.assert_allclose(
         result.mean_cosine, ((unit**2).sum(axis=1) - n) / (n * (n - 1)), rtol=1e-6
     )
-    assert (tmp_path / "isotropy.png").read_bytes().startswith(PNG)
+    drawn = Drawing(tmp_path / "isotropy.svg")
+    assert drawn.texts[0] == result.title()
+    assert drawn.faults() == []
 
 
 @pytest.mark.filterwarnings("ignore:The ``initializer`` argument is ignored")
 def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
+    plot = tmp_path / "plot.svg"
     threads = run_cka(workspace, "0.5e", "1e", plot=plot)
     spread = run_isotropy(workspace, "1e", plot=plot)
     spawn = multiprocessing.get_context("spawn")
@@ -82,7 +86,7 @@ def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_p
 def test_results_are_plain_json_and_name_split_and_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    plot = tmp_path / "plot.png"
+    plot = tmp_path / "plot.svg"
     cka = run_cka(workspace, "0.5e", "1e", max_tokens=100, seed=3, plot=plot).to_dict()
     assert json.loads(json.dumps(cka, allow_nan=False)) == cka
     assert (cka["x"], cka["y"], cka["layers_x"]) == ("0.5e/dev", "1e/dev", [0, 1, 2])
@@ -99,8 +103,8 @@ def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Worksp
     assert result.layers_x == result.layers_y == (0, 2)
     run_isotropy(empty, "1e")
     assert sorted(path.name for path in (empty.root / "analysis").iterdir()) == [
-        "cka-1e-1e-dev-biased.png",
-        "isotropy-1e-dev.png",
+        "cka-1e-1e-dev-biased.svg",
+        "isotropy-1e-dev.svg",
     ]
 
 
@@ -111,6 +115,8 @@ def test_splits_that_do_not_hold_the_same_tokens_are_refused(empty: Workspace) -
     )
     shorter = Workspace(empty.root, empty.config.model_copy(update={"task": task}))
     extract(shorter, "1e", splits=["dev"], precision="32")
+    with pytest.raises(InputError, match="the plot own.png ends in '.png'"):
+        run_cka(empty, "0.5e", "1e", plot=Path("own.png"))  # before anything is read
     with pytest.raises(ProvenanceError, match="0.5e/dev and 1e/dev do not hold the same tokens"):
         run_cka(empty, "0.5e", "1e")
     assert not (empty.root / "analysis").exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from figures import SVG, Drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,10 +194,55 @@ def test_table_names_layers_and_values() -> None:
     assert any("without the 3 channels of largest variance" in line for line in lines)
 
 
-def test_plot_writes_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "cka.png"
-    run(*related()).plot(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+def test_plot_shows_both_matrices_with_their_numbers_layers_and_scale(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "cka.svg"
+    x, y = related()
+    y[:, 1] = 1.0
+    result = run(x, y, names=("0.3e", "1e"), layers_x=(0, 3, 12), layers_y=(6, 11))
+    result.plot(path)
+    drawn = Drawing(path)
+    assert drawn.faults() == []
+    assert drawn.texts[0] == result.title()
+    for panel in ("all channels", "without the 3 channels of largest variance per layer"):
+        assert panel in drawn.texts
+    for axis in ("layer of 0.3e", "layer of 1e", "0", "3", "12", "6", "11"):
+        assert drawn.texts.count(axis) >= 2
+    values = [*result.cka[:, 0], *result.cka_dropped[:, 0]]
+    numbers = [t for t in drawn.texts if re.fullmatch(r"−?\d\.\d\d", t)]
+    assert sorted(float(t.replace("−", "-")) for t in numbers) == sorted(
+        round(float(v), 2) for v in values
+    )
+    assert {"CKA", "0.2", "1", "layer does not vary"} <= set(drawn.texts)
+    grey = [cell for cell in drawn.marks("cell") if cell in drawn.marks("none")]
+    assert len(grey) == 2 * 3 + 1  # and the one that is explained
+    tips = "\n".join(title.text or "" for title in drawn.root.iter(f"{SVG}title"))
+    assert f"layer 12 of 0.3e, 6 of 1e: {result.cka[2, 0]:.3f}" in tips
+    assert tips.count("of 1e: does not vary") == 6
+
+
+@pytest.mark.parametrize("layers", [(1, 1), (14, 14), (15, 14), (25, 25), (13, 49), (49, 2)])
+@pytest.mark.parametrize("drop", [0, 1])
+def test_plot_of_any_number_of_layers_has_no_text_on_another(
+    tmp_path: Path, layers: tuple[int, int], drop: int
+) -> None:
+    x, y = (np.random.default_rng(n).normal(size=(20, n, 4)).astype(np.float32) for n in layers)
+    run(x, y, drop_channels=drop, names=("a-long-name-0.3e/dev", "1e/dev")).plot(
+        tmp_path / "cka.svg"
+    )
+    drawn = Drawing(tmp_path / "cka.svg")
+    assert drawn.faults() == []
+    assert len(drawn.marks("cell")) == 25 + (1 + drop) * layers[0] * layers[1]
+    numbered = any(re.fullmatch(r"−?\d\.\d\d", text) for text in drawn.texts)
+    assert numbered is (max(layers) <= 14)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("cka.png", r"ends in '\.png'"), ("cka", "has no suffix"), ("", "no suffix")]
+)
+def test_a_plot_that_is_not_to_be_svg_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"{said}.*give a file that ends in .svg, such as"):
+        run(*related()).plot(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -182,9 +182,9 @@ def test_analyses_print_a_table_and_write_a_plot(
         assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
     (plot,) = (copy / "analysis").iterdir()
     assert f"plot: {plot}" in result.stderr
-    own = copy / "own.png"
+    own = copy / "own.svg"
     assert keys <= json.loads(done(*args, "-w", copy, "--plot", own, "--json")).keys()
-    assert own.is_file()
+    assert own.read_text() == plot.read_text()
 
 
 def test_store_commands_tell_what_is_held(space: Path) -> None:

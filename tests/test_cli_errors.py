@@ -56,8 +56,12 @@ ERRORS: dict[str, tuple[list[Any], str]] = {
     "scheduler": (["cka", "0.5e", "1e", "--scheduler", "fast"], "use threads, processes, or"),
     "isotropy snapshot": (["isotropy", "one"], "'one' is not a snapshot tag"),
     "plot": (
-        ["isotropy", "1e", "--plot", __file__ + "/plot.png"],
+        ["isotropy", "1e", "--plot", __file__ + "/plot.svg"],
         "test_cli_errors.py: File exists",
+    ),
+    "plot suffix": (
+        ["cka", "0.5e", "1e", "--plot", "own.png"],
+        "the plot own.png ends in '.png'.* give a file that ends in .svg, such as own.svg",
     ),
     "store split": (["store", "info", "1e"], "name a snapshot and a split of it, such as 0.3e/t"),
     "store unknown": (["store", "info", "1e/test"], "no split 'test' of 1e"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from figures import SVG, Drawing
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
@@ -129,12 +131,46 @@ def test_table_has_a_row_per_layer() -> None:
     assert lines[-2].split()[-2:] == ["0", "–"]
 
 
-def test_plot_writes_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "isotropy.png"
-    x = gaussian(100, 2, 6)
+def test_plot_shows_four_panels_and_names_lines_and_channels(tmp_path: Path) -> None:
+    x = gaussian(500, 4, 64)
     x[:, 1] = 2.0  # its explained variance is NaN, which must not stop the plot
-    run(x).plot(path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+    x[:, 0, 17] += 25
+    x[:, 3, 17] += 25
+    x[:, 3, 5] += 25
+    result = run(x, outlier_sd=4.0, layers=(0, 3, 6, 12), name="1e")
+    result.plot(tmp_path / "isotropy.svg")
+    drawn = Drawing(tmp_path / "isotropy.svg")
+    assert drawn.faults() == []
+    assert drawn.texts[0] == result.title()
+    assert {
+        *("Mean cosine of two tokens", "cosine", "mean cosine", "largest part of one channel"),
+        *("Variance in the first k principal components", "share of the variance"),
+        *("k = 1", "k = 3", "Mean norm of a token", "Euclidean norm"),
+        *("Outlier channels (mean or sd beyond 4 sd)", "channel", "17", "5"),
+    } <= set(drawn.texts)
+    assert drawn.texts.count("layer (0 = embedding output)") == 4
+    assert drawn.texts.count("12") == 4
+    tips = [title.text or "" for title in drawn.root.iter(f"{SVG}title")]
+    for layer, value in zip(result.layers, result.mean_cosine, strict=True):
+        assert f"mean cosine: layer {layer}, {value:.4g}" in tips
+    assert "channel 17 in layer 12" in tips
+    assert not any("k = 1: layer 3," in tip for tip in tips)
+    # 4 points of each of 2 + 1 lines, 3 of each of 2, 3 channels, and the samples of 4
+    assert len(drawn.marks("point")) == 4 * 3 + 3 * 2 + 3 + 4
+    shapes = {mark.tag if mark.tag.endswith("circle") else "path" for mark in drawn.marks("s0")}
+    assert shapes == {f"{SVG}circle", "path"}  # points, and their lines
+
+
+@pytest.mark.parametrize("layers", [1, 2, 13, 25, 49])
+def test_plot_of_any_number_of_layers_has_no_text_on_another(tmp_path: Path, layers: int) -> None:
+    result = run(gaussian(20, layers, 12), components=tuple(range(1, 12)))
+    for outliers in (0, 12, 30):
+        channels = tuple(tuple(range(i, outliers * 13, 13 * layers)) for i in range(layers))
+        found = replace(result, outlier_channels=channels, mean_norm=result.mean_norm * 1e4)
+        found.plot(tmp_path / "isotropy.svg")
+        drawn = Drawing(tmp_path / "isotropy.svg")
+        assert drawn.faults() == []
+        assert ("none" in drawn.texts) is (outliers == 0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from browser import CHROMIUM, as_printed, measure, pdf, screenshot
 from PIL import Image
 from reports import make_lab
 
+from bertvision.pipelines.analysis.run import run_cka, run_isotropy
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -123,6 +124,22 @@ def test_it_is_drawn_in_its_theme(full: Path, tmp_path: Path, width: int, dark: 
     # saturated: the first two series of the figures
     spread = pixels.max(axis=2).astype(int) - pixels.min(axis=2)
     assert (spread > 100).sum() > 500
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_figures_of_their_own_cover_nothing_and_have_a_theme(
+    workspace: OpenWorkspace, tmp_path: Path, dark: bool
+) -> None:
+    run_cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
+    run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
+    for path in sorted(tmp_path.glob("*.svg")):
+        figure = path.read_text(encoding="utf-8")
+        page = f'<html><head><meta http-equiv="x"></head><body>{figure}</body></html>'
+        found = measure(page, tmp_path, SCREEN)
+        assert found["out"] == found["overlaps"] == found["requests"] == []
+        with Image.open(screenshot(path, tmp_path / "figure.png", SCREEN, dark=dark)) as image:
+            corner = np.asarray(image.convert("RGB"))[0, 0].mean()
+        assert (corner < 60) if dark else (corner > 240)
 
 
 def test_it_prints(full: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertvision.pipelines.report as package
-from bertvision.pipelines.report.drawing.figures import both
-from bertvision.pipelines.report.drawing.svg import (
+from bertvision.pipelines.drawing.figures import THEME, both
+from bertvision.pipelines.drawing.svg import (
     Canvas,
     Labels,
     Plot,
@@ -26,8 +26,9 @@ from bertvision.pipelines.report.page import in_code, in_groups
 from bertvision.pipelines.report.pooling import softmax
 from bertvision.pipelines.report.scores import learning_curve
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column, signed
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results
+from bertvision.pipelines.text import signed
 
 numbers = st.floats(-1e4, 1e4, allow_nan=False)
 
@@ -173,8 +174,7 @@ def test_untrained_has_no_place_among_epochs() -> None:
 
 
 def _themes() -> dict[str, dict[str, str]]:
-    folder = Path(str(package.__file__)).parent
-    css = "".join((folder / name).read_text() for name in ("drawing/theme.css", "style.css"))
+    css = THEME.read_text() + (Path(str(package.__file__)).parent / "style.css").read_text()
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     names = ("light", "dark", "print")
     return {

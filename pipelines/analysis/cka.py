@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, CrossMoments, Moments
-from bertvision.pipelines.analysis.plots import heat_map, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.drawing.figures import save
+from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
 
@@ -119,22 +120,14 @@ class CkaResult:
         }
 
     def plot(self, path: Path) -> None:
-        """Writes the heat maps to a PNG file."""
-        panels = self._panels()
-        figure = new_figure(5.0 * len(panels) + 1.2, 5.8, self.title())
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for ax, (label, values) in zip(axes, panels, strict=True):
-            image = heat_map(
-                ax,
-                values,
-                title=label,
-                xlabel=f"layer of {self.name_y}",
-                ylabel=f"layer of {self.name_x}",
-                columns=self.layers_y,
-                rows=self.layers_x,
-            )
-        figure.colorbar(image, ax=list(axes), label="CKA", shrink=0.8, pad=0.02)
-        save_figure(figure, path)
+        """Writes the heat maps to an SVG file.
+
+        Raises:
+            InputError: the path does not end in ``.svg``.
+        """
+        rows, columns = (self.name_x, self.layers_x), (self.name_y, self.layers_y)
+        desc = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
+        save(path, self.title(), desc, layer_maps("CKA", dict(self._panels()), rows, columns))
 
 
 def cka(

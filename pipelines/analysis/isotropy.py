@@ -20,8 +20,9 @@ import numpy as np
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
-from bertvision.pipelines.analysis.plots import layer_channels, layer_lines, new_figure, save_figure
 from bertvision.pipelines.analysis.reduce import check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.drawing.figures import WIDE, panels, save
+from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
 
@@ -108,40 +109,27 @@ class IsotropyResult:
         }
 
     def plot(self, path: Path) -> None:
-        """Writes four panels over the layers to a PNG file."""
-        figure = new_figure(10, 7, self.title())
-        (cosine, variance), (norm, outliers) = figure.subplots(2, 2)
-        layer_lines(
-            cosine,
-            self.layers,
-            {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine},
-            title="Mean cosine of two tokens",
-            ylabel="cosine",
-            top=1,
-        )
+        """Writes four panels over the layers to an SVG file.
+
+        Raises:
+            InputError: the path does not end in ``.svg``.
+        """
+        cosine = {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine}
         by_k = zip(self.components, self.explained_variance.T, strict=True)
-        layer_lines(
-            variance,
-            self.layers,
-            {f"k = {k}": share for k, share in by_k},
-            title="Variance in the first k principal components",
-            ylabel="share of the variance",
-            top=1,
-        )
-        layer_lines(
-            norm,
-            self.layers,
-            {"mean norm": self.mean_norm},
-            title="Mean norm of a token",
-            ylabel="Euclidean norm",
-        )
-        layer_channels(
-            outliers,
-            self.layers,
-            self.outlier_channels,
-            title=f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)",
-        )
-        save_figure(figure, path)
+        variance = {f"k = {k}": share for k, share in by_k}
+        norm = {"mean norm": self.mean_norm}
+        lines = partial(layer_lines, layers=self.layers)
+        share = partial(lines, lines=variance, label="share of the variance", top=1)
+        outliers = partial(layer_channels, layers=self.layers, channels=self.outlier_channels)
+        titles = [
+            (partial(lines, lines=cosine, label="cosine", top=1), "Mean cosine of two tokens"),
+            (share, "Variance in the first k principal components"),
+            (partial(lines, lines=norm, label="Euclidean norm"), "Mean norm of a token"),
+            (outliers, f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)"),
+        ]
+        figure = panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
+        desc = "Four panels over the layers: mean cosine, variance, norm, outlier channels."
+        save(path, self.title(), desc, figure)
 
 
 def isotropy(

@@ -8,6 +8,7 @@ from pathlib import Path
 from bertvision.featurestore.lazy import check_same_rows
 from bertvision.pipelines.analysis.cka import CkaResult, cka
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,14 @@ def run_cka(
         biased: the biased estimator instead of the unbiased one.
         seed: of the sample.
         scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: PNG to write; by default ``analysis/`` in the workspace.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
 
     Raises:
+        InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens.
     """
+    name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
+    path = _plot_path(workspace, name, plot)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
     check_same_rows(x, y)
     result = cka(
@@ -54,8 +58,7 @@ def run_cka(
         seed=seed,
         scheduler=scheduler,
     )
-    name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
-    _plot(workspace, result, name, plot)
+    _plot(result, path)
     return result
 
 
@@ -78,8 +81,12 @@ def run_isotropy(
         max_tokens: use a seeded sample of at most so many tokens; None uses all.
         seed: of the sample.
         scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: PNG to write; by default ``analysis/`` in the workspace.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``.
     """
+    path = _plot_path(workspace, f"isotropy-{tag}-{split}", plot)
     x = workspace.split(tag, split).require_complete()
     result = isotropy(
         x.dask(),
@@ -89,14 +96,17 @@ def run_isotropy(
         name=x.name,
         layers=x.record.layers,
     )
-    _plot(workspace, result, f"isotropy-{tag}-{split}", plot)
+    _plot(result, path)
     return result
 
 
-def _plot(
-    workspace: Workspace, result: CkaResult | IsotropyResult, name: str, plot: Path | None
-) -> None:
-    path = plot or workspace.root / "analysis" / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _plot_path(workspace: Workspace, name: str, plot: Path | None) -> Path:
+    """Where to draw; a name that could not be is refused before the tokens are read."""
+    path = plot or workspace.root / "analysis" / f"{name}.svg"
+    check_suffix(path)
+    return path
+
+
+def _plot(result: CkaResult | IsotropyResult, path: Path) -> None:
     result.plot(path)
     log.info("plot: %s", path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing import charts as marks
+from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -42,7 +42,7 @@ def parameters(results: Results) -> Section:
         caption,
         source,
         command,
-        lambda width: marks.parameters(rows, results.bert, results.label, width),
+        lambda width: charts.parameters(rows, results.bert, results.label, width),
     )
     tags = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
     merged: dict[str, Row] = {}
@@ -69,7 +69,7 @@ def costs(results: Results) -> Section:
     """Time and bytes."""
     ident, title = "costs", "Time and bytes"
     rows = [*results.bert, *results.full]
-    timed = [r for r in rows if any(r[key] for _, key in marks.PARTS)]
+    timed = [r for r in rows if any(r[key] for _, key in charts.PARTS)]
     if not timed:
         return Section(
             ident,
@@ -99,7 +99,7 @@ def costs(results: Results) -> Section:
         caption,
         source,
         command,
-        lambda width: marks.stacked_time(bars, width),
+        lambda width: charts.stacked_time(bars, width),
     )
     table = Table(
         "costs",

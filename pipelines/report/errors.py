@@ -8,7 +8,7 @@ from typing import Any
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing import charts as marks
+from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import Example, Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -72,7 +72,7 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
         caption,
         _SOURCE,
         _COMMAND,
-        lambda width: marks.group_dots(rows, systems, f"{score} (%)", width),
+        lambda width: charts.group_dots(rows, systems, f"{score} (%)", width),
     )
     tables = _agreement_table(analyses, results.items)
     tables += _groups_tables(analyses, metric, f"{score} by groups of {results.items}")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.results.columns import signed
 from bertvision.pipelines.results.rows import Results
+from bertvision.pipelines.text import signed
 
 _BASELINES = ("last-layer", "cls-last-state")
 _LISTED = 3

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from bertvision.pipelines.report.drawing.figures import THEME
+from bertvision.pipelines.drawing.figures import THEME
 from bertvision.pipelines.report.section import Section
 
 GENERATOR = "bertvision report"

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from functools import partial
 
 from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.drawing.figures import MOST_PANELS
+from bertvision.pipelines.drawing.svg import SERIES
 from bertvision.pipelines.probing.results import FOLDER, read_all
 from bertvision.pipelines.probing.summary import Row, probe_rows
-from bertvision.pipelines.report.drawing.figures import MOST_PANELS
 from bertvision.pipelines.report.drawing.probe_figures import (
     gained,
     layer_curves,
     layer_map,
     shown_lines,
 )
-from bertvision.pipelines.report.drawing.svg import SERIES
 from bertvision.pipelines.report.section import Figure, Section, make_figure
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column, signed
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
+from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
 FILES = f"{FOLDER}/*/*.json"

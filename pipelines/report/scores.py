@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing import charts as marks
-from bertvision.pipelines.report.drawing import curves
-from bertvision.pipelines.report.drawing.figures import best_names
+from bertvision.pipelines.report.drawing import charts, curves
+from bertvision.pipelines.report.drawing.curves import best_names
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
@@ -105,7 +104,7 @@ def cross_checkpoint(results: Results) -> Section:
         caption,
         HEADS,
         EVALUATE,
-        lambda width: marks.heat_map(heads, names, width),
+        lambda width: charts.snapshot_map(heads, names, width),
     )
     at = sorted({SnapshotTag(r["checkpoint"]) for r in heads})
     bert = {r["checkpoint"]: r["score"] for r in results.bert}

@@ -5,16 +5,17 @@ A section whose data are not in the workspace says in one line which command mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing.figures import Row, both, standalone
-from bertvision.pipelines.report.drawing.svg import Canvas
+from bertvision.pipelines.drawing.figures import WIDE, both, standalone
+from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.rows import Row
 
 HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"
 
@@ -93,14 +94,14 @@ def make_figure(
     return Figure(
         ident,
         both(ident, name, caption, draw),
-        standalone(ident, name, caption, draw),
+        standalone(ident, name, caption, draw(WIDE)),
         caption,
         source,
         command,
     )
 
 
-def pair(r: Row) -> tuple[SnapshotTag, SnapshotTag]:
+def pair(r: Mapping[str, Any]) -> tuple[SnapshotTag, SnapshotTag]:
     """Snapshot trained on and snapshot evaluated on, to sort by."""
     return SnapshotTag(r["trained_on"]), SnapshotTag(r["checkpoint"])
 

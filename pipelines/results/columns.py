@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bertvision.pipelines.text import size
+from bertvision.pipelines.text import signed, size
 
 Kind = Literal["text", "code", "count", "number", "signed", "size"]
 
@@ -48,9 +48,3 @@ class Column:
         sd = row.get(f"{self.key}_sd") if self.sd else None
         written = f"{value:,.{self.digits}f}".replace("-", "−")
         return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
-
-
-def signed(value: float, digits: int = 1) -> str:
-    """A difference with its sign, a true minus: ``+1.2``, ``−0.3``."""
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"

@@ -1,1 +1,4 @@
-"""Figures as SVG: scales, labels that do not collide, curves, charts."""
+"""The report's figures: what is drawn of its rows.
+
+May import `drawing` and what else the report may.
+"""

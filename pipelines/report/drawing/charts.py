@@ -1,4 +1,4 @@
-"""Figures without lines: heat maps, points, bars."""
+"""Figures without lines: heat maps of snapshots, points, bars."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing.figures import Row, legend, panels, tip
-from bertvision.pipelines.report.drawing.svg import (
+from bertvision.pipelines.drawing.figures import Box, legend, panels
+from bertvision.pipelines.drawing.heat import Cell, heat_map
+from bertvision.pipelines.drawing.svg import (
     SHAPES,
     Canvas,
     Labels,
@@ -17,7 +18,9 @@ from bertvision.pipelines.report.drawing.svg import (
     text_width,
     ticks,
 )
-from bertvision.pipelines.results.columns import signed
+from bertvision.pipelines.report.drawing.curves import tip
+from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.text import signed
 
 PARTS = (
     ("fine-tuning", "fine_tuning_seconds"),
@@ -26,7 +29,7 @@ PARTS = (
 )
 
 
-def heat_map(heads: Sequence[Row], names: Sequence[str], width: float) -> Canvas:
+def snapshot_map(heads: Sequence[Row], names: Sequence[str], width: float) -> Canvas:
     """A panel for each head: snapshot trained on × snapshot evaluated on.
 
     Cells carry the score and below it the difference from BERT, which is also their colour.
@@ -51,26 +54,15 @@ def heat_map(heads: Sequence[Row], names: Sequence[str], width: float) -> Canvas
         x0, y0 = left + panel_w * (k % columns), 58 + panel_h * (k // columns)
         c.text(x0 - left, y0 - 42, shortened(name, panel_w - gap, bold=True), cls="strong")
         c.text(x0 - left, y0 - 24, "evaluated on →")
-        for j, tag in enumerate(at):
-            c.text(x0 + cell * (j + 0.5), y0 - 6, str(tag), anchor="middle", cls="tick")
-        for i, tag in enumerate(on):
-            c.text(x0 - 6, y0 + high * (i + 0.5) + 4, str(tag), anchor="end", cls="tick")
         c.text(x0 - left, y0 + high * len(on) + 16, "↑ trained on")
-        for r in rows:
-            if r["name"] != name:
-                continue
-            x = x0 + cell * at.index(SnapshotTag(r["checkpoint"]))
-            y = y0 + high * on.index(SnapshotTag(r["trained_on"]))
-            difference = r["difference"]
-            cls = "cell none" if difference is None else "cell s1" if difference < 0 else "cell s0"
-            strength = 0.06 + 0.44 * abs(difference or 0) / most
-            c.rect(x + 1, y + 1, cell - 2, high - 2, cls, tip=tip(r), opacity=strength)
-            two = high > 30 and difference is not None
-            middle = x + cell / 2
-            c.text(middle, y + high / 2 + (-3 if two else 4), f"{r['score']:.1f}", anchor="middle")
-            if two:
-                sign = signed(difference)
-                c.text(middle, y + high / 2 + 13, sign, anchor="middle", cls="small")
+        cells = {
+            (on.index(SnapshotTag(r["trained_on"])), at.index(SnapshotTag(r["checkpoint"]))): _cell(
+                r, most, two=high > 30
+            )
+            for r in rows
+            if r["name"] == name
+        }
+        heat_map(c, (x0, y0), (cell, high), list(map(str, on)), list(map(str, at)), cells)
     return c
 
 
@@ -92,7 +84,7 @@ def parameters(rows: Sequence[Row], bert: Sequence[Row], label: str, width: floa
         [r["score"] for r in rows] + [by_tag[t]["score"] for t in tags if t in by_tag]
     )
 
-    def panel(c: Canvas, tag: str, box: tuple[float, float, float, float]) -> None:
+    def panel(c: Canvas, tag: str, box: Box) -> None:
         p = Plot(c, *box, (low * 0.7, 190), y_range, log_x=True)
         p.axes([(v, f"{v:g}") for v in decades], "parameters (% of the encoder, log scale)", label)
         found = sorted(
@@ -205,6 +197,15 @@ def group_dots(rows: Sequence[Row], systems: Sequence[str], label: str, width: f
             c.marker(SHAPES[i], p.x(value), middle, f"point s{i}", r=4 if i else 6, tip=text)
         y += step
     return c
+
+
+def _cell(r: Row, most: float, *, two: bool) -> Cell:
+    difference = r["difference"]
+    texts = [f"{r['score']:.1f}"]
+    if two and difference is not None:
+        texts.append(signed(difference))
+    cls = "none" if difference is None else "s1" if difference < 0 else "s0"
+    return Cell(cls, 0.06 + 0.44 * abs(difference or 0) / most, texts, tip(r))
 
 
 def _total(r: Row) -> float:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.report.drawing.figures import (
-    MOST_PANELS,
-    Row,
-    best_names,
-    ends,
-    legend,
-    panels,
-    tip,
-    whisker,
-)
-from bertvision.pipelines.report.drawing.svg import SERIES, SHAPES, Canvas, Plot, round_range
+from bertvision.pipelines.drawing.figures import MOST_PANELS, Box, legend, panels, sample, series
+from bertvision.pipelines.drawing.layers import layer_plot
+from bertvision.pipelines.drawing.svg import SERIES, SHAPES, Canvas, Plot, round_range
+from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.text import signed
 
 MOST_LINES = 6
-
 """Series in one panel: more could not be told apart."""
 
 
@@ -50,7 +44,7 @@ def learning_curve(bert: Sequence[Row], heads: Sequence[Row], label: str, width:
     low, high = min(epochs), max(epochs)
     air = max((high - low) * 0.03, 0.01)
     p = Plot(
-        c, 40, 26, width - 12, bottom, (low - air, high + air), round_range(ends([*bert, *heads]))
+        c, 40, 26, width - 12, bottom, (low - air, high + air), round_range(_ends([*bert, *heads]))
     )
     p.axes([(e, f"{e:g}") for e in epochs], "epochs of fine-tuning at the snapshot", label)
     best = {id(r) for *_, found in lines for r in found}
@@ -65,7 +59,7 @@ def learning_curve(bert: Sequence[Row], heads: Sequence[Row], label: str, width:
         for r, (x, y) in zip(found, places, strict=True):
             if "dashed" in cls and r["trained_on"] == r["checkpoint"]:
                 continue  # where it begins it is one of the heads of the same snapshot
-            whisker(p, x, r, cls.split()[0])
+            _whisker(p, x, r, cls.split()[0])
             c.marker(shape, x, y, f"point {cls.split()[0]}", tip=tip(r))
     return c
 
@@ -85,9 +79,9 @@ def fraction_curves(rows: Sequence[Row], label: str, width: float) -> Canvas:
     pairs = {(r["trained_on"], r["checkpoint"]): None for r in rows}
     shown = [pair for pair in pairs if pair[0] == pair[1] or pair[1] == last][-MOST_PANELS:]
     drawn = [r for r in rows if (r["trained_on"], r["checkpoint"]) in shown]
-    y_range = round_range(ends(drawn) + [r["bert"] for r in drawn if r["bert"]])
+    y_range = round_range(_ends(drawn) + [r["bert"] for r in drawn if r["bert"]])
 
-    def panel(c: Canvas, pair: tuple[str, str], box: tuple[float, float, float, float]) -> None:
+    def panel(c: Canvas, pair: tuple[str, str], box: Box) -> None:
         p = Plot(c, *box, (0, 103), y_range)
         p.axes([(v, f"{v}") for v in (0, 20, 40, 60, 80, 100)], "training examples (%)", label)
         found = [r for r in rows if (r["trained_on"], r["checkpoint"]) == pair]
@@ -96,15 +90,13 @@ def fraction_curves(rows: Sequence[Row], label: str, width: float) -> Canvas:
             c.line(p.left, p.y(bert), p.right, p.y(bert), "reference")
         for i, name in enumerate(names):
             line = sorted((r for r in found if r["name"] == name), key=lambda r: r["fraction"])
-            places = [(p.x(100 * r["fraction"]), p.y(r["score"])) for r in line]
-            if len(places) > 1:
-                c.path(places, f"line s{i}")
-            for r, (x, y) in zip(line, places, strict=True):
-                whisker(p, x, r, f"s{i}")
-                c.marker(SHAPES[i], x, y, f"point s{i}", tip=tip(r))
+            for r in line:
+                _whisker(p, p.x(100 * r["fraction"]), r, f"s{i}")
+            points = [(100 * r["fraction"], r["score"]) for r in line]
+            series(p, i, points, [tip(r) for r in line])
 
     titles = [(pair, f"trained on {pair[0]}, evaluated on {pair[1]}") for pair in shown]
-    entries = [(name, f"s{i}", SHAPES[i]) for i, name in enumerate(names)]
+    entries = [sample(i, name) for i, name in enumerate(names)]
     return panels(titles, panel, [*entries, ("BERT at the snapshot", "reference", "")], width)
 
 
@@ -120,28 +112,51 @@ def pooling_weights(rows: Sequence[Row], width: float) -> Canvas:
     last = max(max(r["layers"]) for r in rows)
     y_range = (0.0, round_range([0, 100 * max(max(r["weights"]) for r in rows)])[1])
 
-    def panel(c: Canvas, name: str, box: tuple[float, float, float, float]) -> None:
-        p = Plot(c, *box, (-0.3, last + 0.3), y_range)
-        labels = [(v, f"{v}") for v in range(last + 1)]
-        p.axes(labels, "layer (0 = embedding output)", "weight (%)")
+    def panel(c: Canvas, name: str, box: Box) -> None:
+        p = layer_plot(c, box, range(last + 1), y_range, "weight (%)")
         found = [r for r in rows if r["name"] == name]
         even = p.y(100 / len(found[0]["weights"]))
         c.line(p.left, even, p.right, even, "reference")
         for i, tag in enumerate(tags):
             for r in (r for r in found if r["trained_on"] == tag):
-                points = [
-                    (layer, 100 * weight)
-                    for layer, weight in zip(r["layers"], r["weights"], strict=True)
-                ]
-                c.path([(p.x(layer), p.y(weight)) for layer, weight in points], f"line s{i}")
-                for layer, weight in points:
-                    text = f"{name} trained on {tag}: layer {layer}, {weight:.1f} %"
-                    shape, place = SHAPES[i % len(SHAPES)], (p.x(layer), p.y(weight))
-                    c.marker(shape, *place, f"point s{i}", r=3.2, tip=text)
+                points = list(zip(r["layers"], (100 * w for w in r["weights"]), strict=True))
+                where = f"{name} trained on {tag}: layer"
+                series(
+                    p, i, points, [f"{where} {at}, {weight:.1f} %" for at, weight in points], r=3.2
+                )
 
-    entries = [(f"trained on {t}", f"s{i}", SHAPES[i % len(SHAPES)]) for i, t in enumerate(tags)]
+    entries = [sample(i, f"trained on {tag}") for i, tag in enumerate(tags)]
     entries.append(("all layers alike", "reference", ""))
     return panels([(name, name) for name in names], panel, entries, width)
+
+
+def best_names(rows: Sequence[Row], most: int) -> list[str]:
+    """Names of at most so many systems, by their highest score."""
+    best: dict[str, float] = {}
+    for r in rows:
+        best[r["name"]] = max(best.get(r["name"], -math.inf), r["score"])
+    return sorted(best, key=lambda name: (-best[name], name))[:most]
+
+
+def tip(r: Row) -> str:
+    """What shows where the pointer rests on a system's mark."""
+    where = r["checkpoint"]
+    if r["trained_on"] != where:
+        where = f"{where}, trained on {r['trained_on']}"
+    sd = f" ± {r['score_sd']:.1f} (n = {r['seeds']})" if r["score_sd"] else ""
+    against = "" if r["difference"] is None else f", {signed(r['difference'])} against BERT"
+    return f"{r['name']} at {where}: {r['score']:.1f}{sd}{against}"
+
+
+def _whisker(p: Plot, x: float, r: Row, cls: str) -> None:
+    """One standard deviation up and down."""
+    if sd := r["score_sd"]:
+        p.canvas.line(x, p.y(r["score"] - sd), x, p.y(r["score"] + sd), f"line {cls}")
+
+
+def _ends(rows: Sequence[Row]) -> list[float]:
+    """All that is drawn of scores: one standard deviation below to one above."""
+    return [r["score"] + side * (r["score_sd"] or 0) for r in rows for side in (-1, 1)]
 
 
 def _by_epoch(rows: Sequence[Row]) -> list[Row]:

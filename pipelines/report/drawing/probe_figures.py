@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bertvision.pipelines.report.drawing.figures import Row, panels
-from bertvision.pipelines.report.drawing.svg import (
+from bertvision.pipelines.drawing.figures import Box, panels, sample, series
+from bertvision.pipelines.drawing.heat import Cell, heat_map
+from bertvision.pipelines.drawing.layers import layer_plot
+from bertvision.pipelines.drawing.svg import (
     SERIES,
-    SHAPES,
     Canvas,
-    Plot,
     round_range,
     shortened,
     text_width,
 )
-from bertvision.pipelines.results.columns import signed
+from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.text import signed
 
 _TOP, _HIGH = 24.0, 34.0
 
@@ -38,15 +39,19 @@ def layer_map(rows: Sequence[Row], tasks: Sequence[str], most: float, width: flo
     cell = min(74.0, (width - left - 6) / len(layers))  # the last label is wider than its cell
     c = Canvas(width, _TOP + _HIGH * len(tasks))
     c.text(0, _TOP - 8, "layer →", cls="tick")
-    for j, layer in enumerate(layers):
-        if cell >= 15 or j % 2 == 0:
-            c.text(left + cell * (j + 0.5), _TOP - 8, f"{layer}", anchor="middle", cls="tick")
-    for i, task in enumerate(tasks):
-        y = _TOP + _HIGH * i
-        c.text(0, y + _HIGH / 2 + 4, shortened(task, left - 6))
-        for r in rows:
-            if r["dataset"] == task:
-                _cell(c, r, left + cell * layers.index(int(r["layers"])), y, cell, most)
+    found = {
+        (tasks.index(r["dataset"]), layers.index(int(r["layers"]))): r
+        for r in rows
+        if r["dataset"] in tasks
+    }
+    cells = {at: _cell(r, most, cell) for at, r in found.items()}
+    titles = [shortened(task, left - 6) for task in tasks], [str(layer) for layer in layers]
+    heat_map(c, (left, _TOP), (cell, _HIGH), *titles, cells)
+    for (i, j), r in found.items():
+        if r["best"]:
+            x, y, far, low = left + cell * j + 2, _TOP + _HIGH * i + 2, cell - 4, _HIGH - 4
+            corners = [(0.0, 0.0), (far, 0.0), (far, low), (0.0, low), (0.0, 0.0)]
+            c.path([(x + dx, y + dy) for dx, dy in corners], "line s6")
     return c
 
 
@@ -73,27 +78,22 @@ def layer_curves(
     below, above = ("difference_low", "difference_high") if gains else ("low", "high")
     label = "difference from untrained (points)" if gains else "accuracy (%)"
 
-    def panel(c: Canvas, task: str, box: tuple[float, float, float, float]) -> None:
+    def panel(c: Canvas, task: str, box: Box) -> None:
         found = [r for r in rows if r["dataset"] == task and r[by] in names]
         found = [r for r in found if r[value] is not None]
         guess = 0.0 if gains else found[0]["majority"]
         low, high = round_range([r[end] for r in found for end in (below, above)] + [guess])
         y_range = (low, high) if gains else (max(0.0, low), min(high, 100.0))
-        p = Plot(c, *box, (layers[0] - 0.3, layers[-1] + 0.3), y_range)
-        p.axes([(v, f"{v}") for v in layers], "layer (0 = embedding output)", label)
+        p = layer_plot(c, box, layers, y_range, label)
         c.line(p.left, p.y(guess), p.right, p.y(guess), "reference")
         for i, name in enumerate(names):
             line = sorted((r for r in found if r[by] == name), key=lambda r: int(r["layers"]))
-            places = [(p.x(int(r["layers"])), p.y(r[value])) for r in line]
-            if len(places) > 1:
-                c.path(places, f"line {_class(i, name)}")
-            for r, (x, y) in zip(line, places, strict=True):
-                c.line(x, p.y(r[below]), x, p.y(r[above]), f"line s{i}")
-                c.marker(SHAPES[i % len(SHAPES)], x, y, f"point s{i}", tip=probe_tip(r))
+            points = [(int(r["layers"]), r[value]) for r in line]
+            for r, (layer, _) in zip(line, points, strict=True):
+                c.line(p.x(layer), p.y(r[below]), p.x(layer), p.y(r[above]), f"line s{i}")
+            series(p, i, points, [probe_tip(r) for r in line], cls=_dashed(name))
 
-    entries = [
-        (str(name), _class(i, name), SHAPES[i % len(SHAPES)]) for i, name in enumerate(names)
-    ]
+    entries = [sample(i, str(name), _dashed(name)) for i, name in enumerate(names)]
     reference = ("as the untrained twin" if gains else "majority", "reference", "")
     return panels([(task, task) for task in tasks], panel, [*entries, reference], width)
 
@@ -117,21 +117,11 @@ def probe_tip(r: Row) -> str:
     )
 
 
-def _cell(c: Canvas, r: Row, x: float, y: float, cell: float, most: float) -> None:
+def _cell(r: Row, most: float, width: float) -> Cell:
     gain = gained(r)
-    cls = "cell s1" if gain < 0 else "cell s0"
-    strength = 0.06 + 0.5 * abs(gain) / (most or 1)
-    c.rect(x + 1, y + 1, cell - 2, _HIGH - 2, cls, tip=probe_tip(r), opacity=strength)
-    if r["best"]:
-        corners = [(x + 2, y + 2), (x + cell - 2, y + 2), (x + cell - 2, y + _HIGH - 2)]
-        corners += [(x + 2, y + _HIGH - 2), (x + 2, y + 2)]
-        c.path(corners, "line s6")
-    middle, two = x + cell / 2, cell >= 38
-    if cell >= 27:
-        score = f"{r['accuracy']:.1f}"
-        c.text(middle, y + (14 if two else 21), score, anchor="middle", cls="small")
-    if two:
-        c.text(middle, y + 28, signed(gain), anchor="middle", cls="small")
+    texts = [f"{r['accuracy']:.1f}", signed(gain)][: (width >= 27) + (width >= 38)]
+    cls = "s1" if gain < 0 else "s0"
+    return Cell(cls, 0.06 + 0.5 * abs(gain) / (most or 1), texts, probe_tip(r))
 
 
 def gained(r: Row) -> float:
@@ -140,5 +130,5 @@ def gained(r: Row) -> float:
     return float(r["accuracy"] - r["majority"] if gain is None else gain)
 
 
-def _class(i: int, name: str) -> str:
-    return f"s{i} dashed" if name == "untrained" else f"s{i}"
+def _dashed(name: str) -> str:
+    return "dashed" if name == "untrained" else ""

@@ -54,18 +54,16 @@ class Canvas:
             start = f'<circle class="{cls}" cx="{_n(x)}" cy="{_n(y)}" r="{_n(r)}"'
             self.parts.append(f"{start}>{_tip(tip)}</circle>")
             return
-        a, b = r * 0.9, r * 1.25
+        a, b, t = r * 0.9, r * 1.25, r * 0.5
         corners = {
             "square": [(-a, -a), (a, -a), (a, a), (-a, a)],
             "diamond": [(0, -b), (b, 0), (0, b), (-b, 0)],
             "up": [(0, -b), (b, a), (-b, a)],
             "down": [(0, b), (b, -a), (-b, -a)],
-        }.get(shape)
-        if corners is None:
-            d = f"M{_n(x - a)} {_n(y - a)}L{_n(x + a)} {_n(y + a)}"
-            d += f"M{_n(x - a)} {_n(y + a)}L{_n(x + a)} {_n(y - a)}"
-        else:
-            d = "M" + "L".join(f"{_n(x + dx)} {_n(y + dy)}" for dx, dy in corners) + "Z"
+            "cross": [(-b, t - b), (t - b, -b), (0, -t), (b - t, -b), (b, t - b), (t, 0)]
+            + [(b, b - t), (b - t, b), (0, t), (t - b, b), (-b, b - t), (-t, 0)],
+        }[shape]
+        d = "M" + "L".join(f"{_n(x + dx)} {_n(y + dy)}" for dx, dy in corners) + "Z"
         self.parts.append(f'<path class="{cls}" d="{d}">{_tip(tip)}</path>')
 
     def text(
@@ -77,6 +75,10 @@ class Canvas:
         turned = f' transform="rotate({turn} {_n(x)} {_n(y)})"' if turn else ""
         named = f' class="{cls}"' if cls else ""
         self.parts.append(f"<text {at}{where}{turned}{named}>{escape(text)}</text>")
+
+    def put(self, other: Canvas, x: float, y: float) -> None:
+        """Another drawing, its upper left corner at (x, y)."""
+        self.parts.append(f'<g transform="translate({x:g} {y:g})">{"".join(other.parts)}</g>')
 
     def svg(self, ident: str, title: str, desc: str) -> Markup:
         """The whole element.

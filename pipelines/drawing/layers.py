@@ -1,0 +1,183 @@
+"""Figures over the layers of an encoder: heat maps of layer × layer, lines, sets of channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertvision.pipelines.drawing.figures import Box, legend, sample, series
+from bertvision.pipelines.drawing.heat import Cell, heat_map
+from bertvision.pipelines.drawing.svg import Canvas, Plot, text_width
+
+Array = NDArray[np.floating[Any]]
+
+LAYER = "layer (0 = embedding output)"
+"""What axes of layers are called."""
+_MAP, _LARGEST, _NUMBERED = 440.0, 64.0, 31.0
+"""Sides in px: of a heat map, of a cell at most, of a cell that has room for a number."""
+_TOP, _BELOW, _GAP = 46.0, 40.0, 30.0
+_NAMED_CHANNELS = 12
+
+
+def layer_maps(
+    quantity: str,
+    maps: Mapping[str, Array],
+    rows: tuple[str, Sequence[int]],
+    columns: tuple[str, Sequence[int]],
+) -> Canvas:
+    """Heat maps of layer × layer on a scale of 0 to 1, side by side, layer 0 at the lower left.
+
+    Cells carry their numbers while there is room for them. NaN is grey, and said to be a layer
+    that does not vary.
+
+    Args:
+        quantity: name of the values.
+        maps: title → (rows, columns) values.
+        rows: what the layers of the rows are layers of, and their numbers.
+        columns: the same of the columns.
+    """
+    (of_rows, down), (of_columns, across) = rows, columns
+    side = min(_LARGEST, _MAP / max(len(down), len(across)))
+    numbered = side >= _NUMBERED
+    left = max(text_width(str(layer)) for layer in down) + 6
+    widest = max(text_width(title, bold=True) for title in maps)
+    x_name, y_name = f"layer of {of_columns}", f"layer of {of_rows}"
+    widest = max(widest, text_width(x_name), text_width(y_name), left + side * len(across))
+    bottom = _TOP + side * len(down)
+    c = Canvas((widest + _GAP) * len(maps) - _GAP, 0)
+    for k, (title, values) in enumerate(maps.items()):
+        x = (widest + _GAP) * k
+        c.text(x, 12, title, cls="strong")
+        c.text(x, _TOP - 12, y_name)
+        cells = {
+            (len(down) - 1 - i, j): _cell(
+                float(value), f"layer {down[i]} of {of_rows}, {across[j]} of {of_columns}", numbered
+            )
+            for (i, j), value in np.ndenumerate(values)
+        }
+        titles = [str(layer) for layer in reversed(down)], [str(layer) for layer in across]
+        heat_map(c, (x + left, _TOP), (side, side), *titles, cells, below=True)
+        middle = max(left + side * len(across) / 2, text_width(x_name) / 2)
+        c.text(x + middle, bottom + 34, x_name, anchor="middle")
+    gaps = any(not np.isfinite(values).all() for values in maps.values())
+    c.height = _scale(c, quantity, bottom + _BELOW + 12, numbered, gaps)
+    return c
+
+
+def layer_plot(
+    c: Canvas,
+    box: Box,
+    layers: Sequence[int],
+    y_range: tuple[float, float],
+    label: str,
+    *,
+    names: Sequence[str] | None = None,
+) -> Plot:
+    """Axes over layers, for what is drawn between them.
+
+    Args:
+        c: where to draw.
+        box: (left, top, right, bottom) of the plot, px.
+        layers: their numbers, ascending.
+        y_range: lowest and highest value.
+        label: of the values, with their unit.
+        names: of the values 0, 1, …, where they are no numbers to be measured.
+    """
+    p = Plot(c, *box, (layers[0] - 0.3, layers[-1] + 0.3), y_range)
+    room = (text_width(str(layers[-1])) + 4) / (box[2] - box[0])
+    ticks = [(layer, f"{layer}") for layer in layers[:: math.ceil(room * len(layers))]]
+    if names is None:
+        p.axes(ticks, LAYER, label)
+    else:
+        p.axes(ticks, LAYER, label, y_ticks=range(len(names)), y_text=lambda i: names[int(i)])
+    return p
+
+
+def layer_lines(
+    c: Canvas,
+    box: Box,
+    layers: Sequence[int],
+    lines: Mapping[str, Array],
+    label: str,
+    *,
+    top: float | None = None,
+) -> None:
+    """Lines over layers, from zero or from the smallest value below it.
+
+    Args:
+        c: where to draw.
+        box: (left, top, right, bottom) of the plot, px.
+        layers: their numbers, ascending.
+        lines: name → (layers,) values; where there are several, a legend stands below the plot.
+        label: of the values, with their unit.
+        top: upper end of the axis; None fits the values.
+    """
+    values = np.concatenate([*lines.values(), [0.0]])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    p = layer_plot(c, box, layers, (1.1 * low, top or 1.1 * high or 1.0), label)
+    for i, (name, line) in enumerate(lines.items()):
+        points = list(zip(layers, map(float, line), strict=True))
+        series(p, i, points, [f"{name}: layer {layer}, {value:.4g}" for layer, value in points])
+    if len(lines) > 1:
+        entries = [sample(i, name) for i, name in enumerate(lines)]
+        c.height = max(c.height, legend(c, entries, box[3] + 46, c.width) + 20)
+
+
+def layer_channels(
+    c: Canvas, box: Box, layers: Sequence[int], channels: Sequence[Sequence[int]]
+) -> None:
+    """A point for every channel of a set per layer; a channel that recurs makes a horizontal row.
+
+    Args:
+        c: where to draw.
+        box: (left, top, right, bottom) of the plot, px.
+        layers: their numbers, ascending.
+        channels: the set of each layer. While there are few, each has a row with its number;
+            where there are more, the rows lie as far apart as their numbers.
+    """
+    found = sorted({channel for of_layer in channels for channel in of_layer})
+    if len(found) <= _NAMED_CHANNELS:
+        rows = {channel: float(i) for i, channel in enumerate(found)}
+        names = [str(channel) for channel in found]
+        p = layer_plot(c, box, layers, (-0.6, max(len(found), 1) - 0.4), "channel", names=names)
+    else:
+        rows = {channel: float(channel) for channel in found}
+        p = layer_plot(c, box, layers, (0, found[-1] * 1.05), "channel")
+    if not found:
+        c.text((p.left + p.right) / 2, (p.top + p.bottom) / 2, "none", anchor="middle", cls="tick")
+    for channel, row in rows.items():
+        at = [n for n, of_layer in zip(layers, channels, strict=True) if channel in of_layer]
+        tips = [f"channel {channel} in layer {layer}" for layer in at]
+        series(p, 0, [(layer, row) for layer in at], tips, cls="dashed")
+
+
+def _cell(value: float, where: str, numbered: bool) -> Cell:
+    if not np.isfinite(value):
+        return Cell("none", 0.4, (), f"{where}: does not vary")
+    texts = (f"{round(value, 2) + 0.0:.2f}".replace("-", "−"),) if numbered else ()
+    return Cell("s0", _strength(value, numbered), texts, f"{where}: {value:.3f}")
+
+
+def _strength(value: float, numbered: bool) -> float:
+    """Part of the full colour; less of it where a number must be readable on it."""
+    return 0.04 + (0.54 if numbered else 0.96) * min(max(value, 0.0), 1.0)
+
+
+def _scale(c: Canvas, quantity: str, y: float, numbered: bool, gaps: bool) -> float:
+    """The scale of the colour, and grey where there is some; returns the lower end."""
+    x, step, steps = text_width(quantity) + 10, 8.0, 25
+    c.text(0, y + 10, quantity)
+    for k in range(steps):
+        c.rect(x + step * k, y, step, 13, "cell s0", opacity=_strength(k / (steps - 1), numbered))
+    for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        at = x + step * (0.5 + value * (steps - 1))
+        c.text(at, y + 28, f"{value:g}", anchor="middle", cls="tick")
+    if gaps:
+        x += step * steps + 30
+        c.rect(x, y, 20, 13, "cell none", opacity=0.4)
+        c.text(x + 28, y + 10, "layer does not vary")
+    return y + 34
