@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import typer
@@ -26,6 +27,8 @@ from bertvision.commands.options import (
     parse_tags,
     show,
 )
+from bertvision.commands.tables import Row
+from bertvision.pipelines.text import format_table, size
 
 
 def extract(
@@ -81,7 +84,6 @@ def extract(
     time, where it is. A killed extraction is finished by the same command. A store named with
     --store is the workspace's from then on.
     """
-    from bertvision.commands.tables import extracted_table
     from bertvision.featurestore.format.shardfile import CompressionName
     from bertvision.pipelines.extraction.extract import extract as run
     from bertvision.pipelines.extraction.shardwork import NonFinite
@@ -112,3 +114,21 @@ def extract(
             scheduler=scheduler,
         )
     show([item._asdict() for item in done], as_json, extracted_table)
+
+
+def extracted_table(splits: Sequence[Row]) -> str:
+    """What an extraction wrote."""
+    return format_table(
+        ["split", "examples", "shards written", "size", "examples/s", "encoder's share"],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                str(s["shards_written"]),
+                size(s["bytes"]),
+                f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
+                f"{s['encoder_seconds'] / s['seconds']:.0%}" if s["shards_written"] else "-",
+            ]
+            for s in splits
+        ],
+    )

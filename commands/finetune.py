@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bertvision.commands.experiment import status_table
 from bertvision.commands.options import (
     Data,
     Json,
@@ -85,7 +86,6 @@ def finetune(
     goes on where it was, to the same snapshots bit for bit.
     """
     given = dict(locals())
-    from bertvision.commands.tables import status_table
     from bertvision.pipelines.finetuning.finetune import finetune as run
     from bertvision.pipelines.workspace.options import FinetuneOptions
 

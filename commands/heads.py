@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,6 +20,8 @@ from bertvision.commands.options import (
     show,
     train_options,
 )
+from bertvision.commands.tables import Row, metric_cells, metric_names, number
+from bertvision.pipelines.text import format_table
 
 
 def train(
@@ -48,7 +51,6 @@ def train(
 
     HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
     """
-    from bertvision.commands.tables import trained_table
     from bertvision.pipelines.training.train import train as run
     from bertvision.pipelines.workspace.runs import runs_of
     from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
@@ -78,7 +80,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score trained heads with the official metric, on any snapshot's activations."""
-    from bertvision.commands.tables import evaluated_table
     from bertvision.pipelines.training.evaluate import evaluate as run
 
     space = find_workspace(workspace, store)
@@ -103,7 +104,6 @@ def heads(
     as_json: Json = False,
 ) -> None:
     """List the heads with their parameters, by default at BERT-large's dimensions."""
-    from bertvision.commands.tables import heads_table
     from bertvision.models.heads import Kind
     from bertvision.models.registry import describe_heads
 
@@ -115,3 +115,65 @@ def heads(
     layers, hidden = 25 if layers is None else layers, 1024 if hidden is None else hidden
     infos = describe_heads(layers, hidden, wanted)
     show([info._asdict() for info in infos], as_json, heads_table)
+
+
+def trained_table(heads: Sequence[Row]) -> str:
+    """What a training made."""
+    return format_table(
+        ["head", "trained on", "data", "seed", "parameters", "loss", "seconds", "waiting for data"],
+        [
+            [
+                h["head"],
+                h["trained_on"],
+                f"{h['fraction']:.4g}",
+                str(h["seed"]),
+                f"{h['total']:,}",
+                number(h["loss"], "{:.3f}"),
+                f"{h['own_seconds']:.1f}",
+                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
+            ]
+            for h in heads
+        ],
+    )
+
+
+def evaluated_table(results: Sequence[Row]) -> str:
+    """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
+    from bertvision.pipelines.tasks.scores import headline
+
+    spans = [r for r in results if "n-best" in r["rules"]]
+    classes = [r for r in results if r not in spans]
+    tables = []
+    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
+        metrics = [headline(r["rules"]) for r in group]
+        names = metric_names(metrics)
+        rows = [
+            [
+                *(r["head"], r["trained_on"], r["checkpoint"]),
+                *metric_cells(found, names),
+                *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
+            ]
+            for r, found in zip(group, metrics, strict=True)
+        ]
+        header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
+        if rows:
+            tables.append(format_table(header, rows))
+    return "\n\n".join(tables)
+
+
+def heads_table(heads: Sequence[Row]) -> str:
+    """Name, parameters, arithmetic and description of each head."""
+    return format_table(
+        ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"],
+        [
+            [
+                h["name"],
+                f"{h['trainable']:,}",
+                f"{h['total']:,}",
+                f"{h['percent']:.4f}",
+                number(h["multiplications"] and h["multiplications"] / 1e6, "{:.3g}"),
+                h["description"] + (" (costly)" if h["costly"] else ""),
+            ]
+            for h in heads
+        ],
+    )

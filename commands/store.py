@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertvision.commands.options import Json, Store, Workspace, find_workspace, parse_tag, show
+from bertvision.commands.tables import Row, mapping_table
 from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
+from bertvision.pipelines.text import format_table, size
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -20,8 +23,6 @@ app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """The snapshots and splits that are stored."""
-    from bertvision.commands.tables import splits_table
-
     show([split.info() for split in _store(workspace, store).splits()], as_json, splits_table)
 
 
@@ -33,8 +34,6 @@ def store_info(
     as_json: Json = False,
 ) -> None:
     """Everything about one split: sizes, encoding, provenance."""
-    from bertvision.commands.tables import mapping_table
-
     show(_split(workspace, store, name).info(), as_json, mapping_table)
 
 
@@ -74,7 +73,6 @@ def store_repair(
 
     It needs the snapshot and the data that the activations came from.
     """
-    from bertvision.commands.tables import repaired_table
     from bertvision.featurestore.format.contents import split_names
     from bertvision.pipelines.extraction.repair import repair
 
@@ -110,4 +108,41 @@ def _verdicts(found: dict[str, list[str]], missing: dict[str, str]) -> str:
     return "\n".join(
         "\n".join(problems) if problems else f"{name}: whole{missing.get(name, '')}"
         for name, problems in found.items()
+    )
+
+
+def splits_table(splits: Sequence[Row]) -> str:
+    """What a store holds."""
+    if not splits:
+        return "the store is empty"
+    return format_table(
+        ["split", "examples", "encoding", "layers", "size", "per example", "× smaller", "complete"],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                s["encoding"],
+                str(len(s["layers"])),
+                size(s["bytes"]),
+                size(s["bytes_per_example"] or 0),
+                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
+                "yes" if s["complete"] else f"{s['shards_committed']} of {s['shards']} shards",
+            ]
+            for s in splits
+        ],
+    )
+
+
+def repaired_table(splits: Sequence[Row]) -> str:
+    """What a repair found and did."""
+    if not splits:
+        return "the store is empty"
+    return "\n".join(
+        line
+        for s in splits
+        for line in (
+            [*s["damage"], f"{s['name']}: repaired, {len(s['shards'])} shards extracted again"]
+            if s["damage"]
+            else [f"{s['name']}: whole"]
+        )
     )

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.special import softmax
 
-from bertvision.commands.lab_tables import compare_table, errors_table
-from bertvision.commands.tables import evaluated_table
+from bertvision.commands.heads import evaluated_table
+from bertvision.commands.lab import compare_table, errors_table
 from bertvision.errors import InputError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune

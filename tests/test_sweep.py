@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.commands.tables import sweep_table
+from bertvision.commands.sweep import sweep_table
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
