@@ -10,8 +10,9 @@ import torch
 from rankings import candidates, random_candidates
 
 from bertvision.errors import InputError
+from bertvision.pipelines.extraction.layers import parse_inputs
 from bertvision.pipelines.ranking.bm25 import bm25
-from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
+from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     expected_at_random,

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.registry import TokenPooling
 
 Layers = tuple[int, ...]
 """Hidden states of one input, in the order in which they stand end to end."""
+LayerChoice = Callable[[Sequence[int]], list[Layers]]
+"""The inputs that were asked for, out of the indices of what is stored."""
+
+
+def needed_layers(choice: LayerChoice, poolings: Sequence[TokenPooling], depth: int) -> list[int]:
+    """Every hidden state that is read, known before anything is extracted.
+
+    Args:
+        choice: of the inputs.
+        poolings: of the tokens; only of cls the pooler's output may be stored, as the last.
+        depth: transformer layers of the encoder.
+
+    Raises:
+        InputError: as ``choice``.
+    """
+    offered = [range(depth + 2 if pooling == "cls" else depth + 1) for pooling in poolings]
+    return sorted({i for stored in offered for layers in choice(stored) for i in layers})
 
 
 def wanted_layers(
@@ -18,39 +36,62 @@ def wanted_layers(
     Args:
         layers: indices of hidden states; None is all of them, without the pooler's output, which
             has the number ``depth + 1`` and is of [CLS] alone.
-        concat: such as ``first+last``: ``first`` is 1, the output of the first transformer layer,
-            ``last`` is ``depth``; numbers stand for themselves.
+        concat: see `parse_concat`.
         depth: transformer layers of the encoder.
         stored: which there are, stored or to be.
 
     Raises:
         InputError: there is no such layer, or a part of ``concat`` cannot be read.
     """
-    single = [i for i in stored if i <= depth] if layers is None else list(dict.fromkeys(layers))
-    found = [(i,) for i in single] + [parse_concat(text, depth) for text in concat]
-    for layer in sorted({i for key in found for i in key}):
-        if layer not in stored:
-            raise InputError(
-                f"there is no layer {layer}: there are {', '.join(map(str, stored))}; choose of "
-                "these"
-            )
-    return list(dict.fromkeys(found))
+    single = _all(depth, stored) if layers is None else [(layer,) for layer in layers]
+    return _held([*single, *(parse_concat(text, depth) for text in concat)], stored)
+
+
+def parse_inputs(text: str, depth: int, stored: Sequence[int]) -> list[Layers]:
+    """``all``, ``0,3,first+last`` → the inputs of one pooling, each once, in the order given.
+
+    Args:
+        text: parts between commas: ``all`` as None of `wanted_layers`, a number, ``first``,
+            ``last``, or several as `parse_concat` reads them.
+        depth: transformer layers of the encoder.
+        stored: which there are, stored or to be.
+
+    Raises:
+        InputError: a part is none of these, joins a layer with itself, or there is no such hidden
+            state.
+    """
+    found: list[Layers] = []
+    for part in map(str.strip, text.split(",")):
+        if part == "all":
+            found += _all(depth, stored)
+        elif "+" in part:
+            found.append(parse_concat(part, depth, option="--layers"))
+        else:
+            try:
+                found.append((_layer(part, depth),))
+            except ValueError:
+                raise InputError(
+                    f"--layers {text!r}: {part!r} is no layer; give all, numbers, first or last, "
+                    "between commas, joined by + where they are to be put end to end, such as "
+                    "all,first+last"
+                ) from None
+    return _held(found, stored)
 
 
 def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
     """``first+last`` → (1, depth).
 
     Args:
-        text: two layers or more between ``+``: ``first``, ``last`` or numbers.
+        text: two layers or more between ``+``: ``first``, the output of the first transformer
+            layer, ``last`` or numbers.
         depth: transformer layers of the encoder.
         option: that the text was given by, for the message.
 
     Raises:
         InputError: it does not name two different layers or more.
     """
-    names = {"first": 1, "last": depth}
     try:
-        found = tuple(names[part] if part in names else int(part) for part in text.split("+"))
+        found = tuple(_layer(part, depth) for part in text.split("+"))
     except ValueError:
         found = ()
     if len(set(found)) < 2 or len(set(found)) < len(found):
@@ -64,3 +105,21 @@ def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
 def layers_text(layers: Layers) -> str:
     """As people write it: ``3``, ``0+6``."""
     return "+".join(map(str, layers))
+
+
+def _layer(name: str, depth: int) -> int:
+    names = {"first": 1, "last": depth}
+    return names[name.strip()] if name.strip() in names else int(name)
+
+
+def _all(depth: int, stored: Sequence[int]) -> list[Layers]:
+    return [(layer,) for layer in stored if layer <= depth]
+
+
+def _held(inputs: list[Layers], stored: Sequence[int]) -> list[Layers]:
+    """Each once; refused where a layer is not stored."""
+    for layer in sorted({layer for layers in inputs for layer in layers}):
+        if layer not in stored:
+            held = ",".join(map(str, stored))
+            raise InputError(f"there is no layer {layer}; there are {held}: choose of these")
+    return list(dict.fromkeys(inputs))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
-from bertvision.pipelines.extraction.layers import wanted_layers
+from bertvision.pipelines.extraction.layers import needed_layers, wanted_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing.cache import Need, ProbeCache, Wanted
 from bertvision.pipelines.probing.data import ProbeData, read_data
@@ -79,10 +80,7 @@ def probe(
     source = workspace.dataset(dataset)
     data = read_data(source, options)
     depth = workspace.config.model.num_hidden_layers
-    needed: set[int] = set()
-    for pooling in poolings:  # or a typing error would cost an extraction
-        offered = range(depth + 2 if pooling == "cls" else depth + 1)  # the pooler's output is last
-        needed.update(*wanted_layers(layers, concat, depth, offered))
+    choice = partial(wanted_layers, layers, concat, depth)
     twin = [UNTRAINED] if untrained else []
     snapshots = sorted({SnapshotTag(tag) for tag in (*tags, *twin)})
     ensure_features(
@@ -91,7 +89,7 @@ def probe(
         source.name,
         list(data.sizes),
         poolings,
-        layers=sorted(needed),
+        layers=needed_layers(choice, poolings, depth),
         encoding=encoding,
         precision=precision,
         scheduler=scheduler,
@@ -112,9 +110,7 @@ def probe(
                 ]
                 files[pooling] = resume(workspace.root, _new(data, splits[pooling], options))
                 stored = splits[pooling][0].stored.record.layers
-                wanted += [
-                    Wanted(pooling, key) for key in wanted_layers(layers, concat, depth, stored)
-                ]
+                wanted += [Wanted(pooling, key) for key in choice(stored)]
             cache = ProbeCache(workspace, data, tag, splits, files, options)
             _complete(cache, wanted, needs, memory)
             found += files.values()

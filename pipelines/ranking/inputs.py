@@ -1,4 +1,4 @@
-"""What scorers read: which layers, alone or end to end, and on what scale."""
+"""What scorers read: layers alone or end to end, and on what scale."""
 
 from __future__ import annotations
 
@@ -9,38 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.errors import InputError
-from bertvision.pipelines.extraction.layers import Layers, parse_concat
+from bertvision.pipelines.extraction.layers import Layers
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.scorers import ScorerName
 from bertvision.pipelines.ranking.training import Vectors
-
-
-def parse_inputs(text: str, depth: int, stored: Sequence[int]) -> list[Layers]:
-    """``all``, ``0,3,first+last`` → the inputs of scorers, each once, in the order given.
-
-    Args:
-        text: parts between commas: ``all`` is every stored hidden state alone, without the pooler's
-            output, which has the number ``depth + 1``; a number is one; ``first`` is 1, the output
-            of the first transformer layer, and ``last`` is ``depth``; joined by ``+`` they are put
-            end to end.
-        depth: transformer layers of the encoder.
-        stored: indices of what there is.
-
-    Raises:
-        InputError: a part is none of these, joins a layer with itself, or there is no such hidden
-            state.
-    """
-    found: list[Layers] = []
-    for part in text.split(","):
-        if part.strip() == "all":
-            found += [(layer,) for layer in stored if layer <= depth]
-        elif "+" in part:
-            joined = parse_concat(part.replace(" ", ""), depth, option="--layers")
-            found.append(tuple(_layer(str(layer), depth, stored, text) for layer in joined))
-        else:
-            found.append((_layer(part.strip(), depth, stored, text),))
-    return list(dict.fromkeys(found))
 
 
 def scaled(vectors: Vectors, scorer: ScorerName, train: Candidates | None) -> Vectors:
@@ -100,18 +72,3 @@ def _standard(values: Tensor, rows: Tensor) -> Tensor:
         scale = torch.where(varies, 1 / deviation, 0)
         scaled[:] = (given - mean.float()) * scale.float()
     return result
-
-
-def _layer(name: str, depth: int, stored: Sequence[int], text: str) -> int:
-    ends = {"first": 1, "last": depth}
-    try:
-        layer = ends[name] if name in ends else int(name)
-    except ValueError:
-        raise InputError(
-            f"--layers {text!r}: {name!r} is no layer; give all, numbers, first or last, between "
-            "commas, joined by + where they are to be put end to end, such as all,first+last"
-        ) from None
-    if layer not in stored:
-        held = ",".join(map(str, stored))
-        raise InputError(f"--layers {text!r}: there is no layer {layer}; there are {held}")
-    return layer

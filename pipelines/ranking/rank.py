@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
-from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.extraction.layers import layers_text, needed_layers, parse_inputs
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
-from bertvision.pipelines.ranking.inputs import parse_inputs
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.records import Record, qrels_file, read_record
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
@@ -71,17 +71,14 @@ def rank(
     """
     job = _job(workspace, dataset, scorers, seeds, training or Training())
     depth = workspace.config.model.num_hidden_layers
-    needed: set[int] = set()
-    for pooling in poolings:  # or a typing error would cost an extraction
-        offered = range(depth + 2 if pooling == "cls" else depth + 1)  # the pooler's output is last
-        needed.update(*parse_inputs(layers, depth, offered))
+    choice = partial(parse_inputs, layers, depth)
     ensure_features(
         workspace,
         tags,
         dataset,
         SPLITS,
         poolings,
-        layers=sorted(needed),
+        layers=needed_layers(choice, poolings, depth),
         encoding=encoding,
         precision=precision,
         scheduler=scheduler,
@@ -92,7 +89,7 @@ def rank(
         records: dict[System, Record] = {}
         for tag in tags:
             for pooling in poolings:
-                records |= rank_systems(job, tag, pooling, scorers, layers, seeds)
+                records |= rank_systems(job, tag, pooling, scorers, choice, seeds)
     groups: dict[System, list[Record]] = {}
     for system, record in records.items():
         groups.setdefault(replace(system, seed=0), []).append(record)

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.extraction.layers import Layers, layers_text
+from bertvision.pipelines.extraction.layers import LayerChoice, Layers, layers_text
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
-from bertvision.pipelines.ranking.inputs import parse_inputs, scaled, stacked
+from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.records import Record, read_record, write_record
 from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN, ScorerName
@@ -92,7 +92,7 @@ def rank_systems(
     tag: str,
     pooling: TokenPooling,
     scorers: Sequence[ScorerName],
-    layers: str,
+    choice: LayerChoice,
     seeds: int,
 ) -> dict[System, Record]:
     """Rank with every scorer, input and seed, all inputs of a scorer and seed at once.
@@ -102,7 +102,7 @@ def rank_systems(
         tag: snapshot.
         pooling: of a text's tokens.
         scorers: of `SCORERS`.
-        layers: as `parse_inputs` reads it.
+        choice: of the inputs.
         seeds: how many; ``cosine`` has nothing random and the first alone.
 
     Returns:
@@ -114,12 +114,10 @@ def rank_systems(
     """
     sources = [PooledSplit(job.workspace, tag, job.dataset, split, pooling) for split in SPLITS]
     activations = _provenance(sources)
-    depth = job.workspace.config.model.num_hidden_layers
-    stored = sources[0].stored.record.layers
     systems = {
         system: _settings(job, system, activations)
         for scorer in scorers
-        for layer in parse_inputs(layers, depth, stored)
+        for layer in choice(sources[0].stored.record.layers)
         for seed in range(1 if scorer == "cosine" else seeds)
         for system in [System(tag, pooling, layer, scorer, seed)]
     }
