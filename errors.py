@@ -23,6 +23,8 @@ without a traceback and exits with status 2.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class BertvisionError(Exception):
     """Base of every error that bertvision raises on purpose."""
@@ -82,3 +84,17 @@ class DiskSpaceError(StoreError, OSError):
 
 class LockedError(StoreError):
     """Another process is writing the same split, snapshots or heads."""
+
+
+def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:
+    """A hint for a message: ``did you mean train? ``; empty where no name is close, or it is one.
+
+    Args:
+        name: as it was written.
+        names: those there are.
+        most: names in the hint, closest first.
+    """
+    import difflib
+
+    close = [] if name in names else difflib.get_close_matches(name, names, n=most)
+    return f"did you mean {' or '.join(close)}? " if close else ""

@@ -94,11 +94,13 @@ def probe(
     Extracts what is missing; --data is needed the first time, a folder may hold several data sets.
     Training follows SentEval unless options say otherwise. A second call does only what is missing.
     """
+    from bertvision.pipelines.files import write_text
     from bertvision.pipelines.probing.options import ProbeOptions
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows
-    from bertvision.pipelines.probing.tables import probes_table, write_csv
+    from bertvision.pipelines.probing.tables import probes_table
     from bertvision.pipelines.records import validated
+    from bertvision.pipelines.text import csv_text
 
     given = {
         "hidden": 50 if mlp else 0,
@@ -133,7 +135,7 @@ def probe(
         )
     rows = probe_rows(found)
     if csv is not None:
-        write_csv(csv, rows)
+        write_text(csv, csv_text(rows))
     show(rows, as_json, probes_table)
 
 

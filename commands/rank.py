@@ -70,10 +70,11 @@ def rank(
     """
     from bertvision.pipelines.files import write_text
     from bertvision.pipelines.ranking.rank import rank as run
-    from bertvision.pipelines.ranking.rows import as_csv, table
+    from bertvision.pipelines.ranking.rows import table
     from bertvision.pipelines.ranking.scorers import SCORERS
     from bertvision.pipelines.ranking.training import Training
     from bertvision.pipelines.records import validated
+    from bertvision.pipelines.text import csv_text
 
     names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
@@ -102,5 +103,5 @@ def rank(
         scheduler=scheduler,
     )
     if csv is not None:
-        write_text(csv, as_csv(result["rows"]))
+        write_text(csv, csv_text(result["rows"]))
     show(result, as_json, table)

@@ -11,7 +11,6 @@ not, for two classes.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import nn
 
-from bertvision.errors import InputError, UnknownNameError
+from bertvision.errors import InputError, UnknownNameError, did_you_mean
 from bertvision.models.cost import count_parameters as count_parameters
 from bertvision.models.cost import is_costly, multiplications
 from bertvision.models.heads import Kind
@@ -171,8 +170,7 @@ def _plugins() -> dict[str, EntryPoint]:
 def _load_plugin(name: str) -> Callable[..., object]:
     plugins = _plugins()
     if name not in plugins:
-        close = difflib.get_close_matches(name, [*HEADS, *plugins], n=3)
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        hint = did_you_mean(name, [*HEADS, *plugins], most=3)
         raise UnknownNameError(
             f"there is no head {name!r}: {hint}`bertvision heads` lists them; "
             "a class of your own is given as package.module:Class"

@@ -1,9 +1,12 @@
-"""Text for people: tables in columns, sizes, close matches of a misspelt name."""
+"""Text for people: tables in columns and as CSV, sizes."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # with its unit; a snapshot tag (0.3e) is none
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
@@ -26,6 +29,23 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for line in lines
     )
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> str:
+    """Comma-separated values with a header, numbers in full precision; no value is an empty cell.
+
+    Args:
+        rows: values by key; the values of a list stand between spaces.
+        keys: the columns; None is every key of a row, in the order in which they come.
+    """
+    keys = keys or list(dict.fromkeys(key for row in rows for key in row))
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(keys)
+    for row in rows:
+        cells = [row.get(key) for key in keys]
+        writer.writerow([" ".join(map(str, x)) if isinstance(x, list) else x for x in cells])
+    return file.getvalue()
 
 
 def size(n: float) -> str:

@@ -1,14 +1,10 @@
-"""Probes for a terminal and as CSV."""
+"""Probes for a terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bertvision.pipelines.files import write_text
 from bertvision.pipelines.probing.summary import Row, by_snapshot
 from bertvision.pipelines.text import format_table
 
@@ -45,21 +41,6 @@ def probes_table(rows: Sequence[Row]) -> str:
             line += [_maybe(best.get(p), name, extra[name]) for p in poolings]
         lines.append(line)
     return f"{format_table(header, lines)}\n\n{LEGEND}"
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """All probes as comma-separated values, a line each; no value is an empty cell.
-
-    Args:
-        path: of the file; its folder is made where it is missing.
-        rows: see `probe_rows`.
-    """
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, file.getvalue())
 
 
 def _cell(row: Row | None, *, layer: bool) -> str:

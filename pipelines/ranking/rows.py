@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,18 +82,6 @@ def mark_best(rows: Sequence[Row], same: Sequence[str]) -> None:
         tops[group] = max(tops.get(group, -1.0), -1.0 if row["dev_map"] is None else row["dev_map"])
     for row in rows:
         row["best"] = row["dev_map"] == tops[tuple(row[field] for field in same)]
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """The rows with all their fields; several epochs, one of each seed, stand between spaces."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        epochs = " ".join(map(str, row.get("epochs", ())))
-        writer.writerow({**row, "epochs": epochs} if epochs else row)
-    return text.getvalue()
 
 
 def table(result: Row) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import csv_text
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,8 @@ class Table:
         return [*keys, *self.more, *(["file", "command"] if self.trace else [])]
 
     def csv(self) -> str:
-        """Comma-separated values with a header, full precision; no value is an empty cell."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        keys = self.keys()
-        writer.writerow(keys)
-        for row in self.rows:
-            writer.writerow(["" if (v := row.get(key)) is None else v for key in keys])
-        return file.getvalue()
+        """The rows as CSV; see `csv_text`."""
+        return csv_text(self.rows, self.keys())
 
     def json(self) -> str:
         """Title, origin, columns with their labels, and rows."""

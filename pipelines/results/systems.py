@@ -7,7 +7,6 @@ from what there is.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.records import Result
 from bertvision.pipelines.tasks.scores import Predicted
@@ -118,8 +117,7 @@ def find_system(
     names = [label(result).partition(":")[0] for result in results]
     named = [result for result, name in zip(results, names, strict=True) if name == asked.name]
     if not named:
-        close = difflib.get_close_matches(asked.name, set(names), n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(asked.name, set(names))
         held = ", ".join(dict.fromkeys(names)) or "none yet"
         raise UnknownNameError(
             f"no system {asked.name} was scored: {hint}there are {held}; `bertvision evaluate` "

@@ -5,10 +5,9 @@ A task is a class in one file (see `task.Task`) and a line in `TASKS`.
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal, NamedTuple, get_args
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, did_you_mean
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
@@ -94,7 +93,6 @@ def check_task(name: str) -> str:
         InputError: it is not.
     """
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name, TASKS)
         raise InputError(f"{name!r} is no task: {hint}there are {', '.join(TASKS)}")
     return name

@@ -17,7 +17,6 @@ finetune/              log of fine-tuning; the resume file while it runs
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
     WorkspaceError,
+    did_you_mean,
 )
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.files import write_text
@@ -263,8 +263,7 @@ class Workspace:
     def _no_head(self, name: str, trained_on: str | None) -> UnknownNameError:
         heads = self.heads()
         held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
-        close = set(difflib.get_close_matches(name, [head for _, head in heads], n=1)) - {name}
-        hint = f"did you mean {close.pop()}? " if close else ""
+        hint = did_you_mean(name, [head for _, head in heads])
         on = f" on {trained_on}" if trained_on else ""
         option = f" --checkpoint {trained_on}" if trained_on else ""
         return UnknownNameError(
