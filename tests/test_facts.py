@@ -17,7 +17,7 @@ from bertvision.pipelines.tasks.generated.facts import (
     write_facts,
 )
 from bertvision.pipelines.tasks.generated.wording import RELATIONS
-from bertvision.pipelines.tasks.squad.read import read_squad
+from bertvision.pipelines.tasks.squad.sources import read_squad
 
 TRAIN, DEV = 1, 2
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis import moments as moments_module
-from bertvision.pipelines.analysis.moments import CrossMoments, Moments
+from bertvision.pipelines.analysis.cross_moments import CrossMoments
+from bertvision.pipelines.analysis.moments import Moments
 from bertvision.pipelines.analysis.reduce import aligned_blocks, sampled_blocks, tree_reduce
 from bertvision.pipelines.scheduler import compute, use_scheduler
 

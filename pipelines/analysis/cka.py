@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.cross_moments import CrossMoments
 from bertvision.pipelines.analysis.jsonable import to_json
-from bertvision.pipelines.analysis.moments import Array, Block, CrossMoments, Moments
+from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.drawing.figures import save
 from bertvision.pipelines.drawing.layers import layer_maps

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.tasks.generated.names import NAME_POOLS, draw_value
 from bertvision.pipelines.tasks.generated.text import (
-    NAME_POOLS,
     Entity,
     Pieces,
     Speaker,
@@ -26,7 +26,6 @@ from bertvision.pipelines.tasks.generated.text import (
     address,
     cases,
     draw_entity,
-    draw_value,
 )
 from bertvision.pipelines.tasks.generated.wording import RELATIONS, Relation
 

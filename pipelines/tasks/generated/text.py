@@ -1,17 +1,14 @@
-"""The text of generated paragraphs: names, values, and facts told one sentence after the other."""
+"""The text of generated paragraphs: facts told one sentence after the other."""
 
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from bertvision.pipelines.tasks.generated import wording
+from bertvision.pipelines.tasks.generated.names import draw_value
 from bertvision.pipelines.tasks.generated.wording import Relation
-
-NAME_POOLS = 16
-"""A composed name belongs to one pool; data sets made from different pools share no name."""
 
 
 class Cases(NamedTuple):
@@ -33,47 +30,6 @@ class Entity(NamedTuple):
     """One of the keys of `RELATIONS`."""
     pronoun: Cases
     """She, he or it."""
-
-
-def _stem(rng: random.Random, ending: str) -> str:
-    syllables = rng.choice(wording.ONSETS) + rng.choice(wording.VOWELS) + rng.choice(wording.CODAS)
-    if rng.random() < 0.3:
-        syllables += rng.choice(wording.VOWELS) + rng.choice(wording.CODAS)
-    return (syllables + rng.choice(wording.ENDINGS[ending])).capitalize()
-
-
-def _compose(rng: random.Random, kind: str) -> str:
-    if kind == "person":
-        return f"{_stem(rng, 'first')} {_stem(rng, 'last')}"
-    if kind == "firm":
-        return rng.choice(wording.FIRM_FORMS).format(_stem(rng, "last"))
-    if kind == "book":
-        return rng.choice(wording.BOOK_FORMS).format(_stem(rng, "town"))
-    if kind == "ship":
-        return "the " + _stem(rng, "ship")
-    return _stem(rng, kind)  # town, river
-
-
-def draw_value(rng: random.Random, kind: str, pool: int, used: set[str]) -> str:
-    """A value of this kind that is not in ``used``, and then is; names are of this pool."""
-    while True:
-        if kind in wording.YEARS:
-            value = str(rng.randint(*wording.YEARS[kind]))
-        elif kind in wording.NUMBERS:
-            value = f"{rng.randint(*wording.NUMBERS[kind]):,}"
-        elif kind == "profession":
-            value = rng.choice(wording.PROFESSIONS)
-        elif kind == "goods":
-            value = rng.choice(wording.GOODS)
-        elif kind == "instrument":
-            value = rng.choice(wording.INSTRUMENTS)
-        else:
-            value = _compose(rng, kind)
-            if zlib.crc32(value.encode()) % NAME_POOLS != pool:
-                continue
-        if value not in used:
-            used.add(value)
-            return value
 
 
 def draw_entity(rng: random.Random, kind: str, pool: int, used: set[str]) -> Entity:

@@ -1,4 +1,4 @@
-"""The English of the generated reading comprehension: names, values, and how a fact is worded.
+"""The English of the generated reading comprehension: how a fact is told and asked.
 
 Wordings are written as text, one relation after the other::
 
@@ -264,52 +264,3 @@ OPENERS = [
 ]  # fmt: skip
 CONTRASTS = [", whereas ", ", while ", ", but ", "; by contrast, "]
 """Between two sentences that say the same of two entities."""
-
-ONSETS = "b br c d dr f fl g gr h j k kl l m n p pl pr qu r s sk sl st t th tr v w z".split()  # noqa: SIM905
-VOWELS = "a e i o u ai ea ou".split()  # noqa: SIM905
-CODAS = "l n r s m nd rn th x ck lm st".split()  # noqa: SIM905
-ENDINGS = {
-    "first": "a en ia o is ette us ine el or".split(),  # noqa: SIM905
-    "last": "er ing ov sen ane ley ard wick ski mont".split(),  # noqa: SIM905
-    "town": "ford mouth stead by wick ova heim ster dale burg ton port".split(),  # noqa: SIM905
-    "river": "e ne a er el".split(),  # noqa: SIM905
-    "ship": "ia ora ena is ara".split(),  # noqa: SIM905
-}
-FIRM_FORMS = [
-    "{} Works", "{} and Sons", "{} Brothers", "{} Mills", "{} Press", "{} Company", "{} Trading",
-    "{} and Partners", "{} House", "{} Union",
-]  # fmt: skip
-BOOK_FORMS = [
-    "The Lantern of {}", "The Orchard of {}", "A Winter in {}", "The Road to {}", "Letters from {}",
-    "The Clocks of {}", "The Keeper of {}", "Return to {}", "The Bells of {}", "The Widow of {}",
-    "Beyond {}", "The Silence of {}", "A History of {}", "The Gardens of {}",
-]  # fmt: skip
-
-PROFESSIONS = """
-actor|architect|astronomer|baker|barber|beekeeper|bookbinder|botanist|brewer|butcher|carpenter|
-chemist|clockmaker|composer|cook|dentist|engineer|engraver|farmer|fisherman|gardener|geologist|
-glassblower|historian|hunter|innkeeper|jeweller|journalist|judge|lawyer|librarian|locksmith|miller|
-miner|nurse|organist|painter|pharmacist|photographer|pilot|potter|printer|sailor|schoolteacher|
-sculptor|shepherd|singer|soldier|stonemason|surgeon|surveyor|tailor|translator|watchmaker|weaver
-""".replace("\n", "").split("|")
-GOODS = """
-bricks|carpets|candles|chairs|clocks|copper pots|cotton shirts|dyes|felt hats|fishing nets|
-fountain pens|furniture|glass bottles|gloves|gramophones|grain|honey|ink|iron stoves|lace|
-lamps|leather boots|linen|matches|mirrors|musical boxes|olive oil|paints|paper|pepper|
-pianos|porcelain|pottery|ropes|saddles|salt|scissors|sewing machines|silk|soap|steel knives|
-sugar|tea|tiles|timber|tobacco|toys|typewriters|umbrellas|violins|wallpaper|wax|wheat|wine|wool
-""".replace("\n", "").split("|")
-INSTRUMENTS = """
-accordion|bassoon|cello|clarinet|cornet|double bass|flute|guitar|harp|harpsichord|horn|lute|
-mandolin|oboe|organ|piano|saxophone|trombone|trumpet|tuba|viola|violin|xylophone|zither
-""".replace("\n", "").split("|")
-YEARS = {
-    "birth year": (1790, 1950),
-    "town year": (900, 1780),
-    "firm year": (1780, 1960),
-    "book year": (1820, 1990),
-    "ship year": (1800, 1950),
-}
-"""Kind of value → first and last year."""
-NUMBERS = {"number": (200, 90_000), "pages": (90, 980), "metres": (18, 240)}
-"""Kind of value → smallest and largest number."""

@@ -14,7 +14,8 @@ from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.source import named_split, on_hub
-from bertvision.pipelines.tasks.squad.read import Answer, Question, load_squad
+from bertvision.pipelines.tasks.squad.read import Answer, Question
+from bertvision.pipelines.tasks.squad.sources import load_squad
 from bertvision.pipelines.tasks.squad.windows import question_windows
 from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import Windows

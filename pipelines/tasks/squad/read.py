@@ -1,7 +1,7 @@
-"""SQuAD: question answering over paragraphs, read from its JSON (v1.1, v2.0) or from the hub.
+"""SQuAD's questions over paragraphs, taken out of its JSON (v1.1, v2.0) or of rows of a data set.
 
-Everything a file says is checked before it is used, and an error names the file, the JSON path and
-the reason. Answers are character offsets into the context, so a single wrong offset would train the
+Everything a source says is checked before it is used, and an error names the place and the
+reason. Answers are character offsets into the context, so a single wrong offset would train the
 model on noise without any other sign.
 
 Format: Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822).
@@ -9,14 +9,11 @@ Format: Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822).
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bertvision.errors import InputError
@@ -61,105 +58,7 @@ class SquadData(NamedTuple):
     """Digest of the file's bytes, or of the canonical JSON of a hub split's questions."""
 
 
-def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
-    """Read a SQuAD file.
-
-    Args:
-        path: a ``.json`` or ``.json.gz`` file in the form of SQuAD v1.1 or v2.0.
-        skip_bad: leave out malformed articles, paragraphs and questions and report them in
-            ``skipped``. A file that cannot be read at all, or of which no question is left, is an
-            error all the same.
-
-    Raises:
-        InputError: the file or a part of it is malformed; names the file, the JSON path and why.
-    """
-    path = Path(path)
-    document, digest = read_json(path)
-    with _at(str(path)):
-        articles = _field(_typed(document, "the document", dict), "data", "", list)
-        if not articles:
-            raise InputError("data: holds no articles")
-        version = _field(document, "version", "", str) if "version" in document else None
-        reader = _Reader(str(path), skip_bad)
-        for i, article in enumerate(articles):
-            reader.article(article, f"data[{i}]")
-        return reader.finish(version, digest)
-
-
-def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
-    """Read a SQuAD file or, through ``datasets``, a split of a hub data set.
-
-    Args:
-        source: a ``.json`` or ``.json.gz`` file; or a data set with the columns id, question,
-            context and answers {text, answer_start} (``squad_v2``, ``squad``), by its hub name or
-            as a folder.
-        split: the hub split; ``dev`` means the hub's ``validation``. A file is one split.
-        skip_bad: as in `read_squad`.
-
-    Raises:
-        InputError: the source cannot be loaded, or holds malformed questions.
-    """
-    path = Path(source)
-    if path.is_file() or source.endswith((".json", ".gz")):
-        return read_squad(path, skip_bad=skip_bad)
-    import datasets
-
-    hub_split = "validation" if split == "dev" else split
-    try:
-        rows = datasets.load_dataset(source, split=hub_split)
-    except Exception as error:  # the hub's client raises errors of half a dozen libraries
-        raise InputError(
-            f"{source!r} is no file here, and loading it as a data set (split {hub_split!r}) "
-            f"failed with {type(error).__name__}: {str(error).strip()}. Check the name, the split "
-            "and the network, or download the SQuAD JSON and give its path"
-        ) from error
-    columns = rows.column_names
-    if missing := sorted({"id", "question", "context", "answers"} - set(columns)):
-        raise InputError(
-            f"{source}: has the columns {columns}, but not {missing}: a SQuAD data set has id, "
-            "question, context and answers {text, answer_start}"
-        )
-    where = f"{source} ({hub_split})"
-    with _at(where):
-        reader = _Reader(where, skip_bad)
-        for i, row in enumerate(rows):
-            reader.row(row, f"[{i}]")
-        return reader.finish(None, None)
-
-
-def read_json(path: Path) -> tuple[Any, str]:
-    """Parse a ``.json`` or ``.json.gz`` file of UTF-8.
-
-    Returns:
-        (what it holds, SHA-256 of the file's bytes in hex).
-
-    Raises:
-        InputError: the file cannot be read, decompressed, decoded or parsed.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    digest = hashlib.sha256(raw).hexdigest()
-    with _at(str(path)):
-        if path.name.endswith(".gz"):
-            try:
-                raw = gzip.decompress(raw)
-            except (OSError, EOFError, zlib.error) as error:
-                raise InputError(f"is named .gz but is not whole gzip data ({error})") from error
-        elif raw.startswith(b"\x1f\x8b"):
-            raise InputError("is gzip data: give it a name that ends with .json.gz")
-        if not raw.strip():
-            raise InputError("is empty")
-        try:
-            return json.loads(raw.decode("utf-8-sig")), digest
-        except UnicodeDecodeError as error:
-            raise InputError(f"is not UTF-8 (byte {error.start}: {error.reason})") from error
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"is not JSON that can be read: {error}") from error
-
-
-class _Reader:
+class SquadReader:
     """Collects validated questions, and what was skipped, of one source."""
 
     def __init__(self, source: str, skip_bad: bool) -> None:
@@ -180,7 +79,17 @@ class _Reader:
                 raise
             self.skipped.append(f"{self.source}: {error}")
 
-    def article(self, article: Any, at: str) -> None:
+    def document(self, document: Any) -> str | None:
+        """All articles of a file; returns the version that it states."""
+        articles = _field(_typed(document, "the document", dict), "data", "", list)
+        if not articles:
+            raise InputError("data: holds no articles")
+        version = _field(document, "version", "", str) if "version" in document else None
+        for i, article in enumerate(articles):
+            self._article(article, f"data[{i}]")
+        return version
+
+    def _article(self, article: Any, at: str) -> None:
         with self._part():
             paragraphs = _field(_typed(article, at, dict), "paragraphs", at, list)
             if not paragraphs:
@@ -238,6 +147,7 @@ class _Reader:
         self.questions.append(Question(question_id, question, context, answers, impossible))
 
     def finish(self, version: str | None, digest: str | None) -> SquadData:
+        """What was read; what is None is made from the questions."""
         if not self.questions:
             why = f" after skipping {len(self.skipped)}: {self.skipped[0]}" if self.skipped else ""
             raise InputError(f"holds no questions{why}")
@@ -258,15 +168,6 @@ def _answer(answer: Any, context: str, at: str) -> Answer:
             f"not the answer {_short(text)}"
         )
     return Answer(text, start)
-
-
-@contextmanager
-def _at(source: str) -> Iterator[None]:
-    """Put the source in front of the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error.__cause__
 
 
 _Json = TypeVar("_Json", dict[str, Any], list[Any], str, int, bool)
