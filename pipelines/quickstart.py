@@ -21,6 +21,7 @@ from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.generated.facts import write_facts
+from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import TrainOptions, train
 from bertvision.pipelines.workspace.options import FinetuneOptions
@@ -75,8 +76,8 @@ def quickstart(root: Path) -> dict[str, Any]:
     rows = []
     with _timed(seconds, "scoring BERT"):
         for tag in (EARLY, FULL):
-            metrics = evaluate_bert(workspace, tag)
-            rows.append(_row("BERT", tag, tag, 100.0, metrics))
+            if (scores := evaluate_bert(workspace, tag)) is not None:
+                rows.append(_row("BERT", tag, tag, 100.0, scores.rules))
     with _timed(seconds, "extraction"):
         for tag in (EARLY, FULL):
             extract(workspace, tag)
@@ -92,7 +93,7 @@ def quickstart(root: Path) -> dict[str, Any]:
             results = evaluate(workspace, HEADS, trained_on=source, tag=target)
             for result, head in zip(results, trained[source], strict=True):
                 percent = 100 * head["total"] / parameters
-                rows.append(_row(head["head"], source, target, percent, result))
+                rows.append(_row(head["head"], source, target, percent, result["rules"]))
     return {
         "workspace": str(root),
         "rows": rows,
@@ -103,14 +104,14 @@ def quickstart(root: Path) -> dict[str, Any]:
 
 
 def _row(
-    system: str, trained_on: str, evaluated_on: str, percent: float, metrics: Any
+    system: str, trained_on: str, evaluated_on: str, percent: float, rules: Rules
 ) -> dict[str, Any]:
     return {
         "system": system,
         "trained_on": trained_on,
         "evaluated_on": evaluated_on,
         "percent_of_encoder": percent,
-        "metrics": metrics["rules"]["n-best"]["metrics"],
+        "metrics": headline(rules),
     }
 
 

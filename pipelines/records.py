@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bertvision.errors import InputError, WorkspaceError
 
-_S = TypeVar("_S", bound=BaseModel)
+_M = TypeVar("_M", bound=BaseModel)
 
 
 class Settings(BaseModel):
@@ -21,7 +21,17 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-def validated(section: type[_S], values: Mapping[str, object]) -> _S:
+class Record(BaseModel):
+    """Base of what a command writes in JSON: frozen; fields that are not known are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is kept, fields in order."""
+        return self.model_dump(mode="json")
+
+
+def validated(section: type[_M], values: Mapping[str, object]) -> _M:
     """Settings from the values of options.
 
     Raises:
@@ -42,26 +52,33 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def read_record(
-    path: Path, again: str, check: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Read a JSON object that a command wrote.
+def read_record(path: Path, model: type[_M], again: str, mend: str | None = None) -> _M:
+    """Read a record that a command wrote in JSON.
 
     Args:
         path: of the file.
+        model: what it must be, value for value: no text is taken for a number.
         again: the command that makes it, for the messages.
-        check: completes the values, or raises where they are not what they should be.
+        mend: what to do where it is damaged; by default to delete it and run ``again``.
 
     Raises:
-        WorkspaceError: it is missing or damaged.
+        WorkspaceError: it is missing or damaged; names the file, the field and what to do.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return check(values)
+        return model.model_validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         raise WorkspaceError(f"there is no {path}: `{again}` makes it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise WorkspaceError(
-            f"{path} is damaged ({what}): delete it and run `{again}` again"
-        ) from error
+    except (OSError, ValidationError) as error:
+        what = what_is_wrong(error) if isinstance(error, ValidationError) else error
+        mend = mend or f"delete it and run `{again}` again"
+        raise WorkspaceError(f"{path} is damaged ({what}): {mend}") from error
+
+
+def what_is_wrong(error: ValidationError) -> str:
+    """The first field that is not what it should be, its names joined by dots; why; its value."""
+    first = error.errors()[0]
+    field, value = ".".join(map(str, first["loc"])), first["input"]
+    told = first["msg"].removeprefix("Value error, ")
+    if field and not isinstance(value, dict | list):
+        told += f", found {repr(value)[:80]}"
+    return f"{field}: {told}" if field else told

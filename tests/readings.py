@@ -24,8 +24,8 @@ from bertvision.pipelines.probing.results import read_all
 from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import is_evaluated
-from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
 from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.records import read_run_config, read_run_metrics
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -69,8 +69,8 @@ def values(space: Workspace) -> dict[str, Floats]:
             found[f"decoded/{split.name}"] = decoded[:: math.ceil(decoded.size / _SAMPLE)]
     for tag, name in space.heads():
         module, config = load_head(space.head_dir(tag, name))
-        stored = "dev" if config["kind"] == "span" else "dev-cls"
-        batch = space.split(tag, stored).read(range(_EXAMPLES), config["layers"])
+        stored = "dev" if config.kind == "span" else "dev-cls"
+        batch = space.split(tag, stored).read(range(_EXAMPLES), config.layers)
         found[f"logits/{tag}/{name}"] = _logits(module, batch.decode(), batch.lengths)
     return found
 
@@ -170,7 +170,10 @@ def _rows(space: Workspace) -> dict[str, Any]:
 def _runs(space: Workspace) -> dict[str, Any]:
     folders = {f"{tag}/{name}": space.head_dir(tag, name) for tag, name in space.heads()}
     return {
-        name: {"config": read_run_config(folder), "metrics": read_run_metrics(folder)}
+        name: {
+            "config": read_run_config(folder).to_json(),
+            "metrics": read_run_metrics(folder).to_json(),
+        }
         for name, folder in folders.items()
     }
 

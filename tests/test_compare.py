@@ -14,7 +14,7 @@ from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.bootstrap import Difference
 from bertvision.pipelines.results.compare import compare, sentence
 from bertvision.pipelines.results.ensemble import ensemble
-from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.systems import find_system, label
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -12,7 +12,7 @@ from labs import HEADS, scored_copy
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.costs import Costs, read_costs
 from bertvision.pipelines.results.ensemble import ensemble
-from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.systems import label
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -27,10 +27,8 @@ def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
     lab = scored_copy(workspace, tmp_path / "lab")
     for tag, seconds in FINE_TUNING.items():
         _change(lab.snapshot_dir(tag) / "snapshot.json", seconds=seconds)
-        record = {"examples": 9, "examples_written": 9, "seconds": 7.0, "bytes": 1000}
         path = lab.root / "extraction" / tag / "train.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record))
+        _change(path, examples=9, examples_written=9, seconds=7.0, bytes=1000)
     for head, seconds in OWN.items():
         _change(lab.head_dir("0.5e", head) / "metrics.json", own_seconds=seconds)
     ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.ensemble import ensemble, ensemble_dir
-from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.softmax import Combine, combine_logits, combine_softmaxes
 from bertvision.pipelines.results.systems import read_frame, read_system_logits
 from bertvision.pipelines.tasks.squad.answerable import ClassLogits

@@ -30,13 +30,13 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.squad.questions import window_labels
 from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.records import RunConfig, RunTraining
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -297,7 +297,20 @@ def test_status_knows_splits_of_the_cls(made: Workspace) -> None:
 
 def test_status_names_heads_by_the_tokens_they_take(copy: Workspace) -> None:
     extract(copy, "1e", splits=["train"], tokens=("all",))
-    for name, config in (("cls-x", {"kind": "classification"}), ("old", {})):
+    training = RunTraining(
+        epochs=1, batch_size=1, lr=1, precision="32", best_epoch=False, seed=0, fraction=1
+    )
+    cls = RunConfig(
+        head="cls-x",
+        kind="classification",
+        trained_on="1e",
+        layers=(0,),
+        hidden_size=32,
+        encoding="int8",
+        training=training,
+        activations={},
+    )
+    for name, config in (("cls-x", cls.to_json()), ("old", {})):
         folder = copy.root / "heads/1e" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
@@ -322,37 +335,6 @@ def test_exactly_what_is_damaged_is_extracted_again(copy: Workspace) -> None:
     assert done.shards == [1, 2]
     assert files(root) == whole
     assert cost(copy, "1e", "dev-cls") == spent  # repairing is not what extraction costs
-
-
-@pytest.mark.parametrize("tokens", ["all", "cls"])
-def test_a_split_that_lacks_a_label_is_finished_and_repaired(
-    empty: Workspace, monkeypatch: pytest.MonkeyPatch, tokens: Any
-) -> None:
-    """As an older version wrote it, before there was ``answerable``."""
-    make = split_extraction.split_contents
-
-    def older(*args: Any, **kwargs: Any) -> Any:
-        contents = make(*args, **kwargs)
-        del contents.per_example["answerable"]
-        return contents
-
-    options: dict[str, Any] = {"splits": ["dev"], "tokens": (tokens,), "precision": "32"}
-    options["shard_tokens"] = 16 if tokens == "cls" else 64
-    with monkeypatch.context() as patch:
-        patch.setattr(split_extraction, "split_contents", older)
-        extract(empty, "1e", **options, shards=[0])
-    name = "dev" if tokens == "all" else "dev-cls"
-    assert not empty.split("1e", name).is_complete
-    extract(empty, "1e", **options)
-    split = empty.split("1e", name).require_complete()
-    assert list(split.labels) == ["question_index", "start_positions", "end_positions"]
-    root = Path(str(empty.activations))
-    whole = files(root)
-    shard_path(split, "scale", 0).unlink()
-    (root / f"arrays.zarr/1e/{name}/start_positions/c/0").write_bytes(b"")
-    assert repair(empty, "1e", name).shards == [0]
-    assert files(root) == whole
-    assert empty.split("1e", name).verify() == []
 
 
 def test_costs_add_up_over_interruptions_and_stay_when_nothing_is_written(

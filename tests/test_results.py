@@ -17,16 +17,20 @@ from typer.testing import CliRunner
 from bertvision import cli
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.ensemble import ensemble
-from bertvision.pipelines.results.records import read_results
-from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
+from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.workspace.records import RunConfig
 from bertvision.pipelines.workspace.reproduce import TRAINING_DEFAULTS, training_command
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CONFIG: dict[str, Any] = {
     "head": "adapter-386-shared",
+    "kind": "span",
     "trained_on": "0.3e",
     "layers": [0, 1, 2],
-    "training": {"epochs": 1, "batch_size": 16, "lr": 0.001, "precision": "bf16", "seed": 0},
+    "hidden_size": 32,
+    "encoding": "int8",
+    "training": {**TRAINING_DEFAULTS, "precision": "bf16"},
+    "activations": {},
 }
 
 
@@ -134,25 +138,6 @@ def test_half_written_and_foreign_folders_are_no_results(lab: Workspace) -> None
     assert read_results(lab) == before
 
 
-def test_older_runs_are_read_with_their_defaults(lab: Workspace) -> None:
-    folder = lab.head_dir("0.5e", HEADS[0])
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("fraction", "best_epoch"):
-        config["training"].pop(name, None)
-    config.pop("kind", None)
-    (folder / "config.json").write_text(json.dumps(config))
-    metrics = json.loads((folder / "metrics.json").read_text())
-    for name in ("own_seconds", "examples", "epoch"):
-        metrics.pop(name, None)
-    metrics |= {"seconds": 12.0, "trained_together": ["a", "b", "c"]}
-    (folder / "metrics.json").write_text(json.dumps(metrics))
-    read = read_run_config(folder)
-    assert read["kind"] == "span"
-    assert (read["training"]["fraction"], read["training"]["best_epoch"]) == (1.0, False)
-    assert read_run_metrics(folder)["own_seconds"] == 4.0
-    assert read_run_metrics(folder)["epoch"] is None
-
-
 @pytest.mark.parametrize(
     ("changed", "options"),
     [
@@ -169,7 +154,7 @@ def test_a_training_command_says_what_is_not_the_default(
     changed: dict[str, Any], options: str
 ) -> None:
     config = {**CONFIG, "training": {**CONFIG["training"], **changed}}
-    command = training_command(config, hidden_states=3)
+    command = training_command(RunConfig.model_validate(config), hidden_states=3)
     words = command.replace(" --precision bf16", "").split()
     assert words == [
         *["bertvision", "train", "adapter-386-shared", "--checkpoint", "0.3e"],
@@ -178,10 +163,11 @@ def test_a_training_command_says_what_is_not_the_default(
 
 
 def test_a_training_command_names_layers_unless_they_are_all() -> None:
-    assert "--layers" not in training_command(CONFIG, hidden_states=3)
-    assert "--layers 0,1,2 " in training_command(CONFIG, hidden_states=13)
-    assert "--layers 0,1,2 " in training_command(CONFIG)
-    cls = {**CONFIG, "activations": {"tokens": "cls"}}
+    config = RunConfig.model_validate(CONFIG)
+    assert "--layers" not in training_command(config, hidden_states=3)
+    assert "--layers 0,1,2 " in training_command(config, hidden_states=13)
+    assert "--layers 0,1,2 " in training_command(config)
+    cls = config.model_copy(update={"activations": {"tokens": "cls"}})
     assert "--layers" not in training_command(cls, hidden_states=2)  # and the pooler output
     assert "--layers 0,1,2 " in training_command(cls, hidden_states=3)
 
@@ -198,7 +184,9 @@ def test_the_command_of_a_run_trains_it_again(lab: Workspace) -> None:
         p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".csv" and p.is_file()
     }
     shutil.rmtree(folder)
-    command = training_command(json.loads(before["config.json"]), hidden_states=3)
+    command = training_command(
+        RunConfig.model_validate_json(before["config.json"]), hidden_states=3
+    )
     assert command.endswith("--checkpoint 0.5e --lr 0.01 --precision 32")
     done = CliRunner().invoke(cli.app, [*command.split()[1:], "--workspace", str(lab.root)])
     assert done.exit_code == 0, done.output

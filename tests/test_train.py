@@ -33,9 +33,9 @@ from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.training.run_records import read_run_metrics
 from bertvision.pipelines.training.train import TrainOptions, train
 from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -171,8 +171,8 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
     train(space, names, "1e", OPTIONS.model_copy(update={"best_epoch": True}))
     whole = {name: weights(space, name) for name in names}
-    same = ("steps", "examples", "loss", "epoch", "held_out_losses")
-    told = {n: {k: read_run_metrics(space.head_dir("1e", n))[k] for k in same} for n in names}
+    same = {"steps", "examples", "loss", "epoch", "held_out_losses"}
+    told = {n: read_run_metrics(space.head_dir("1e", n)).model_dump(include=same) for n in names}
     shutil.rmtree(space.root / "heads")
 
     def run(how: int, step: int) -> int:
@@ -186,7 +186,8 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     assert run(0, 0) == 0
     for name in names:
         assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
-        assert read_run_metrics(space.head_dir("1e", name)).items() >= told[name].items()
+        metrics = read_run_metrics(space.head_dir("1e", name))
+        assert metrics.model_dump(include=same) == told[name]
         lines = (space.head_dir("1e", name) / "log.csv").read_text().split()
         assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, len(lines)))
 

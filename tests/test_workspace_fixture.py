@@ -33,13 +33,13 @@ from bertvision.pipelines.ranking.training import Training
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors
-from bertvision.pipelines.results.records import read_results
+from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.sweep import sweep
 from bertvision.pipelines.training.evaluate import evaluate
-from bertvision.pipelines.training.run_records import read_run_metrics
 from bertvision.pipelines.training.train import TrainOptions, train
 from bertvision.pipelines.workspace.options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import pretrained
+from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -328,7 +328,7 @@ def test_a_training_that_was_stopped_goes_on_where_it_stood(changed: Path) -> No
     folder = space.head_dir("1e", name)
     assert (folder / "log.csv").read_text().splitlines()[1] == "1,99"
     assert not stopped.exists()
-    assert read_run_metrics(folder) == metrics
+    assert read_run_metrics(folder).to_json() == metrics
     expected = EXPECTED["continued"]
     for key in ("steps", "examples", "epoch", "trained_together"):
         assert metrics[key] == expected["metrics"][key]

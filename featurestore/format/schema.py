@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.encoding import EncodingName, get_encoding
 from bertvision.featurestore.format.plan import PLAN_DTYPES
 from bertvision.featurestore.format.shardfile import CompressionName
@@ -180,6 +181,10 @@ class Header(_Record):
     requires: tuple[str, ...] = ()
 
 
+Provenance = dict[str, str | int | float | bool | None]
+"""What activations, or anything else, were made from; any difference is refused."""
+
+
 class SplitRecord(Header):
     """What the ledger says of a split: written once, before the first shard.
 
@@ -216,7 +221,7 @@ class SplitRecord(Header):
     plan_sha256: str
     arrays: dict[_Identifier, ArrayRecord]
     examples_sha256: str
-    provenance: dict[str, str | int | float | bool | None]
+    provenance: Provenance
     versions: dict[str, str]
 
     @model_validator(mode="after")
@@ -265,11 +270,7 @@ class SplitRecord(Header):
 
         Channel statistics are results, and versions may differ, so neither is compared.
         """
-        mine, theirs = self._compared(), other._compared()
-        for field in [*mine, *sorted(theirs.keys() - mine.keys())]:
-            if mine.get(field) != theirs.get(field):
-                return field, mine.get(field), theirs.get(field)
-        return None
+        return first_difference(self._compared(), other._compared())
 
     def _compared(self) -> dict[str, object]:
         fields = self.model_dump(exclude={"provenance", "versions", "arrays", "format", "requires"})

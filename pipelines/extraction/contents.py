@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.featurestore.creation import SplitContents
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
+from bertvision.featurestore.format.schema import Provenance
 from bertvision.pipelines.extraction.shardwork import NonFinite
 from bertvision.pipelines.precision import Precision
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -97,20 +97,6 @@ def split_contents(
     )
 
 
-def as_recorded(contents: SplitContents, arrays: Collection[str]) -> SplitContents:
-    """Without the labels that a split lacks, because an older version wrote it.
-
-    Args:
-        contents: as this version makes them.
-        arrays: names of the arrays that the split has.
-    """
-    held = {name: values for name, values in contents.per_example.items() if name in arrays}
-    return replace(contents, per_example=held)
-
-
-Provenance = dict[str, str | int | float | bool | None]
-
-
 def provenance(
     workspace: Workspace,
     dataset: Dataset,
@@ -135,7 +121,7 @@ def provenance(
         "nonfinite": nonfinite,
         "attn_implementation": attention,
     }
-    # of all tokens nothing is said: so it was before there was a choice
+    # of all tokens nothing is said
     return made_from | ({} if tokens == "all" else {"tokens": tokens})
 
 

@@ -6,13 +6,14 @@ other machine would repeat.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any
 
+from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.schema import ShardRecord
 from bertvision.pipelines.files import write_json
+from bertvision.pipelines.records import read_record
+from bertvision.pipelines.workspace.records import ExtractionCosts
 
 _WRITE_EVERY = 10.0
 """Seconds between two writes: so much of a killed call may be missing."""
@@ -28,23 +29,21 @@ class ExtractionCost:
         path: of the record.
         fresh: the split is created by this call; what an earlier one cost does not count.
         started: `time.perf_counter` of when this call took up the split.
-        known: what the record says beside the sums: ``examples`` and the options.
+        new: the record before anything was extracted.
 
     Attributes:
         bytes: of all shards written so far.
     """
 
-    def __init__(self, path: Path, *, fresh: bool, started: float, known: dict[str, Any]) -> None:
+    def __init__(self, path: Path, *, fresh: bool, started: float, new: ExtractionCosts) -> None:
         if fresh:
             path.unlink(missing_ok=True)
         self._path = path
         self._started = self._written = started
-        self._known = known
-        before = _read(path, str(known["store"]))
-        self._examples = int(before.get("examples_written", 0))
-        self._seconds = float(before.get("seconds", 0.0))
-        self._encoder_seconds = float(before.get("encoder_seconds", 0.0))
-        self.bytes = int(before.get("bytes", 0))
+        self._new = new
+        self._before = _read(path, new)
+        self._examples = self._before.examples_written
+        self.bytes = self._before.bytes
         self._spent_computing = 0.0
         self._noted = False
 
@@ -73,19 +72,18 @@ class ExtractionCost:
         self._written = time.perf_counter()
         sums = {
             "examples_written": self._examples,
-            "seconds": self._seconds + self._written - self._started,
-            "encoder_seconds": self._encoder_seconds + self._spent_computing,
+            "seconds": self._before.seconds + self._written - self._started,
+            "encoder_seconds": self._before.encoder_seconds + self._spent_computing,
             "bytes": self.bytes,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, {**self._known, **sums})
+        write_json(self._path, self._new.model_copy(update=sums).to_json())
 
 
-def _read(path: Path, store: str) -> dict[str, float]:
-    """The sums of earlier calls; none where the record is damaged or tells of another store."""
+def _read(path: Path, new: ExtractionCosts) -> ExtractionCosts:
+    """The sums of earlier calls; ``new`` where the record is damaged or tells of another store."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        names = ("examples_written", "seconds", "encoder_seconds", "bytes")
-        return {name: float(record[name]) for name in names if record["store"] == store}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        before = read_record(path, ExtractionCosts, "bertvision extract")
+    except WorkspaceError:
+        return new
+    return before if before.store == new.store else new

@@ -25,7 +25,7 @@ from bertvision.featurestore.writer import (
 )
 from bertvision.pipelines.encoders.encoder import channel_stats
 from bertvision.pipelines.encoders.loading import dimensions
-from bertvision.pipelines.extraction.contents import as_recorded, provenance, split_contents
+from bertvision.pipelines.extraction.contents import provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import ExtractionJob, LoadedEncoder
 from bertvision.pipelines.extraction.shardwork import ShardWork
@@ -34,6 +34,7 @@ from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.records import ExtractionCosts
 from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -151,8 +152,6 @@ class SplitExtraction:
                 fresh[kept] = not ledger.exists
                 if fresh[kept]:
                     _check_space(self.storage, total[kept])
-                elif mend:
-                    contents = as_recorded(contents, ledger.read_split().arrays)
                 again = (shards or ()) if mend else None
                 calibrate = partial(self._channel_stats, kept)
                 opened = open_writer(self.storage, spec, contents, calibrate, mend=again)
@@ -234,21 +233,21 @@ class SplitExtraction:
         """The record of what the extraction of a split costs, with the options it is made with."""
         spec, contents = self.specs[kept], self.contents[kept]
         path = self.workspace.root / "extraction" / spec.tag / f"{spec.split}.json"
-        known = {
-            "tag": str(spec.tag),
-            "split": spec.split,
-            "examples": len(contents.plan),
-            "tokens": kept,
-            "layers": list(spec.layers),
-            "encoding": spec.encoding,
-            "compression": spec.compression,
-            "precision": spec.provenance["precision"],
-            "nonfinite": spec.provenance["nonfinite"],
-            "shard_tokens": contents.plan.shard_tokens,
-            "device": self.encoder.device.type,
-            "store": str(self.storage),
-        }
-        return ExtractionCost(path, fresh=fresh, started=self.started, known=known)
+        new = ExtractionCosts(
+            tag=spec.tag,
+            split=spec.split,
+            examples=len(contents.plan),
+            tokens=kept,
+            layers=spec.layers,
+            encoding=spec.encoding,
+            compression=spec.compression,
+            precision=self.job.precision,
+            nonfinite=self.job.nonfinite,
+            shard_tokens=contents.plan.shard_tokens,
+            device=self.encoder.device.type,
+            store=str(self.storage),
+        )
+        return ExtractionCost(path, fresh=fresh, started=self.started, new=new)
 
 
 def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:

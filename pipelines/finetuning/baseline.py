@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +21,13 @@ from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.scores import Predicted
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.records import BertScores
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -48,7 +50,7 @@ class BertLogits(NamedTuple):
 
 def evaluate_bert(
     workspace: Workspace, tag: str, splits: Sequence[str] = ("tune", "dev")
-) -> dict[str, Any] | None:
+) -> BertScores | None:
     """Run a snapshot over splits, keep its logits, and score it on dev.
 
     Splits that were run before are not run again. The no-answer threshold of spans is tuned on
@@ -73,10 +75,10 @@ def evaluate_bert(
     splits = [split for split in splits if split in workspace.splits()]
     metrics_path = folder / "metrics.json"
     if metrics_path.is_file():
-        metrics: dict[str, Any] = json.loads(metrics_path.read_text(encoding="utf-8"))
+        scores = read_record(metrics_path, BertScores, BERT_COMMAND)
         logits_there = all((folder / f"{split}.safetensors").is_file() for split in splits)
-        if logits_there and metrics["weights_sha256"] == info.weights_sha256:
-            return metrics
+        if logits_there and scores.weights_sha256 == info.weights_sha256:
+            return scores
     folder.mkdir(parents=True, exist_ok=True)
     snapshot, task = load_snapshot(workspace.snapshot_dir(tag)), load_task(info.task.name)
     for split in splits:
@@ -192,9 +194,7 @@ def _is_of(path: Path, weights_sha256: str) -> bool:
         return False
 
 
-def _score(
-    workspace: Workspace, snapshot: Snapshot, task: Task, tag: SnapshotTag
-) -> dict[str, Any]:
+def _score(workspace: Workspace, snapshot: Snapshot, task: Task, tag: SnapshotTag) -> BertScores:
     """Tune on ``tune``, score on ``dev``, write predictions and metrics."""
     folder = workspace.bert_dir(tag)
     seconds: dict[str, float] = {}
@@ -211,12 +211,12 @@ def _score(
     tune = predicted("tune") if task.tunes and "tune" in workspace.splits() else None
     scores = task.score(predicted("dev"), tune)
     write_json(folder / "predictions.json", scores.predictions)
-    metrics = {
-        "snapshot": str(tag),
-        "weights_sha256": snapshot.info.weights_sha256,
-        "split": "dev",
-        "rules": scores.rules,
-        "seconds": seconds,
-    }
-    write_json(folder / "metrics.json", metrics)
-    return metrics
+    found = BertScores(
+        snapshot=tag,
+        weights_sha256=snapshot.info.weights_sha256,
+        split="dev",
+        rules=scores.rules,
+        seconds=seconds,
+    )
+    write_json(folder / "metrics.json", found.to_json())
+    return found

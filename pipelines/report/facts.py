@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertvision.errors import StoreError
+from bertvision.errors import StoreError, WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
-from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.selection import StoredName
+from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
@@ -72,10 +72,9 @@ def _snapshots(workspace: Workspace) -> str:
     parts = []
     for tag in workspace.snapshots():
         try:
-            path = workspace.snapshot_dir(tag) / "snapshot.json"
-            values = json.loads(path.read_text(encoding="utf-8"))
-            parts.append(f"{tag} (step {values['step']:,})")
-        except (OSError, ValueError, KeyError):
+            step = read_snapshot_info(workspace.snapshot_dir(tag)).step
+            parts.append(f"{tag} (step {step:,})")
+        except WorkspaceError:
             parts.append(str(tag))  # its scores are here even where its record is not
     return ", ".join(parts)
 
@@ -87,10 +86,10 @@ def _heads(workspace: Workspace) -> str:
     ]
     if not configs:
         return "none trained yet"
-    names = {config["head"] for config in configs}
+    names = {config.head for config in configs}
     settings = [
         f"{len(names)} heads in {len(configs)} trainings",
-        "trained on " + _each(SnapshotTag(config["trained_on"]) for config in configs),
+        "trained on " + _each(SnapshotTag(config.trained_on) for config in configs),
     ]
     for key, name in (
         ("epochs", "epochs"),
@@ -100,8 +99,8 @@ def _heads(workspace: Workspace) -> str:
         ("seed", "seeds"),
         ("fraction", "parts of the data"),
     ):
-        settings.append(f"{name} {_each(config['training'].get(key) for config in configs)}")
-    settings.append(f"activations as {_each(config.get('encoding') for config in configs)}")
+        settings.append(f"{name} {_each(getattr(config.training, key) for config in configs)}")
+    settings.append(f"activations as {_each(config.encoding for config in configs)}")
     return ", ".join(settings)
 
 

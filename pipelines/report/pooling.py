@@ -14,7 +14,7 @@ from bertvision.pipelines.report.drawing import curves
 from bertvision.pipelines.report.section import Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -93,7 +93,7 @@ def pooling_rows(workspace: Workspace) -> list[Row]:
     for tag, run in workspace.heads():
         folder = workspace.root / "heads" / tag / run
         config = read_run_config(folder)
-        if config["training"]["fraction"] != 1:
+        if config.training.fraction != 1:
             continue
         path = folder / "model.safetensors"
         try:
@@ -106,17 +106,17 @@ def pooling_rows(workspace: Workspace) -> list[Row]:
                 f"{path} is damaged ({error}): run `{training_command(config)} --overwrite` again"
             ) from error
         for name, scalars in found.items():
-            if len(scalars) != len(config["layers"]):
+            if len(scalars) != len(config.layers):
                 continue  # of a head of one's own, which pools something else
             part = "" if len(found) == 1 else f" ({name.rpartition('.')[0]})"
             row = {
                 "weights": softmax(scalars),
                 "gamma": gammas[name],
-                "layers": config["layers"],
+                "layers": config.layers,
                 "file": path.relative_to(workspace.root).as_posix(),
                 "command": training_command(config, workspace.config.model.num_hidden_layers + 1),
             }
-            groups.setdefault((config["head"] + part, part, tag), []).append(row)
+            groups.setdefault((config.head + part, part, tag), []).append(row)
     return [
         _mean(name, tag, rows)
         for (name, _, tag), rows in sorted(

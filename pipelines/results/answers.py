@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.results.records import Result
+from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.results.systems import read_predictions
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.squad.metrics import answer_score

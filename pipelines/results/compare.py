@@ -16,7 +16,7 @@ from bertvision.pipelines.results.bootstrap import (
     paired_bootstrap,
     paired_bootstrap_of,
 )
-from bertvision.pipelines.results.records import Result, read_results
+from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import find_system, label, read_predictions
 from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics

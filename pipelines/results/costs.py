@@ -18,18 +18,21 @@ Nothing is estimated: what was not recorded is None, and so is every sum with it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
-from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.results.records import Result, read_metrics
+from bertvision.pipelines.records import read_record
+from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.scores import headline, headline_metric
-from bertvision.pipelines.training.run_records import read_run_config, read_run_metrics
-from bertvision.pipelines.workspace.selection import StoredName
+from bertvision.pipelines.workspace.records import (
+    ExtractionCosts,
+    read_run_config,
+    read_run_metrics,
+)
+from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -100,16 +103,16 @@ def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
 def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
     parts = _parts(workspace, result)
     encoder = records.encoder()
-    sizes = [int(read_run_metrics(run)["total"]) for run in parts.runs]
+    trainings = [read_run_metrics(run) for run in parts.runs]
     unknown = [] if parts.whole else [None]  # a member was removed since
-    parameters = _sum([*sizes, *([encoder] if parts.bert else []), *unknown])
+    parameters = _sum([*(t.total for t in trainings), *([encoder] if parts.bert else []), *unknown])
     stored = sorted({records.stored_split(run) for run in parts.runs})
     latest = max(SnapshotTag(result.trained_on), SnapshotTag(result.checkpoint))
     fine_tuning = records.fine_tuning(str(latest))
-    extraction = _sum([records.extraction(*split).get("seconds") for split in stored])
-    own = [float(read_run_metrics(run)["own_seconds"]) for run in parts.runs]
-    training = _sum([*own, *unknown])
-    size = _sum([records.extraction(*split).get("bytes") for split in stored])
+    extractions = [records.extraction(*split) for split in stored]
+    extraction = _sum([None if e is None else e.seconds for e in extractions])
+    training = _sum([*(t.own_seconds for t in trainings), *unknown])
+    size = _sum([None if e is None else e.bytes for e in extractions])
     return Costs(
         parameters=None if parameters is None else int(parameters),
         percent=100 * parameters / encoder if parameters is not None and encoder else None,
@@ -128,10 +131,9 @@ def _parts(workspace: Workspace, result: Result) -> _Parts:
         return _Parts(True, ())
     if result.system == "head":
         return _Parts(False, (result.folder.parents[1],))
-    members = read_metrics(result.folder / "metrics.json", result.command)["members"]
-    runs = [workspace.head_dir(result.trained_on, run) for run in members if run != "bert"]
+    runs = [workspace.head_dir(result.trained_on, run) for run in result.members if run != "bert"]
     there = tuple(run for run in runs if (run / "metrics.json").is_file())
-    return _Parts("bert" in members, there, len(there) == len(runs))
+    return _Parts("bert" in result.members, there, len(there) == len(runs))
 
 
 class _Records:
@@ -157,26 +159,19 @@ class _Records:
             return None
         return 0.0 if SnapshotTag(tag).fraction <= 0 else seconds
 
-    def _extraction(self, tag: str, split: str) -> dict[str, Any]:
-        """What ``extraction/<tag>/<split>.json`` says; nothing where it tells of a part alone."""
+    def _extraction(self, tag: str, split: str) -> ExtractionCosts | None:
+        """What the extraction of a stored split cost; None where that is known of a part alone."""
         path = self._workspace.root / "extraction" / tag / f"{split}.json"
-        try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if values["examples_written"] < values["examples"]:
-                return {}
-            return {"seconds": float(values["seconds"]), "bytes": int(values["bytes"])}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WorkspaceError(
-                f"{path} is damaged ({error}): delete it, and the costs of extraction are unknown"
-            ) from error
+        if not path.is_file():
+            return None
+        mend = "delete it, and the costs of extraction are unknown"
+        costs = read_record(path, ExtractionCosts, "bertvision extract", mend)
+        return costs if costs.examples_written >= costs.examples else None
 
     def _stored_split(self, run: Path) -> tuple[str, str]:
         """Snapshot and split of the store that a run was trained on."""
         config = read_run_config(run)
-        tokens = config.get("activations", {}).get("tokens", "all")
-        return str(config["trained_on"]), StoredName("train", tokens).name
+        return config.trained_on, head_split(config.kind, "train")
 
 
 def _sum(values: Sequence[float | int | None]) -> float | None:

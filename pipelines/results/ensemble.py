@@ -17,8 +17,7 @@ from safetensors.numpy import save_file
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.records import digest_of
-from bertvision.pipelines.results.records import read_metrics
+from bertvision.pipelines.records import digest_of, read_record
 from bertvision.pipelines.results.softmax import Combine, combine_logits
 from bertvision.pipelines.results.systems import (
     SystemLogits,
@@ -28,8 +27,13 @@ from bertvision.pipelines.results.systems import (
 )
 from bertvision.pipelines.tasks.scores import Predicted
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.training.run_records import read_run_config
 from bertvision.pipelines.training.trained_head import task_of_kind
+from bertvision.pipelines.workspace.records import (
+    BertScores,
+    EnsembleScores,
+    HeadScores,
+    read_run_config,
+)
 from bertvision.pipelines.workspace.reproduce import (
     BERT_COMMAND,
     ensemble_command,
@@ -91,7 +95,7 @@ def ensemble(
         )
     members = _members(workspace, runs, with_bert, trained_on, tag, split)
     started = time.perf_counter()
-    parts = _metrics(members)
+    parts = _scores(members)
     frame = read_frame(workspace, tag, split)
     together = _combined(members, frame, split, combine)
     tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
@@ -99,22 +103,22 @@ def ensemble(
         tune = _tune(workspace, members, tag, combine)
     scores = task.score(together.on(frame), tune)
     names = [member.run for member in members]
-    configs = [read_run_config(m.folder.parents[1]) for m in members if m.run != "bert"]
-    metrics = {
-        "members": names,
-        "combine": combine,
-        "kind": together.kind,
-        "trained_on": trained_on,
-        "checkpoint": tag,
-        "split": split,
-        "fraction": _common([c["training"]["fraction"] for c in configs], 1.0),
-        "seed": _common([c["training"]["seed"] for c in configs], 0),
-        "rules": scores.rules,
-        "threshold_tuned_on": None if tune is None else "tune",
-        "weights": dict(zip(names, (part.get("weights_sha256") for part in parts), strict=True)),
-        "seconds": time.perf_counter() - started,
-        "command": ensemble_command(names, combine, trained_on, tag, split),
-    }
+    trainings = [read_run_config(m.folder.parents[1]).training for m in members if m.run != "bert"]
+    metrics = EnsembleScores(
+        members=tuple(names),
+        combine=combine,
+        kind=together.kind,
+        trained_on=trained_on,
+        checkpoint=tag,
+        split=split,
+        fraction=_common([training.fraction for training in trainings], 1.0),
+        seed=_common([training.seed for training in trainings], 0),
+        rules=scores.rules,
+        threshold_tuned_on=None if tune is None else "tune",
+        weights={name: part.weights_sha256 for name, part in zip(names, parts, strict=True)},
+        seconds=time.perf_counter() - started,
+        command=ensemble_command(names, combine, trained_on, tag, split),
+    ).to_json()
     with new_folder(ensemble_dir(workspace, names, combine, trained_on, tag, split)) as folder:
         write_json(folder / "predictions.json", scores.predictions)
         write_json(folder / "na_scores.json", scores.na_scores)
@@ -122,7 +126,7 @@ def ensemble(
         save_file({**together.arrays(), **index}, folder / f"{split}.safetensors")
         write_json(folder / "metrics.json", metrics)
     # BERT was perhaps scored on another split only
-    return {**metrics, "parts": [part for part in parts if part["split"] == split]}
+    return {**metrics, "parts": [part.to_json() for part in parts if part.split == split]}
 
 
 def ensemble_dir(
@@ -171,15 +175,21 @@ def _members(
     return [Member("bert", workspace.bert_dir(tag), BERT_COMMAND), *found]
 
 
-def _metrics(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """The members' ``metrics.json``, after checking that all read the same encoder."""
-    found = [read_metrics(member.folder / "metrics.json", member.command) for member in members]
-    encoders = [
-        m["weights_sha256"] if member.run == "bert" else m["provenance"]["weights_sha256"]
-        for member, m in zip(members, found, strict=True)
-    ]
-    for member, encoder in zip(members, encoders, strict=True):
-        if encoder != encoders[0]:
+def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
+    """What the members scored, after checking that all read the same encoder."""
+    found: list[BertScores | HeadScores] = []
+    encoders = []
+    for member in members:
+        path = member.folder / "metrics.json"
+        if member.run == "bert":
+            bert = read_record(path, BertScores, member.command)
+            found.append(bert)
+            encoders.append(bert.weights_sha256)
+        else:
+            head = read_record(path, HeadScores, member.command)
+            found.append(head)
+            encoders.append(str(head.provenance.get("weights_sha256")))
+        if encoders[-1] != encoders[0]:
             raise WorkspaceError(
                 f"{member.run} was scored on an encoder with other weights than {members[0].run}: "
                 f"`{member.command}` scores it again"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.costs import read_costs
-from bertvision.pipelines.results.records import Result, read_metrics, read_results
+from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
@@ -153,7 +153,7 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
         row.update({f"argmax_{name}": argmax[name] for name in ("exact", "f1")})
     path = result.folder / "metrics.json"
     if result.system == "ensemble":
-        row["members"] = read_metrics(path, result.command)["members"]
+        row["members"] = list(result.members)
     row["file"] = path.relative_to(workspace.root).as_posix()
     row["command"] = result.command
     return row

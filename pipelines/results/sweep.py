@@ -15,7 +15,7 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.models.heads import Kind
 from bertvision.models.registry import describe_heads
-from bertvision.pipelines.results.records import Result, read_results
+from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.results.records import Result
+from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.scores import Predicted
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from bertvision.pipelines.tasks.registry import TASKS
 
@@ -45,6 +47,18 @@ class Predicted(NamedTuple):
     """Of the split."""
 
 
+class Rule(TypedDict):
+    """What one decoding rule came to."""
+
+    threshold: float | None
+    """Of no answer; None where there is none."""
+    metrics: dict[str, int | float]
+    """In per cent, but for counts and thresholds."""
+
+
+Rules = Annotated[dict[str, Rule], Field(min_length=1)]
+
+
 class Scores(NamedTuple):
     """The scores of one system on one split.
 
@@ -57,19 +71,18 @@ class Scores(NamedTuple):
             answerable; empty where the items are no questions.
     """
 
-    rules: dict[str, dict[str, Any]]
+    rules: Rules
     predictions: dict[str, str] | dict[str, bool] | dict[str, int] | dict[str, float]
     na_scores: dict[str, float]
 
 
-def headline(rules: Mapping[str, Mapping[str, Any]]) -> Mapping[str, float]:
+def headline(rules: Rules) -> Mapping[str, float]:
     """The metrics that stand for a system: of ``n-best`` where it is there, else of ``argmax``.
 
     Args:
         rules: of its ``metrics.json``.
     """
-    metrics: Mapping[str, float] = rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
-    return metrics
+    return rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
 
 
 def headline_metric(task: str, metrics: Mapping[str, float]) -> str:

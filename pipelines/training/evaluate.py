@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,23 +14,25 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from bertvision.errors import ProvenanceError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.schema import Provenance, SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.outputs import SpanOutput
 from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.scores import Predicted
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import decoded
-from bertvision.pipelines.training.run_records import read_run_config
 from bertvision.pipelines.training.trained_head import (
     head_lock,
     kind_of_run,
     load_head,
     task_of_kind,
 )
+from bertvision.pipelines.workspace.records import HeadScores, RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -98,15 +99,15 @@ def evaluate_across(
     ]
     groups: dict[tuple[str, tuple[int, ...]], list[_Trained]] = {}
     for head in heads:
-        groups.setdefault((head.kind, tuple(head.config["layers"])), []).append(head)
+        groups.setdefault((head.kind, head.config.layers), []).append(head)
     for (kind, _), group in groups.items():  # all of them, before the first pass
         scored = workspace.split(tag, head_split(kind, split)).require_complete()
         for head in group:
             _check_fits(head, scored)
-    results: dict[Path, dict[str, Any]] = {}
+    results: dict[Path, HeadScores] = {}
     for (kind, _), group in groups.items():
         results |= _evaluate(workspace, kind, group, tag, split, head_precision(precision, kind))
-    return [results[head.folder] for head in heads]
+    return [results[head.folder].to_json() for head in heads]
 
 
 def is_evaluated(
@@ -121,14 +122,14 @@ def is_evaluated(
     """Whether these weights were scored on these activations, in this way, before."""
     folder = workspace.trained_head(trained_on, name)
     try:
-        metrics = json.loads((_target(folder, tag, split) / "metrics.json").read_text("utf-8"))
-        kind = read_run_config(folder)["kind"]
-        return bool(
-            metrics["weights_sha256"] == sha256_of_files([folder / "model.safetensors"])
-            and metrics["precision"] == head_precision(precision, kind)
-            and metrics["activations"] == _activations(_splits(workspace, kind, tag, split))
+        scores = read_record(_target(folder, tag, split) / "metrics.json", HeadScores, "")
+        kind = read_run_config(folder).kind
+        return (
+            scores.weights_sha256 == sha256_of_files([folder / "model.safetensors"])
+            and scores.precision == head_precision(precision, kind)
+            and scores.activations == _activations(_splits(workspace, kind, tag, split))
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, WorkspaceError):
         return False
 
 
@@ -144,7 +145,7 @@ def _splits(workspace: Workspace, kind: str, tag: str, split: str) -> dict[str, 
     return found
 
 
-def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Any]:
+def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Provenance]:
     """What tells activations from others: how they are stored, and what they come from."""
     return {
         name: {
@@ -163,14 +164,14 @@ class _Trained(NamedTuple):
     name: str
     folder: Path
     module: nn.Module
-    config: dict[str, Any]
+    config: RunConfig
     kind: str
 
     @classmethod
     def load(cls, workspace: Workspace, trained_on: str, run: Run) -> _Trained:
         folder = workspace.trained_head(trained_on, run.name)
         module, config = load_head(folder, run)
-        kind = kind_of_run(Run(config["head"]), workspace.config.task.name)
+        kind = kind_of_run(Run(config.head), workspace.config.task.name)
         return cls(str(trained_on), folder.name, folder, module, config, kind)
 
 
@@ -186,8 +187,8 @@ def _evaluate(
     tag: SnapshotTag,
     split: str,
     precision: Precision,
-) -> dict[Path, dict[str, Any]]:
-    """One pass over a split for heads of one kind and the same layers; metrics by folder."""
+) -> dict[Path, HeadScores]:
+    """One pass over a split for heads of one kind and the same layers; scores by folder."""
     started = time.perf_counter()
     splits = _splits(workspace, kind, tag, split)
     scored = splits[split]
@@ -204,19 +205,19 @@ def _evaluate(
                 "with a lower --lr and --overwrite"
             )
         scores = task.score(predicted, held_out_too)
-        metrics = {
-            "head": head.name,
-            "trained_on": head.trained_on,
-            "checkpoint": str(tag),
-            "split": split,
-            "rules": scores.rules,
-            "precision": precision,
-            "threshold_tuned_on": None if held_out_too is None else "tune",
-            "seconds": time.perf_counter() - started,
-            "weights_sha256": sha256_of_files([head.folder / "model.safetensors"]),
-            "provenance": dict(scored.record.provenance),
-            "activations": _activations(splits),
-        }
+        results[head.folder] = HeadScores(
+            head=head.name,
+            trained_on=head.trained_on,
+            checkpoint=str(tag),
+            split=split,
+            rules=scores.rules,
+            precision=precision,
+            threshold_tuned_on=None if held_out_too is None else "tune",
+            seconds=time.perf_counter() - started,
+            weights_sha256=sha256_of_files([head.folder / "model.safetensors"]),
+            provenance=scored.record.provenance,
+            activations=_activations(splits),
+        )
         with (
             head_lock(head.folder, f"writing to {head.name}", wait=True),
             new_folder(_target(head.folder, tag, split)) as target,
@@ -226,8 +227,7 @@ def _evaluate(
             save_file(_arrays(predicted), target / f"{split}.safetensors")
             if held_out_too is not None:
                 save_file(_arrays(held_out_too), target / "tune.safetensors")
-            write_json(target / "metrics.json", metrics)
-        results[head.folder] = metrics
+            write_json(target / "metrics.json", results[head.folder].to_json())
     return results
 
 
@@ -241,7 +241,7 @@ def _predict(
 ) -> list[Predicted]:
     """Logits of every head on every window of a split, in stored order."""
     where = device()
-    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=heads[0].config["layers"])
+    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=heads[0].config.layers)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     modules = [head.module.to(where) for head in heads]
     found: list[list[torch.Tensor]] = [[] for _ in heads]
@@ -293,16 +293,15 @@ def _arrays(predicted: Predicted) -> dict[str, npt.NDArray[Any]]:
 
 def _check_fits(head: _Trained, split: ActivationSplit) -> None:
     name, record, config = head.name, split.record, head.config
-    missing = sorted(set(config["layers"]) - set(record.layers))
-    if missing or config["hidden_size"] != record.hidden_size:
+    missing = sorted(set(config.layers) - set(record.layers))
+    if missing or config.hidden_size != record.hidden_size:
         raise ProvenanceError(
-            f"{name} was trained on layers {config['layers']} of width {config['hidden_size']}; "
+            f"{name} was trained on layers {list(config.layers)} of width {config.hidden_size}; "
             f"{split.name} holds layers {list(record.layers)} of width {record.hidden_size}"
         )
-    for field in _SAME:
-        there, here = config["activations"].get(field), record.provenance.get(field)
-        if there != here:
-            raise ProvenanceError(
-                f"{name} was trained with {field} = {there!r}, {split.name} was extracted with "
-                f"{here!r}: a head works on activations of the model and task it was trained for"
-            )
+    if difference := first_difference(config.activations, record.provenance, _SAME):
+        field, there, here = difference
+        raise ProvenanceError(
+            f"{name} was trained with {field} = {there!r}, {split.name} was extracted with "
+            f"{here!r}: a head works on activations of the model and task it was trained for"
+        )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.models.heads import Kind
 from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.training.run_records import read_run_config
 from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
+from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -47,7 +49,7 @@ class TrainingPass(NamedTuple):
     tag: SnapshotTag
     split: ActivationSplit
     held_out: ActivationSplit | None
-    configs: dict[Run, dict[str, Any]]
+    configs: dict[Run, RunConfig]
     todo: list[Run]
     options: TrainOptions
     task: Task
@@ -57,7 +59,7 @@ class TrainingPass(NamedTuple):
     def plan(
         cls,
         workspace: Workspace,
-        kind: str,
+        kind: Kind,
         runs: list[Run],
         tag: SnapshotTag,
         options: TrainOptions,
@@ -89,13 +91,13 @@ class TrainingPass(NamedTuple):
     @property
     def folder(self) -> Path:
         """Where the training keeps what it needs to go on."""
-        digest = digest_of([self.configs[run] for run in self.todo])[:16]
+        digest = digest_of([self.configs[run].to_json() for run in self.todo])[:16]
         return self.workspace.root / "heads" / self.tag / f".run-{digest}"
 
     @property
     def layers(self) -> list[int]:
         """Indices of the hidden states that the heads take."""
-        return list(next(iter(self.configs.values()))["layers"])
+        return list(next(iter(self.configs.values())).layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -121,48 +123,36 @@ class TrainingPass(NamedTuple):
 
 
 def _head_config(
-    run: Run, kind: str, classes: int, split: ActivationSplit, options: TrainOptions
-) -> dict[str, Any]:
-    """``config.json`` of a head: everything its weights depend on."""
+    run: Run, kind: Kind, classes: int, split: ActivationSplit, options: TrainOptions
+) -> RunConfig:
+    """Everything that a head's weights depend on."""
     record = split.record
-    layers = [record.layers[i] for i in split.layer_positions(options.layers)]
-    training = options.model_dump(mode="json", exclude={"layers"})
-    return {
-        "head": run.head,
-        "kind": kind,
-        "trained_on": record.tag,
-        "layers": layers,
-        "hidden_size": record.hidden_size,
-        "encoding": record.encoding,
-        # of two nothing is said: so it was before there was a choice
-        **({"classes": classes} if classes != 2 else {}),
-        "training": {**training, "seed": run.seed, "fraction": run.fraction},
-        "activations": {
+    training = options.model_dump(exclude={"layers"})
+    return RunConfig(
+        head=run.head,
+        kind=kind,
+        trained_on=record.tag,
+        layers=tuple(record.layers[i] for i in split.layer_positions(options.layers)),
+        hidden_size=record.hidden_size,
+        encoding=record.encoding,
+        classes=classes,
+        training=RunTraining(**training, seed=run.seed, fraction=run.fraction),
+        activations={
             "examples": record.examples,
             "plan_sha256": record.plan_sha256,
             **record.provenance,
         },
-    }
+    )
 
 
-def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: dict[str, Any]) -> bool:
+def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunConfig) -> bool:
     folder = workspace.head_dir(tag, run.name)
     if not is_whole(folder):
         return False
-    held = read_run_config(folder)
-    for field in config:
-        if held.get(field) != config[field]:
-            there, here = _first_difference(held.get(field), config[field])
-            raise WorkspaceError(
-                f"{run.name} was trained on {tag} before with {field}: {there}, now it "
-                f"is {here}: give --overwrite to replace it"
-            )
+    if difference := first_difference(read_run_config(folder).to_json(), config.to_json()):
+        field, there, here = difference
+        raise WorkspaceError(
+            f"{run.name} was trained on {tag} before with {field} = {there}, now it is "
+            f"{field} = {here}: give --overwrite to replace it"
+        )
     return True
-
-
-def _first_difference(there: Any, here: Any) -> tuple[str, str]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted(there.keys() | here.keys()):
-            if there.get(key) != here.get(key):
-                return f"{key} = {there.get(key)}", f"{key} = {here.get(key)}"
-    return str(there), str(here)

@@ -15,6 +15,7 @@ from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.models.heads import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.precision import resolve_precision
@@ -25,8 +26,8 @@ from bertvision.pipelines.training.module import HeadsModule
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.plan import TrainOptions as TrainOptions
 from bertvision.pipelines.training.resume import ResumeFile
-from bertvision.pipelines.training.run_records import read_run_metrics
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
+from bertvision.pipelines.workspace.records import RunMetrics, read_run_metrics
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -76,7 +77,7 @@ def train(
         raise InputError(f"heads {given}: name at least one, each once")
     tag = SnapshotTag(tag)
     task = workspace.config.task.name
-    groups: dict[tuple[str, int], list[Run]] = {}
+    groups: dict[tuple[Kind, int], list[Run]] = {}
     for run in runs:
         groups.setdefault((kind_of_run(run, task), run.seed), []).append(run)
     plans = [
@@ -94,7 +95,7 @@ def train(
                 locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
             if (planned := plan()).todo:  # another process may have trained some just now
                 _run(planned, tensorboard, readers, resume_every_seconds)
-    return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
+    return [read_run_metrics(workspace.head_dir(tag, run.name)).to_json() for run in runs]
 
 
 def _run(
@@ -176,24 +177,24 @@ def _save(
         if best is not None and examples:
             epoch, held_out = best.restore(run.name, head)
         trainable, total = count_parameters(head)
-        metrics = {
-            "head": run.head,
-            "trained_on": planned.tag,
-            "fraction": run.fraction,
-            "seed": run.seed,
-            "trainable": trainable,
-            "total": total,
-            "examples": examples,
-            "steps": module.steps[run],
-            "epoch": epoch,
-            "loss": sum(tail) / len(tail) if tail else None,
-            "held_out_losses": held_out,
-            "seconds": clock.seconds,
-            "own_seconds": shared + module.own_seconds[run],
-            "wait_seconds": clock.wait_seconds,
-            "seconds_per_epoch": clock.seconds / planned.options.epochs,
-            "trained_together": [other.name for other in heads],
-        }
+        metrics = RunMetrics(
+            head=run.head,
+            trained_on=planned.tag,
+            fraction=run.fraction,
+            seed=run.seed,
+            trainable=trainable,
+            total=total,
+            examples=examples,
+            steps=module.steps[run],
+            epoch=epoch,
+            loss=sum(tail) / len(tail) if tail else None,
+            held_out_losses=held_out,
+            seconds=clock.seconds,
+            own_seconds=shared + module.own_seconds[run],
+            wait_seconds=clock.wait_seconds,
+            seconds_per_epoch=clock.seconds / planned.options.epochs,
+            trained_together=[other.name for other in heads],
+        )
         with new_folder(planned.workspace.head_dir(planned.tag, run.name)) as temporary:
             save_file(
                 {name: x.detach().cpu().contiguous() for name, x in head.state_dict().items()},
@@ -201,8 +202,8 @@ def _save(
             )
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
-            write_json(temporary / "config.json", planned.configs[run])
-            write_json(temporary / "metrics.json", metrics)
+            write_json(temporary / "config.json", planned.configs[run].to_json())
+            write_json(temporary / "metrics.json", metrics.to_json())
 
 
 def _tensorboard(workspace: Workspace, tag: SnapshotTag) -> Any:

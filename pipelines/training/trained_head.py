@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,14 +16,15 @@ from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models.heads import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 
 
 class LoadedHead(NamedTuple):
-    """A trained head: the module in evaluation mode, and its ``config.json``."""
+    """A trained head: the module in evaluation mode, and its record."""
 
     module: nn.Module
-    config: dict[str, Any]
+    config: RunConfig
 
 
 def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
@@ -40,33 +40,22 @@ def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
         WorkspaceError: it is damaged.
         UnknownNameError: its class is not installed here.
     """
+    config = read_run_config(folder)
+    head = config.head
+    if ":" in head and (named is None or named.head != head):
+        marks = folder.name[len(Run.of(head, 1.0, 0).name) :]
+        raise InputError(
+            f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
+            f"{head}{marks} to have it imported"
+        )
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        head = str(config["head"])
-        if ":" in head and (named is None or named.head != head):
-            marks = folder.name[len(Run.of(head, 1.0, 0).name) :]
-            raise InputError(
-                f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
-                f"{head}{marks} to have it imported"
-            )
         module = build_head(
-            head,
-            layers=len(config["layers"]),
-            hidden=config["hidden_size"],
-            classes=config.get("classes", 2),
+            head, layers=len(config.layers), hidden=config.hidden_size, classes=config.classes
         )
         module.load_state_dict(load_file(folder / "model.safetensors"))
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise WorkspaceError(
             f"the head {folder} is damaged: {error}; train it again with --overwrite"
         ) from error

@@ -6,19 +6,17 @@ comes from is kept in ``datasets/<name>.json``, with digests, so that it need be
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.schema import check_name
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.records import validated
+from bertvision.pipelines.records import Record, read_record, validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, check_task
 from bertvision.pipelines.tasks.sentences.labelled import check_columns
@@ -30,6 +28,14 @@ if TYPE_CHECKING:
     from bertvision.pipelines.tasks.windows import Windows
 
 _RESERVED = ("train", "tune", "dev", "test", "all")
+
+
+class DatasetRecord(Record):
+    """``datasets/<name>.json``: where an added data set comes from, and how it is read."""
+
+    task: TaskConfig
+    data: dict[str, DataConfig]
+    """By split."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +127,15 @@ def read_dataset(root: Path, name: str) -> Dataset:
         WorkspaceError: its record is damaged.
     """
     path = _path(root, name)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        config = TaskConfig.model_validate(values["task"])
-        data = {split: DataConfig.model_validate(x) for split, x in values["data"].items()}
-    except FileNotFoundError:
+    if not path.is_file():
         held = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise UnknownNameError(
             f"{root} has no data set {name!r} (there are: {held}): say where it is with --data PATH"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise WorkspaceError(
-            f"{path} is damaged ({error}): delete it and name the data with --data again"
-        ) from error
-    return Dataset(name, load_task(config.name), config, data)
+        )
+    again = "bertvision extract --task TASK --data PATH"
+    mend = "delete it and name the data with --data again"
+    record = read_record(path, DatasetRecord, again, mend)
+    return Dataset(name, load_task(record.task.name), record.task, record.data)
 
 
 def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
@@ -168,20 +169,16 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
             config = config.model_copy(update={"classes": found.classes})
     added = Dataset(name, kind, config, data)
     if not _path(root, name).is_file():
-        record = {
-            "task": config.model_dump(mode="json"),
-            "data": {split: x.model_dump(mode="json") for split, x in data.items()},
-        }
-        write_json(_path(root, name), record)
+        write_json(_path(root, name), DatasetRecord(task=config, data=data).to_json())
         return added
     held = read_dataset(root, name)
-    for setting, (there, here) in _fields(held, added).items():
-        if there != here:
-            raise WorkspaceError(
-                f"data set {name} of {root} was added with {setting} = {there!r}, now it is "
-                f"{here!r}: leave the option out, use another --workspace, or delete "
-                f"{_path(root, name)} and what was made from it"
-            )
+    if difference := first_difference(_told(held), _told(added)):
+        setting, there, here = difference
+        raise WorkspaceError(
+            f"data set {name} of {root} was added with {setting} = {there!r}, now it is "
+            f"{here!r}: leave the option out, use another --workspace, or delete "
+            f"{_path(root, name)} and what was made from it"
+        )
     return held
 
 
@@ -231,13 +228,10 @@ def _path(root: Path, name: str) -> Path:
     return root / "datasets" / f"{check_name(name, 'data set')}.json"
 
 
-def _fields(there: Dataset, here: Dataset) -> dict[str, tuple[Any, Any]]:
-    """What two records of a data set say, by field, causes first."""
-    values: list[dict[str, Any]] = []
-    for dataset in (there, here):
-        by_split = {f"sha256 of {split}": x.sha256 for split, x in dataset.data.items()}
-        source = next((x.source for x in dataset.data.values()), None)
-        config = dataset.config.model_dump(exclude={"classes"})
-        classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:5])}"
-        values.append({"data": source, **config, **by_split, "classes": classes})
-    return {k: (values[0].get(k), values[1].get(k)) for k in {**values[0], **values[1]}}
+def _told(dataset: Dataset) -> dict[str, object]:
+    """What decides a data set, by field, causes first."""
+    by_split = {f"sha256 of {split}": x.sha256 for split, x in dataset.data.items()}
+    source = next((x.source for x in dataset.data.values()), None)
+    config = dataset.config.model_dump(exclude={"classes"})
+    classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:5])}"
+    return {"data": source, **config, **by_split, "classes": classes}

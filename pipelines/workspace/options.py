@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
@@ -291,33 +292,33 @@ def _data(
 
 def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
     config = workspace.config
-    asked: dict[str, tuple[Any, Any]] = {}
+    held: dict[str, object] = {}
+    asked: dict[str, object] = {}
     if options.model is not None:
         local = Path(options.model).expanduser()
         name = str(local.resolve()) if local.is_dir() else options.model
-        asked["model"] = (name, config.model.name_or_path)
-    held_task = config.task.name
-    if options.task is not None and (options.own_task or held_task not in SQUAD):
-        asked["task"] = (options.task, held_task)
+        held["model"], asked["model"] = config.model.name_or_path, name
+    if options.task is not None and (options.own_task or config.task.name not in SQUAD):
+        held["task"], asked["task"] = config.task.name, options.task
     for split in ("train", "dev"):
         # a task of its own says nothing about the data of a workspace that is there
         named = (getattr(options, split) or options.data) is not None or not options.own_task
         if named and (source := options.source(split)) is not None:
-            held = config.data.get(split)
-            asked[split] = (source, held and held.source)
+            recorded = config.data.get(split)
+            held[split], asked[split] = recorded and recorded.source, source
     for section in (config.task, config.finetune):
         wanted = validated(type(section), options.given(type(section)))
         for name in options.given(type(section)):
-            asked[name] = (getattr(wanted, name), getattr(section, name))
-    if asked.get("precision", ("",))[0] == "auto":
+            held[name], asked[name] = getattr(section, name), getattr(wanted, name)
+    if asked.get("precision") == "auto":
         del asked["precision"]
-    for name, (wanted, held) in asked.items():
-        if wanted != held:
-            raise WorkspaceError(
-                f"workspace {workspace.root} was made with {name} = {_show(held)}, not "
-                f"{_show(wanted)}: leave --{name.replace('_', '-')} out to continue it, or start "
-                "another --workspace"
-            )
+    if difference := first_difference(held, asked, asked):
+        name, there, here = difference
+        raise WorkspaceError(
+            f"workspace {workspace.root} was made with {name} = {_show(there)}, not "
+            f"{_show(here)}: leave --{name.replace('_', '-')} out to continue it, or start "
+            "another --workspace"
+        )
 
 
 def _show(value: Any) -> str:

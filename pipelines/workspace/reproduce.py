@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from bertvision.pipelines.workspace.records import RunConfig
 
 TRAINING_DEFAULTS: Mapping[str, Any] = {
     "epochs": 1,
@@ -21,29 +22,27 @@ BERT_COMMAND = "bertvision finetune --resume"
 """The command that makes BERT's own results."""
 
 
-def training_command(config: Mapping[str, Any], hidden_states: int | None = None) -> str:
+def training_command(config: RunConfig, hidden_states: int | None = None) -> str:
     """The command that trains a run again: its options, but for those that are the default.
 
     The precision is always among them, because its default depends on the machine.
 
     Args:
-        config: the ``config.json`` of the run.
+        config: of the run.
         hidden_states: how many the encoder has; where the run was trained on all of them (of the
             [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
     """
-    training = {**TRAINING_DEFAULTS, **config["training"]}
-    words = ["bertvision", "train", config["head"], "--checkpoint", config["trained_on"]]
+    training = config.training
+    words = ["bertvision", "train", config.head, "--checkpoint", config.trained_on]
     for option in ("epochs", "batch_size", "lr"):
-        words += _option(option, training[option])
-    layers = list(config["layers"])
-    pooler = config.get("activations", {}).get("tokens") == "cls"
-    if hidden_states is None or layers != list(range(hidden_states + pooler)):
-        words += ["--layers", ",".join(map(str, layers))]
-    if "precision" in training:
-        words += ["--precision", training["precision"]]
+        words += _option(option, getattr(training, option))
+    pooler = config.activations.get("tokens") == "cls"
+    if hidden_states is None or config.layers != tuple(range(hidden_states + pooler)):
+        words += ["--layers", ",".join(map(str, config.layers))]
+    words += ["--precision", training.precision]
     for option in ("seed", "fraction"):
-        words += _option(option, training[option])
-    return shlex.join(words + (["--best-epoch"] if training["best_epoch"] else []))
+        words += _option(option, getattr(training, option))
+    return shlex.join(words + (["--best-epoch"] if training.best_epoch else []))
 
 
 def evaluation_command(run: str, trained_on: str, checkpoint: str, split: str = "dev") -> str:
@@ -65,11 +64,6 @@ def ensemble_command(
 def ensemble_name(members: Sequence[str], combine: str) -> str:
     """An ensemble as people read it: ``max(BERT, adapter-386-shared)``."""
     return f"{combine}({', '.join('BERT' if run == 'bert' else run for run in members)})"
-
-
-def train_again(folder: Path) -> str:
-    """The training of a run whose records cannot be read, as far as its folder tells it."""
-    return f"bertvision train {folder.name} --checkpoint {folder.parent.name} --overwrite"
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
@@ -27,7 +26,7 @@ from bertvision.pipelines.encoders.loading import (
     weights_digest,
 )
 from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.records import Settings, digest_of, read_record
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import (
@@ -40,10 +39,8 @@ from bertvision.pipelines.workspace.config import (
 MARKER = "snapshot.json"
 
 
-class SnapshotInfo(BaseModel):
+class SnapshotInfo(Settings):
     """``snapshot.json``: what a snapshot was made from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     tag: str
     step: int
@@ -141,15 +138,11 @@ def read_snapshot_info(folder: Path) -> SnapshotInfo:
         StoreNotFoundError: ``folder`` is no whole snapshot.
         WorkspaceError: its ``snapshot.json`` is damaged.
     """
-    path = folder / MARKER
-    try:
-        return SnapshotInfo.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not is_snapshot(folder):
         raise StoreNotFoundError(
             f"{folder} is no snapshot (it has no {MARKER}): make it with `bertvision finetune`"
-        ) from None
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise WorkspaceError(f"{path} is damaged: {error}") from error
+        )
+    return read_record(folder / MARKER, SnapshotInfo, "bertvision finetune --resume", _REMEDY)
 
 
 def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.records import BertScores, read_run_config
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -83,7 +86,7 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     path = workspace.bert_dir(tag) / "metrics.json"
     if not path.is_file():
         return None
-    metrics = headline(json.loads(path.read_text(encoding="utf-8"))["rules"])
+    metrics = headline(read_record(path, BertScores, BERT_COMMAND).rules)
     first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1", "pearson")
     return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
 
@@ -149,8 +152,7 @@ _FIRST_HEAD: dict[TokenPooling, str] = {"all": "adapter-386-shared", "cls": "cls
 def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
     """Which tokens a trained head takes."""
     try:
-        text = (workspace.head_dir(tag, name) / "config.json").read_text(encoding="utf-8")
-        kind = json.loads(text).get("kind")
-    except (OSError, ValueError, AttributeError):
-        kind = None  # what is wrong with it is said by the commands that need it
-    return HEAD_TOKENS.get(str(kind), "all")
+        kind = read_run_config(workspace.head_dir(tag, name)).kind
+    except WorkspaceError:
+        return "all"  # what is wrong with it is said by the commands that need it
+    return HEAD_TOKENS[kind]

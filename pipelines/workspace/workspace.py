@@ -34,6 +34,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.records import what_is_wrong
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
 
@@ -326,6 +327,4 @@ def _read_config(path: Path) -> WorkspaceConfig:
     try:
         return WorkspaceConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise WorkspaceError(f"{path}: {field}: {first['msg']}") from error
+        raise WorkspaceError(f"{path}: {what_is_wrong(error)}") from error

@@ -17,7 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertvision.models.outputs import SpanOutput, span_loss
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.scores import Predicted, Rules, Scores
 from bertvision.pipelines.tasks.squad.decoding import (
     SpanPrediction,
     apply_threshold,
@@ -128,7 +128,7 @@ def score(dev: SplitLogits, tune: SplitLogits | None, *, abstains: bool) -> Scor
         found = tune_threshold(tune.decode("n-best"), tune.questions)
         tuned = threshold if found is None else found
     n_best, argmax = dev.decode("n-best"), dev.decode("argmax")
-    rules = {}
+    rules: Rules = {}
     for name, predictions, at in (
         ("n-best", n_best, tuned),
         ("n-best, threshold 0", n_best, threshold),

@@ -9,13 +9,20 @@ that makes them again. Only files of a few kilobytes are read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.training.run_records import read_run_config
+from bertvision.pipelines.tasks.scores import Rules
+from bertvision.pipelines.workspace.records import (
+    BertScores,
+    EnsembleScores,
+    HeadScores,
+    read_run_config,
+)
 from bertvision.pipelines.workspace.reproduce import (
     BERT_COMMAND,
     ensemble_command,
@@ -51,12 +58,14 @@ class Result(NamedTuple):
     """Snapshot whose activations it was scored on; BERT's own."""
     split: str
     """What it was scored on."""
-    rules: dict[str, Any]
+    rules: Rules
     """By decoding rule its ``threshold`` and its ``metrics``, in per cent."""
     folder: Path
     """Where metrics.json and predictions.json are."""
     command: str
     """The command that makes this result, in the workspace."""
+    members: tuple[str, ...] = ()
+    """Of an ensemble: names of runs, and ``bert``."""
 
 
 def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
@@ -85,24 +94,11 @@ def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
     )
 
 
-def read_metrics(path: Path, command: str) -> dict[str, Any]:
-    """``metrics.json`` of a result.
-
-    Args:
-        path: the file.
-        command: what makes it, for the message.
-
-    Raises:
-        WorkspaceError: it is missing or damaged.
-    """
-    return read_record(path, command, _checked)
-
-
 def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
     for path in (workspace.root / "bert").glob("*/metrics.json"):
         tag = path.parent.name
-        values = read_metrics(path, BERT_COMMAND)
-        if SnapshotTag.is_valid(tag) and values.get("split", "dev") == split:
+        scores = read_record(path, BertScores, BERT_COMMAND)
+        if SnapshotTag.is_valid(tag) and scores.split == split:
             yield Result(
                 system="bert",
                 name="BERT",
@@ -113,94 +109,77 @@ def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
                 trained_on=tag,
                 checkpoint=tag,
                 split=split,
-                rules=values["rules"],
+                rules=scores.rules,
                 folder=path.parent,
                 command=BERT_COMMAND,
             )
 
 
 def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
-    configs: dict[Path, dict[str, Any]] = {}
+    read_config = cache(read_run_config)
     suffix = "" if split == "dev" else f"-{split}"
     for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
         checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
         trained_on = folder.parent.name
         if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
             continue
-        if folder not in configs:
-            configs[folder] = read_run_config(folder)
-        config = configs[folder]
-        training = config["training"]
-        typed = Run(config["head"], training["fraction"], training["seed"]).text
+        config = read_config(folder)
+        training = config.training
+        typed = Run(config.head, training.fraction, training.seed).text
         again = evaluation_command(typed, trained_on, checkpoint, split)
-        values = read_metrics(path, again)
         yield Result(
             system="head",
-            name=config["head"],
+            name=config.head,
             run=folder.name,
-            head=config["head"],
-            fraction=config["training"]["fraction"],
-            seed=config["training"]["seed"],
+            head=config.head,
+            fraction=training.fraction,
+            seed=training.seed,
             trained_on=trained_on,
             checkpoint=checkpoint,
             split=split,
-            rules=values["rules"],
+            rules=read_record(path, HeadScores, again).rules,
             folder=path.parent,
             command=again,
         )
 
 
 def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
-    def checked(values: dict[str, Any]) -> dict[str, Any]:
-        SnapshotTag(values["trained_on"]), SnapshotTag(values["checkpoint"])
-        float(values["fraction"]), str(values["combine"]), str(values["split"])
-        return {**_checked(values), "members": tuple(map(str, values["members"]))}
-
     for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
-        values = read_record(path, "bertvision ensemble", checked)
-        if values["split"] != split:
+        scores = read_record(path, EnsembleScores, "bertvision ensemble")
+        if scores.split != split:
             continue
-        members, combine = values["members"], values["combine"]
-        trained_on, checkpoint = values["trained_on"], values["checkpoint"]
-        again = ensemble_command(members, combine, trained_on, checkpoint, split)
-        if _is_stale(workspace, values):
+        members, trained_on, checkpoint = scores.members, scores.trained_on, scores.checkpoint
+        again = ensemble_command(members, scores.combine, trained_on, checkpoint, split)
+        if _is_stale(workspace, scores):
             log.warning("%s is of other weights than its members have: `%s`", path.parent, again)
             continue
         yield Result(
             system="ensemble",
-            name=ensemble_name(members, combine),
+            name=ensemble_name(members, scores.combine),
             run=path.parent.name,
             head=None,
-            fraction=values["fraction"],
-            seed=values["seed"],
+            fraction=scores.fraction,
+            seed=scores.seed,
             trained_on=trained_on,
             checkpoint=checkpoint,
             split=split,
-            rules=values["rules"],
+            rules=scores.rules,
             folder=path.parent,
             command=again,
+            members=members,
         )
 
 
-def _is_stale(workspace: Workspace, ensemble: Mapping[str, Any]) -> bool:
+def _is_stale(workspace: Workspace, ensemble: EnsembleScores) -> bool:
     """Whether a member was trained and scored anew since an ensemble was made of it."""
-    suffix = "" if ensemble["split"] == "dev" else f"-{ensemble['split']}"
-    for run, weights in ensemble.get("weights", {}).items():
-        folder = workspace.bert_dir(ensemble["checkpoint"])
+    suffix = "" if ensemble.split == "dev" else f"-{ensemble.split}"
+    for run, weights in ensemble.weights.items():
+        model: type[BertScores | HeadScores] = BertScores
+        folder = workspace.bert_dir(ensemble.checkpoint)
         if run != "bert":
-            head = workspace.head_dir(ensemble["trained_on"], run)
-            folder = head / "eval" / f"{ensemble['checkpoint']}{suffix}"
+            model, head = HeadScores, workspace.head_dir(ensemble.trained_on, run)
+            folder = head / "eval" / f"{ensemble.checkpoint}{suffix}"
         path = folder / "metrics.json"
-        if path.is_file() and read_metrics(path, "").get("weights_sha256") != weights:
+        if path.is_file() and read_record(path, model, ensemble.command).weights_sha256 != weights:
             return True
     return False
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    if not values["rules"]:
-        raise ValueError("no rules")
-    for rule in values["rules"].values():
-        for value in (rule["threshold"], *rule["metrics"].values()):
-            if not isinstance(value, int | float | None):
-                raise TypeError(f"{value!r} is no number")
-    return values

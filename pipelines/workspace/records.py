@@ -1,0 +1,181 @@
+"""What a workspace keeps in JSON: of its runs, of the scores of its systems, of extractions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from bertvision.featurestore.format.schema import Provenance
+from bertvision.models.heads import Kind
+from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.scores import Rules
+from bertvision.pipelines.workspace.config import Tag
+
+
+class RunTraining(Record):
+    """How a run was trained: the options that it was given, its seed and part of the data."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    precision: str
+    best_epoch: bool
+    seed: int
+    fraction: float
+
+
+class RunConfig(Record):
+    """``config.json`` of a run: everything its weights depend on."""
+
+    head: str
+    kind: Kind
+    trained_on: Tag
+    layers: Annotated[tuple[int, ...], Field(min_length=1)]
+    hidden_size: Annotated[int, Field(ge=1)]
+    encoding: str
+    classes: int = 2
+    """The file does not say it where it is 2."""
+    training: RunTraining
+    activations: Provenance
+    """What tells the activations from others: their number, plan and provenance."""
+
+    @model_serializer(mode="wrap")
+    def _without_two_classes(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if self.classes == 2:
+            del values["classes"]
+        return values
+
+
+class RunMetrics(Record):
+    """``metrics.json`` of a run: what its training came to."""
+
+    head: str
+    trained_on: Tag
+    fraction: float
+    seed: int
+    trainable: int
+    """Parameters that were trained, of"""
+    total: int
+    """parameters in all."""
+    examples: int
+    steps: int
+    epoch: int
+    """Whose weights were kept, from 1; 0 of a head as it is made."""
+    loss: float | None
+    """Mean of the last tenth of the steps; None where there were none."""
+    held_out_losses: list[float] | None
+    """Of each epoch; None where none was chosen by it."""
+    seconds: float
+    """Wall time of the training, of all runs that shared it."""
+    own_seconds: float
+    """Of this run, with its share of the reading."""
+    wait_seconds: float
+    """Of ``seconds``, those spent waiting for data."""
+    seconds_per_epoch: float
+    trained_together: list[str]
+
+
+class BertScores(Record):
+    """``metrics.json`` of BERT at a snapshot."""
+
+    snapshot: str
+    weights_sha256: str
+    split: str
+    rules: Rules
+    seconds: dict[str, float]
+    """Of the forward passes, by split."""
+
+
+class HeadScores(Record):
+    """``metrics.json`` of a run on a split of a snapshot's activations."""
+
+    head: str
+    trained_on: Tag
+    checkpoint: Tag
+    split: str
+    rules: Rules
+    precision: str
+    threshold_tuned_on: str | None
+    seconds: float
+    weights_sha256: str
+    """Of the head."""
+    provenance: Provenance
+    """Of the activations that were scored."""
+    activations: dict[str, Provenance]
+    """By split what tells the activations from others, those that tuned a threshold included."""
+
+
+class EnsembleScores(Record):
+    """``metrics.json`` of an ensemble."""
+
+    members: tuple[str, ...]
+    combine: str
+    kind: Kind
+    trained_on: Tag
+    checkpoint: Tag
+    split: str
+    fraction: float
+    """Of the training examples, where its heads have it in common, else 1."""
+    seed: int
+    """Of the training, where its heads have it in common, else 0."""
+    rules: Rules
+    threshold_tuned_on: str | None
+    weights: dict[str, str]
+    """Digest of each member's weights."""
+    seconds: float
+    command: str
+
+
+class ExtractionCosts(Record):
+    """``extraction/<tag>/<stored split>.json``: what an extraction cost, and its options."""
+
+    tag: str
+    split: str
+    examples: int
+    tokens: TokenPooling
+    layers: tuple[int, ...]
+    encoding: str
+    compression: str
+    precision: str
+    nonfinite: str
+    shard_tokens: int
+    device: str
+    store: str
+    examples_written: int = 0
+    """By all calls, of which an interrupted one may have computed some again."""
+    seconds: float = 0.0
+    encoder_seconds: float = 0.0
+    bytes: int = 0
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """``config.json`` of a run.
+
+    Args:
+        folder: ``heads/<trained_on>/<run>``.
+
+    Raises:
+        WorkspaceError: it is missing or damaged.
+    """
+    return read_record(folder / "config.json", RunConfig, _train_again(folder))
+
+
+def read_run_metrics(folder: Path) -> RunMetrics:
+    """``metrics.json`` of a run.
+
+    Args:
+        folder: ``heads/<trained_on>/<run>``.
+
+    Raises:
+        WorkspaceError: it is missing or damaged.
+    """
+    return read_record(folder / "metrics.json", RunMetrics, _train_again(folder))
+
+
+def _train_again(folder: Path) -> str:
+    """The training of a run whose records cannot be read, as far as its folder tells it."""
+    return f"bertvision train {folder.name} --checkpoint {folder.parent.name} --overwrite"
