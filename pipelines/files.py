@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertvision.featurestore.storage.durable import fsync, full_disk_named, write_durably
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def write_text(path: Path, text: str) -> None:
@@ -22,6 +27,17 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON-able value atomically, readable and with a final newline."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def to_json(values: npt.NDArray[np.floating[Any]]) -> Any:
+    """An array as nested lists of numbers, None for what JSON has no word for (NaN, infinities)."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(v) for v in value]
+        return value if math.isfinite(value) else None
+
+    return convert(values.tolist())
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cross_moments import CrossMoments
-from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.drawing.figures import save
 from bertvision.pipelines.drawing.layers import layer_maps
+from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
 

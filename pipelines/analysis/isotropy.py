@@ -18,11 +18,11 @@ import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.jsonable import to_json
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.drawing.figures import WIDE, panels, save
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
+from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
 
