@@ -252,7 +252,7 @@ def test_malformed_row_is_named_with_its_line_or_skipped(
         (b"index\tsentence1\tsentence2\tlabel\n", "holds no rows"),
         (b"sentence\tlabel\na\t1\n", r"line 1: has the columns \['sentence', 'label'\], but not"),
         (b"index\tsentence1\tsentence2\tlabel\n0\ta\xff\tb\tx\n", "line 2: byte 0xff is not UTF-8"),
-        (b"\x1f\x8b\x08\x00", "is gzip data: give it a name that ends with .gz"),
+        (b"\x1f\x8b\x08\x00", "is gzip data: give it a name that ends with .tsv.gz"),
     ],
 )
 def test_file_that_is_no_table_is_refused(data: bytes, message: str, tmp_path: Path):

@@ -49,7 +49,7 @@ def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
                 f"{path}: is named .gz but is not whole gzip data ({error}): download it again"
             ) from error
     elif raw.startswith(_GZIP):
-        raise InputError(f"{path}: is gzip data: give it a name that ends with .gz")
+        raise InputError(f"{path}: is gzip data: give it a name that ends with {path.suffix}.gz")
     if not raw.strip():
         raise InputError(f"{path}: is empty")
     try:
@@ -59,8 +59,8 @@ def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
             return raw.decode(fallback), digest
         line = raw.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason}): "
-            "save the file as UTF-8"
+            f"{path}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8 (byte {error.start} "
+            f"of the file: {error.reason}): save the file as UTF-8"
         ) from error
 
 

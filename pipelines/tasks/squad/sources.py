@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.source import load_hub, read_text
 from bertvision.pipelines.tasks.squad.read import SquadData, SquadReader
 
 
@@ -50,23 +48,8 @@ def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
     path = Path(source)
     if path.is_file() or source.endswith((".json", ".gz")):
         return read_squad(path, skip_bad=skip_bad)
-    import datasets
-
     hub_split = "validation" if split == "dev" else split
-    try:
-        rows = datasets.load_dataset(source, split=hub_split)
-    except Exception as error:  # the hub's client raises errors of half a dozen libraries
-        raise InputError(
-            f"{source!r} is no file here, and loading it as a data set (split {hub_split!r}) "
-            f"failed with {type(error).__name__}: {str(error).strip()}. Check the name, the split "
-            "and the network, or download the SQuAD JSON and give its path"
-        ) from error
-    columns = rows.column_names
-    if missing := sorted({"id", "question", "context", "answers"} - set(columns)):
-        raise InputError(
-            f"{source}: has the columns {columns}, but not {missing}: a SQuAD data set has id, "
-            "question, context and answers {text, answer_start}"
-        )
+    rows = load_hub(source, hub_split, ["answers", "context", "id", "question"])
     where = f"{source} ({hub_split})"
     with _at(where):
         reader = SquadReader(where, skip_bad)
@@ -84,27 +67,11 @@ def read_json(path: Path) -> tuple[Any, str]:
     Raises:
         InputError: the file cannot be read, decompressed, decoded or parsed.
     """
+    text, digest = read_text(path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    digest = hashlib.sha256(raw).hexdigest()
-    with _at(str(path)):
-        if path.name.endswith(".gz"):
-            try:
-                raw = gzip.decompress(raw)
-            except (OSError, EOFError, zlib.error) as error:
-                raise InputError(f"is named .gz but is not whole gzip data ({error})") from error
-        elif raw.startswith(b"\x1f\x8b"):
-            raise InputError("is gzip data: give it a name that ends with .json.gz")
-        if not raw.strip():
-            raise InputError("is empty")
-        try:
-            return json.loads(raw.decode("utf-8-sig")), digest
-        except UnicodeDecodeError as error:
-            raise InputError(f"is not UTF-8 (byte {error.start}: {error.reason})") from error
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"is not JSON that can be read: {error}") from error
+        return json.loads(text), digest
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not JSON that can be read: {error}") from error
 
 
 @contextmanager
