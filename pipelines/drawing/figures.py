@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,17 +64,11 @@ def standalone(ident: str, title: str, desc: str, drawing: Canvas) -> str:
         drawing: what is on it.
     """
     style = THEME.read_text(encoding="utf-8")
-    drawn = str(drawing.svg(ident, title, desc))
-    opening, content = drawn.split("</desc>", 1)
-    opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     # the page has room around a drawing: marks may stand on its edge
-    box = re.search(r'viewBox="0 0 (\S+) (\S+)" width="\S+" height="\S+"', opening)
-    assert box is not None
-    width, height = (float(side) + 2 * _MARGIN for side in box.groups())
-    size = f'viewBox="{-_MARGIN} {-_MARGIN} {width:g} {height:g}" width="{width:g}" '
-    opening = opening.replace(box[0], f'{size}height="{height:g}"')
+    drawn = str(drawing.svg(ident, title, desc, margin=_MARGIN))
+    drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     paper = f'<rect x="{-_MARGIN}" y="{-_MARGIN}" width="100%" height="100%" class="paper"/>'
-    return f"{opening}</desc>\n<style>\n{style}</style>\n{paper}{content}\n"
+    return drawn.replace("</desc>", f"</desc>\n<style>\n{style}</style>\n{paper}", 1) + "\n"
 
 
 def check_suffix(path: Path) -> None:

@@ -49,15 +49,12 @@ def heat_map(
     at = y0 + h * len(rows) + 16 if below else y0 - 6
     for j in range(0, len(columns), math.ceil((max(map(text_width, columns)) + 3) / w)):
         c.text(x0 + w * (j + 0.5), at, columns[j], anchor="middle", cls="tick")
-    for (i, j), cell in cells.items():
+    rim = 1.0 if w > 12 else 0.0  # narrow cells would be little but rim
+    for (i, j), (cls, strength, texts, tip) in cells.items():
         x, y = x0 + w * j, y0 + h * i
-        # narrow cells without the gaps, which would be most of them
-        gap = 2.0 if w > 20 else 0.0
-        name = f"cell {cell.cls}"
-        c.rect(
-            *(x + gap / 2, y + gap / 2, w - gap, h - gap, name), tip=cell.tip, opacity=cell.strength
-        )
-        places = [4] if len(cell.texts) == 1 else [-3, 13]
-        for k, (text, dy) in enumerate(zip(cell.texts, places, strict=False)):
+        inner = x + rim, y + rim, w - 2 * rim, h - 2 * rim
+        c.rect(*inner, f"cell {cls}", tip=tip, opacity=strength)
+        places = [4] if len(texts) == 1 else [-3, 13]
+        for k, (text, dy) in enumerate(zip(texts, places, strict=False)):
             small = "small" if k or w < 44 else ""
             c.text(x + w / 2, y + h / 2 + dy, text, anchor="middle", cls=small)

@@ -80,18 +80,20 @@ class Canvas:
         """Another drawing, its upper left corner at (x, y)."""
         self.parts.append(f'<g transform="translate({x:g} {y:g})">{"".join(other.parts)}</g>')
 
-    def svg(self, ident: str, title: str, desc: str) -> Markup:
+    def svg(self, ident: str, title: str, desc: str, *, margin: float = 0) -> Markup:
         """The whole element.
 
         Args:
             ident: unique in the page.
             title: what it is, for readers that do not see it.
             desc: what one should see in it.
+            margin: room around it, px.
         """
-        size = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}" width="{_n(self.width)}"'
+        width, height = _n(self.width + 2 * margin), _n(self.height + 2 * margin)
+        size = f'viewBox="{_n(-margin)} {_n(-margin)} {width} {height}" width="{width}"'
         return Markup(
             f'<svg role="img" aria-labelledby="{ident}-t {ident}-d" {size} '
-            f'height="{_n(self.height)}"><title id="{ident}-t">{escape(title)}</title>'
+            f'height="{height}"><title id="{ident}-t">{escape(title)}</title>'
             f'<desc id="{ident}-d">{escape(desc)}</desc>{"".join(self.parts)}</svg>'
         )
 
