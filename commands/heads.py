@@ -139,9 +139,9 @@ def trained_table(heads: Sequence[Row]) -> str:
 
 def evaluated_table(results: Sequence[Row]) -> str:
     """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
-    from bertvision.pipelines.tasks.scores import headline
+    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 
-    spans = [r for r in results if "n-best" in r["rules"]]
+    spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
     classes = [r for r in results if r not in spans]
     tables = []
     for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):

@@ -15,12 +15,13 @@ from workspaces import answerable_options, write_squad
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
-from bertvision.pipelines.finetuning.baseline import evaluate_bert, read_logits
+from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.scores import headline, headline_metric
-from bertvision.pipelines.tasks.squad.answerable import ClassLogits, binary_metrics, window_labels
+from bertvision.pipelines.tasks.squad.answerable import binary_metrics, window_labels
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import (
@@ -76,15 +77,14 @@ def test_a_window_is_answerable_only_where_it_holds_the_gold_answer(finished: Wo
 
 def test_a_question_is_answerable_where_any_of_its_windows_is() -> None:
     asked = [question(f"q{i}", answerable=i in (0, 2, 3)) for i in range(5)]
-    scores = ClassLogits(
-        np.array(
-            # q0: its second window; q1: none; q2: a tie is no answer; q3, q4: yes
-            [[2, -1], [0.5, 1], [3, 1], [4, 4], [-5, -4], [0, 7], [1, 0]],
-            np.float32,
-        ),
-        np.array([0, 0, 1, 2, 3, 4, 4], np.int32),
-        asked,
-    ).score()
+    logits = np.array(
+        # q0: its second window; q1: none; q2: a tie is no answer; q3, q4: yes
+        [[2, -1], [0.5, 1], [3, 1], [4, 4], [-5, -4], [0, 7], [1, 0]],
+        np.float32,
+    )
+    rows = np.array([0, 0, 1, 2, 3, 4, 4], np.int32)
+    windows = WindowIndex(asked, np.ones(7, np.int32), rows, None)
+    scores = load_task("answerable").score(Logits({"logits": logits}, windows), None)
     assert scores.predictions == {"q0": True, "q1": False, "q2": False, "q3": True, "q4": True}
     assert scores.na_scores == {"q0": -0.5, "q1": 2.0, "q2": 0.0, "q3": -1.0, "q4": -7.0}
     assert list(scores.rules) == ["argmax"]
@@ -150,8 +150,9 @@ def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:
     assert info.seconds is not None
     assert info.seconds > 0
     windows, asked = finished.windows("dev", tokenizer), finished.items("dev")
-    saved = read_logits(finished.bert_dir("1e") / "dev.safetensors")
-    assert list(saved.logits) == ["logits"]
+    path = finished.bert_dir("1e") / "dev.safetensors"
+    saved = Logits.load(path, WindowIndex.of(asked, windows), "bertvision")
+    assert list(saved.arrays) == ["logits"]
     assert (finished.bert_dir("1e") / "tune.safetensors").is_file()
     gains: dict[str, float] = {}
     for w, first in enumerate(windows.first_token):
@@ -161,7 +162,7 @@ def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:
                 torch.from_numpy(windows.input_ids[tokens]).long()[None],
                 token_type_ids=torch.from_numpy(windows.token_type_ids[tokens]).long()[None],
             ).logits
-        np.testing.assert_allclose(saved.logits["logits"][w], logits, atol=1e-5)
+        np.testing.assert_allclose(saved.arrays["logits"][w], logits, atol=1e-5)
         name = asked[windows.item_index[w]].id
         gains[name] = max(gains.get(name, -np.inf), float(logits[1] - logits[0]))
     folder = finished.bert_dir("1e")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.squad.decoding import (
     NO_SPAN,
     Candidate,
@@ -46,15 +47,17 @@ def run(windows: list[Window], questions: list[Question], **options: Any) -> Any
     for w in windows:
         words = range(w.first_word, w.first_word + len(w.start) - 4)
         offsets += [(-1, -1)] * 3 + [(4 * i, 4 * i + 3) for i in words] + [(-1, -1)]
-    return decode(
-        np.array([x for w in windows for x in w.start], np.float32),
-        np.array([x for w in windows for x in w.end], np.float32),
-        n_tokens=np.array([len(w.start) for w in windows], np.int32),
-        offset_mapping=np.array(offsets, np.int32).reshape(-1, 2),
-        question_index=np.array([w.question for w in windows], np.int32),
-        questions=questions,
-        **options,
+    index = WindowIndex(
+        questions,
+        np.array([len(w.start) for w in windows], np.int32),
+        np.array([w.question for w in windows], np.int32),
+        np.array(offsets, np.int32).reshape(-1, 2),
     )
+    arrays = {
+        "start_logits": np.array([x for w in windows for x in w.start], np.float32),
+        "end_logits": np.array([x for w in windows for x in w.end], np.float32),
+    }
+    return decode(Logits(arrays, index), **options)
 
 
 LOGIT = st.integers(-40, 40).map(lambda x: x / 8)  # exact in float32, with ties
@@ -207,6 +210,13 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         run([Window(0, 0, [0] * 5, [0] * 6)], [question(1)])
 
 
+def test_logits_of_a_pooled_split_have_no_spans() -> None:
+    arrays = {name: np.zeros(1, np.float32) for name in ("start_logits", "end_logits")}
+    one = np.zeros(1, np.int32)
+    with pytest.raises(InputError, match="0 offsets do not belong to windows of 1 tokens together"):
+        decode(Logits(arrays, WindowIndex([question(1)], one + 1, one, None)))
+
+
 def test_no_windows_give_no_predictions() -> None:
     assert run([], []) == {}
 
@@ -261,14 +271,14 @@ def test_hundreds_of_full_windows_decode_in_under_a_second(rule: Rule) -> None:
     offsets[20:-1, 0] = np.arange(length - 21)
     offsets[20:-1, 1] = offsets[20:-1, 0] + 1
     questions = [Question(str(i), "?", "x" * length, (), True) for i in range(n)]
-    begin = time.perf_counter()
-    decode(
-        random.normal(size=n * length).astype(np.float32),
-        random.normal(size=n * length).astype(np.float32),
-        n_tokens=np.full(n, length, np.int32),
-        offset_mapping=np.tile(offsets, (n, 1)),
-        question_index=np.arange(n, dtype=np.int32),
-        questions=questions,
-        rule=rule,
+    windows = WindowIndex(
+        questions,
+        np.full(n, length, np.int32),
+        np.arange(n, dtype=np.int32),
+        np.tile(offsets, (n, 1)),
     )
+    both = random.normal(size=(2, n * length)).astype(np.float32)
+    logits = Logits({"start_logits": both[0], "end_logits": both[1]}, windows)
+    begin = time.perf_counter()
+    decode(logits, rule=rule)
     assert time.perf_counter() - begin < 1

@@ -17,8 +17,9 @@ from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, W
 from bertvision.pipelines.results.ensemble import ensemble, ensemble_dir
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.softmax import Combine, combine_logits, combine_softmaxes
-from bertvision.pipelines.results.systems import read_frame, read_system_logits
-from bertvision.pipelines.tasks.squad.answerable import ClassLogits
+from bertvision.pipelines.results.systems import read_windows
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 LENGTHS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
@@ -144,24 +145,26 @@ def test_bert_with_a_head_of_the_same_logits_gives_berts_answers(
 
 
 def test_stored_logits_of_heads_and_of_bert_are_of_the_same_windows(lab: Workspace) -> None:
-    frame = read_frame(lab, "1e", "tune")
-    assert len(frame.items) == lab.config.data["tune"].questions
+    windows = read_windows(lab, "1e", "tune")
+    assert len(windows.items) == lab.config.data["tune"].questions
     for folder in (lab.bert_dir("1e"), lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"):
-        logits = read_system_logits(folder / "tune.safetensors", frame, "bertvision")
+        logits = Logits.load(folder / "tune.safetensors", windows, "bertvision")
         assert logits.kind == "span"
-        assert np.array_equal(logits.lengths, frame.n_tokens)
+        kept = load_file(folder / "tune.safetensors")
+        assert sorted(kept) == ["end_logits", "n_tokens", "question_index", "start_logits"]
+        assert np.array_equal(kept["n_tokens"], windows.n_tokens)
 
 
 def test_classes_are_combined_like_tokens(lab: Workspace) -> None:
     """Two heads that tell answerable from not: their mean probability decides."""
-    frame = read_frame(lab, "1e", "dev")
-    windows = len(frame.item_index)
+    windows = read_windows(lab, "1e", "dev")
     random = np.random.default_rng(0)
-    logits = [random.normal(0, 2, (windows, 2)).astype(np.float32) for _ in HEADS]
+    shape = (len(windows.item_index), 2)
+    logits = [random.normal(0, 2, shape).astype(np.float32) for _ in HEADS]
     for head, values in zip(HEADS, logits, strict=True):
         folder = lab.head_dir("0.5e", head) / "eval" / "1e"
         save_file(
-            {"logits": values, "question_index": frame.item_index}, folder / "dev.safetensors"
+            {"logits": values, "question_index": windows.item_index}, folder / "dev.safetensors"
         )
     found = ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="1e", combine="mean")
     assert found["kind"] == "classification"
@@ -169,7 +172,7 @@ def test_classes_are_combined_like_tokens(lab: Workspace) -> None:
     kept = load_file(ensemble_dir(lab, found["members"], "mean", "0.5e", "1e") / "dev.safetensors")
     one = 1 / (1 + np.exp(kept["logits"][:, 0] - kept["logits"][:, 1]))
     np.testing.assert_allclose(one, chance, rtol=1e-4)
-    scores = ClassLogits(kept["logits"], frame.item_index, frame.items).score()
+    scores = load_task("answerable").score(Logits({"logits": kept["logits"]}, windows), None)
     assert found["rules"] == scores.rules
     with pytest.raises(InputError, match="bert is of kind span, adapter-64-shared of kind class"):
         ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")

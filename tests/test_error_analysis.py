@@ -26,7 +26,7 @@ from bertvision.pipelines.results.error_analysis import agreement, errors
 from bertvision.pipelines.results.groups import groups_of, length_range, question_word
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.second_answers import second_answers
-from bertvision.pipelines.results.systems import find_system, read_frame
+from bertvision.pipelines.results.systems import find_system, read_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import TrainOptions, train
@@ -129,35 +129,35 @@ def test_agreement_of_known_answers() -> None:
 
 def test_the_second_answer_of_known_logits(lab: Workspace) -> None:
     """Logits that put the first two words of a context first and second, and no answer third."""
-    frame = read_frame(lab, "1e", "dev")
-    start = np.full(len(frame.offset_mapping), -20, np.float32)
+    windows = read_windows(lab, "1e", "dev")
+    start = np.full(len(windows.offset_mapping), -20, np.float32)
     end = start.copy()
-    first = np.cumsum(frame.n_tokens) - frame.n_tokens
+    first = np.cumsum(windows.n_tokens) - windows.n_tokens
     expected: dict[int, tuple[str, str]] = {}
     for window, (begin, n, row) in enumerate(
-        zip(first, frame.n_tokens, frame.item_index, strict=True)
+        zip(first, windows.n_tokens, windows.item_index, strict=True)
     ):
-        tokens = begin + np.flatnonzero(frame.offset_mapping[begin : begin + n, 0] >= 0)
+        tokens = begin + np.flatnonzero(windows.offset_mapping[begin : begin + n, 0] >= 0)
         if row in expected:
             continue
         start[tokens[:2]] = end[tokens[:2]] = (10, 6)
         start[first[window]] = end[first[window]] = 1
-        context = frame.items[row].context
-        texts = [context[b:e] for b, e in frame.offset_mapping[tokens[:2]]]
-        both = context[frame.offset_mapping[tokens[0], 0] : frame.offset_mapping[tokens[1], 1]]
+        context = windows.items[row].context
+        texts = [context[b:e] for b, e in windows.offset_mapping[tokens[:2]]]
+        both = context[windows.offset_mapping[tokens[0], 0] : windows.offset_mapping[tokens[1], 1]]
         expected[row] = (texts[0], both)  # 10 + 6 for both words together, 6 + 6 for the second
     result = find_system(read_results(lab), HEAD)
     path = result.folder / "dev.safetensors"
     save_file({**load_file(path), "start_logits": start, "end_logits": end}, path)
-    answers = read_answers(result, frame.items)
+    answers = read_answers(result, windows.items)
     # scores: 20 for the first word, 16 for both, 2 for no answer less the threshold
     for threshold, first_is, second_is in ((0.0, 0, 1), (-17.0, 0, None), (-100.0, None, 0)):
         result.rules["n-best"]["threshold"] = threshold
-        rows = range(len(frame.items))
+        rows = range(len(windows.items))
         first_texts = ["" if first_is is None else expected[row][first_is] for row in rows]
-        given_first = {q.id: t for q, t in zip(frame.items, first_texts, strict=True)}
+        given_first = {q.id: t for q, t in zip(windows.items, first_texts, strict=True)}
         answers = answers._replace(predictions=given_first)
-        found = second_answers(lab, answers, frame.items, "dev")
+        found = second_answers(lab, answers, windows.items, "dev")
         assert found == ["" if second_is is None else expected[row][second_is] for row in rows]
 
 

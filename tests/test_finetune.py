@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
-from bertvision.pipelines.finetuning.baseline import evaluate_bert, read_logits
+from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import FinetuneModule, finetune, learning_rate
 from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.options import FinetuneOptions
@@ -181,9 +183,10 @@ def test_training_lowers_the_loss(finished: Workspace) -> None:
 def test_saved_logits_are_those_of_a_direct_forward_pass(finished: Workspace) -> None:
     model, tokenizer, _ = load_snapshot(finished.snapshot_dir("1e"))
     windows = finished.windows("dev", tokenizer)
-    saved = read_logits(finished.bert_dir("1e") / "dev.safetensors")
-    assert np.array_equal(saved.n_tokens, windows.n_tokens)
-    assert np.array_equal(saved.item_index, windows.item_index)
+    path = finished.bert_dir("1e") / "dev.safetensors"
+    saved = Logits.load(path, WindowIndex.of(finished.items("dev"), windows), "bertvision")
+    assert np.array_equal(load_file(path)["n_tokens"], windows.n_tokens)
+    assert np.array_equal(load_file(path)["question_index"], windows.item_index)
     for row, first in enumerate(windows.first_token):
         tokens = slice(first, first + windows.n_tokens[row])
         with torch.inference_mode():
@@ -191,9 +194,9 @@ def test_saved_logits_are_those_of_a_direct_forward_pass(finished: Workspace) ->
                 torch.from_numpy(windows.input_ids[tokens]).long()[None],
                 token_type_ids=torch.from_numpy(windows.token_type_ids[tokens]).long()[None],
             )
-        for name, values in saved.logits.items():
+        for name, values in saved.arrays.items():
             np.testing.assert_allclose(values[tokens], getattr(output, name)[0], atol=1e-5)
-    assert sorted(saved.logits) == ["end_logits", "start_logits"]
+    assert sorted(saved.arrays) == ["end_logits", "start_logits"]
 
 
 def test_bert_is_scored_on_dev_by_three_rules(finished: Workspace) -> None:

@@ -19,7 +19,7 @@ from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.sentences.rows import sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.task import load_task
@@ -39,9 +39,10 @@ def task_of(name: str = "csv") -> SentenceTask:
     return task
 
 
-def predicted(logits: np.ndarray, items: list[Sentence]) -> Predicted:
+def predicted(logits: np.ndarray, items: list[Sentence]) -> Logits:
     rows = np.arange(len(items), dtype=np.int32)
-    return Predicted({"logits": logits}, np.full(len(items), 3), None, rows, items)
+    windows = WindowIndex(items, np.full(len(items), 3, np.int32), rows, None)
+    return Logits({"logits": logits}, windows)
 
 
 def one_hot(classes: list[int], n: int) -> np.ndarray:

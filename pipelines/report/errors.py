@@ -14,6 +14,7 @@ from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.error_analysis import CELLS
 from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.tasks.scores import kind_of_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _SOURCE = "errors.json beside the metrics.json of a system"
@@ -57,7 +58,7 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
         (a for a in analyses if a["checkpoint"] == last and a["agreement"]), key=_by_score
     ) or [max(analyses, key=lambda a: SnapshotTag(a["checkpoint"]))]
     shown = shown[: _SYSTEMS - 1]
-    spans = "exact" in shown[0]["metrics"]
+    spans = kind_of_metrics(shown[0]["metrics"]) == "span"
     metric, score = ("f1", "F1") if spans else ("accuracy", "Accuracy")
     rows = _grouped(shown, metric)
     systems = [name for name in ("BERT", *(a["system"] for a in shown)) if name in rows[0]]

@@ -6,6 +6,7 @@ from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, 
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
+from bertvision.pipelines.tasks.scores import kind_of_metrics
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 
 ARGMAX = ("argmax_exact", "argmax_f1")
@@ -170,7 +171,7 @@ def sources(results: Results) -> Section:
 
 def _metrics_lead(results: Results) -> str:
     held = {column.key for column in results.metrics}
-    if "exact" not in held:
+    if kind_of_metrics(held) != "span":
         return " ".join(text for keys, text in _MEANINGS if held.issuperset(keys))
     text = (
         "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.results.systems import read_predictions
-from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
+from bertvision.pipelines.tasks.squad.read import Question
 
 Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
 
@@ -35,12 +36,14 @@ def read_answers(result: Result, items: Sequence[Any]) -> Answers:
         WorkspaceError: they are missing, damaged or of other data.
     """
     predictions = read_predictions(result, items)
-    metrics: list[Metric] = ["accuracy"]
-    if "exact" in headline(result.rules):
-        metrics = ["f1", "exact"]
-    return Answers(
-        result, predictions, {m: per_item(result, predictions, items, m) for m in metrics}
-    )
+    scores = {m: per_item(result, predictions, items, m) for m in item_metrics(result)}
+    return Answers(result, predictions, scores)
+
+
+def item_metrics(result: Result) -> list[Metric]:
+    """The metrics that each item has by itself, the last of which is right or wrong."""
+    spans = kind_of_metrics(headline(result.rules)) == "span"
+    return ["f1", "exact"] if spans else ["accuracy"]
 
 
 def per_item(
@@ -67,7 +70,7 @@ def per_item(
 
 def gold_of(item: Any) -> int | float | bool | None:
     """What is right of an item that has a class: its index, or whether it is answerable."""
-    return not item.is_impossible if hasattr(item, "is_impossible") else item.label
+    return not item.is_impossible if isinstance(item, Question) else item.label
 
 
 def check_recorded(result: Result, metric: str, found: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.results.answers import Metric, check_recorded, per_item
+from bertvision.pipelines.results.answers import Metric, check_recorded, item_metrics, per_item
 from bertvision.pipelines.results.bootstrap import (
     Difference,
     format_p,
@@ -87,7 +87,6 @@ def compare(
         difference = paired_bootstrap_of(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
-    words = ("contexts", "questions") if hasattr(items[0], "context") else ("texts", "items")
     return {
         "first": label(a),
         "second": label(b),
@@ -97,7 +96,7 @@ def compare(
         "first_score": difference.first,
         "second_score": difference.second,
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
-        "sentence": sentence(label(a), label(b), metric, difference, words),
+        "sentence": sentence(label(a), label(b), metric, difference, data.task.words),
     }
 
 
@@ -179,4 +178,4 @@ def metrics_of(result: Result, task: str) -> list[Metric]:
     if "macro_f1" in metrics or "pearson" in metrics:
         found = [name for name in get_args(Metric) if name in metrics]
         return sorted(found, key=lambda name: name != headline_metric(task, metrics))
-    return ["accuracy"] if "accuracy" in metrics else ["f1", "exact"]
+    return item_metrics(result)

@@ -1,6 +1,6 @@
 """Ensembles of heads and BERT: the maximum or mean of their softmaxes, from stored logits.
 
-`analysis.softmax` says how logits are combined; the combination is decoded like any logits, with a
+`softmax` says how logits are combined; the combination is decoded like any logits, with a
 no-answer threshold tuned on the same combination. No model runs.
 """
 
@@ -12,20 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from safetensors.numpy import save_file
+import numpy as np
 
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.records import digest_of, read_record
 from bertvision.pipelines.results.softmax import Combine, combine_logits
-from bertvision.pipelines.results.systems import (
-    SystemLogits,
-    WindowIndex,
-    read_frame,
-    read_system_logits,
-)
-from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.results.systems import read_windows
+from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
 from bertvision.pipelines.workspace.records import (
@@ -96,12 +91,11 @@ def ensemble(
     members = _members(workspace, runs, with_bert, trained_on, tag, split)
     started = time.perf_counter()
     parts = _scores(members)
-    frame = read_frame(workspace, tag, split)
-    together = _combined(members, frame, split, combine)
+    together = _combined(workspace, members, tag, split, combine)
     tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
     if task.tunes and split != "tune":
         tune = _tune(workspace, members, tag, combine)
-    scores = task.score(together.on(frame), tune)
+    scores = task.score(together, tune)
     names = [member.run for member in members]
     trainings = [read_run_config(m.folder.parents[1]).training for m in members if m.run != "bert"]
     metrics = EnsembleScores(
@@ -122,8 +116,7 @@ def ensemble(
     with new_folder(ensemble_dir(workspace, names, combine, trained_on, tag, split)) as folder:
         write_json(folder / "predictions.json", scores.predictions)
         write_json(folder / "na_scores.json", scores.na_scores)
-        index = {"n_tokens": frame.n_tokens, "question_index": frame.item_index}
-        save_file({**together.arrays(), **index}, folder / f"{split}.safetensors")
+        together.save(folder / f"{split}.safetensors")
         write_json(folder / "metrics.json", metrics)
     # BERT was perhaps scored on another split only
     return {**metrics, "parts": [part.to_json() for part in parts if part.split == split]}
@@ -198,10 +191,11 @@ def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
 
 
 def _combined(
-    members: Sequence[Member], frame: WindowIndex, split: str, combine: Combine
-) -> SystemLogits:
+    workspace: Workspace, members: Sequence[Member], tag: str, split: str, combine: Combine
+) -> Logits:
+    windows = read_windows(workspace, tag, split)
     read = [
-        read_system_logits(member.folder / f"{split}.safetensors", frame, member.command)
+        Logits.load(member.folder / f"{split}.safetensors", windows, member.command)
         for member in members
     ]
     for member, logits in zip(members, read, strict=True):
@@ -210,14 +204,18 @@ def _combined(
                 f"{members[0].run} is of kind {read[0].kind}, {member.run} of kind {logits.kind}: "
                 "combine systems of one kind"
             )
-    parts = zip(*(logits.parts for logits in read), strict=True)
-    combined = tuple(combine_logits(part, read[0].lengths, combine) for part in parts)
-    return read[0]._replace(parts=combined)
+    arrays = {}
+    for name, values in read[0].arrays.items():
+        # the tokens of a window compete with each other, or its classes
+        lengths = windows.n_tokens if values.ndim == 1 else np.full(len(values), values.shape[1])
+        together = [logits.arrays[name].ravel() for logits in read]
+        arrays[name] = combine_logits(together, lengths, combine).reshape(values.shape)
+    return Logits(arrays, windows)
 
 
 def _tune(
     workspace: Workspace, members: Sequence[Member], tag: str, combine: Combine
-) -> Predicted | None:
+) -> Logits | None:
     """The same combination on the held-out split; None where a member was not run on it."""
     lacking = [m.run for m in members if not (m.folder / "tune.safetensors").is_file()]
     if "tune" not in workspace.splits() or lacking:
@@ -229,8 +227,7 @@ def _tune(
             stacklevel=3,
         )
         return None
-    frame = read_frame(workspace, tag, "tune")
-    return _combined(members, frame, "tune", combine).on(frame)
+    return _combined(workspace, members, tag, "tune", combine)
 
 
 def _common(values: Sequence[Any], otherwise: Any) -> Any:

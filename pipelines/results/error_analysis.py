@@ -16,7 +16,7 @@ from bertvision.pipelines.results.groups import groups_of, groups_of_sentences
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.second_answers import second_answers, second_summary
 from bertvision.pipelines.results.systems import find_system, label
-from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -72,9 +72,8 @@ def errors(
     answers = read_answers(result, items)
     bert = next((r for r in results if _is_its_bert(r, result)), None)
     baseline = None if bert is None else read_answers(bert, items)
-    second = None
-    if "accuracy" not in answers.scores:
-        second = second_answers(workspace, answers, items, split)
+    spans = kind_of_metrics(answers.scores) == "span"
+    second = second_answers(workspace, answers, items, split) if spans else None
     sentences = bool(data.classes)
     groups = groups_of_sentences(items, data.classes) if sentences else groups_of(items)
     found = {
@@ -204,9 +203,9 @@ def _examples(
 
 
 def _gold(item: Any, answers: Answers) -> Any:
-    if "accuracy" in answers.scores:
-        return gold_of(item)
-    return list(dict.fromkeys(answer.text for answer in item.answers))
+    if kind_of_metrics(answers.scores) == "span":
+        return list(dict.fromkeys(answer.text for answer in item.answers))
+    return gold_of(item)
 
 
 def _around(question: Question, answer: str | bool) -> str:

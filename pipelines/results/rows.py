@@ -17,7 +17,14 @@ from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label
 from bertvision.pipelines.tasks.registry import TASKS
-from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
+from bertvision.pipelines.tasks.scores import (
+    CORRELATIONS,
+    METRICS,
+    headline,
+    headline_metric,
+    kind_of_metrics,
+)
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 Row = dict[str, Any]
@@ -99,33 +106,33 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
     """
     results = read_results(workspace, split)
     task = workspace.config.task.name
-    spans = TASKS[task].tokens == "all"
+    kind = TASKS[task].kind
     runs = [_run(workspace, result, task) for result in results]
     costs = read_costs(workspace, results)
     for run, cost in zip(runs, costs, strict=True):
         run.update(cost)
     _add_best_members(runs)
     joined = [_joined(group) for group in _groups(runs)]
-    rows = [r for r in joined if _is_span(r) == spans]
+    rows = [r for r in joined if kind_of_metrics(r) == kind]
     bert = {r["checkpoint"]: r["score"] for r in rows if r["system"] == "bert"}
     for row in (*joined, *runs):
-        compared = row["system"] != "bert" and _is_span(row) == spans
+        compared = row["system"] != "bert" and kind_of_metrics(row) == kind
         row["bert"] = bert.get(row["checkpoint"]) if compared else None
         row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
-    own = (r for r, run in zip(results, runs, strict=True) if _is_span(run) == spans)
-    first: Mapping[str, float] = next((headline(r.rules) for r in own), {})
+    metrics = (headline(r.rules) for r in results)
+    first: Mapping[str, float] = next((m for m in metrics if kind_of_metrics(m) == kind), {})
     key = headline_metric(task, first) if first else TASKS[task].headline
     return Results(
         bert=[r for r in rows if r["system"] == "bert"],
         heads=[r for r in rows if r["system"] == "head"],
         ensembles=[r for r in rows if r["system"] == "ensemble"],
-        others=[r for r in joined if _is_span(r) != spans],
+        others=[r for r in joined if kind_of_metrics(r) != kind],
         runs=runs,
         metrics=columns_of(rows),
         key=key,
         baseline=_baseline(first, key),
         questions=int(first["total"]) if "total" in first else None,
-        items="questions" if spans or "precision" in first else "items",
+        items=load_task(task).words[1],
     )
 
 
@@ -148,7 +155,7 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
         "score": metrics[headline_metric(task, metrics)],
         **{key: metrics[key] for key in METRICS if key in metrics and key != "majority"},
     }
-    if "n-best" in result.rules and "argmax" in result.rules:
+    if kind_of_metrics(metrics) == "span" and "argmax" in result.rules:
         argmax = result.rules["argmax"]["metrics"]
         row.update({f"argmax_{name}": argmax[name] for name in ("exact", "f1")})
     path = result.folder / "metrics.json"
@@ -169,10 +176,6 @@ def _add_best_members(runs: Sequence[Row]) -> None:
             if all(key in scores for key in keys):
                 run["best_member"] = max(scores[key] for key in keys)
                 run["gain"] = run["score"] - run["best_member"]
-
-
-def _is_span(row: Mapping[str, Any]) -> bool:
-    return "exact" in row
 
 
 def _groups(runs: Sequence[Row]) -> list[list[Row]]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.pipelines.results.answers import Answers
-from bertvision.pipelines.results.systems import read_frame, read_system_logits
-from bertvision.pipelines.tasks.squad.decoding import SpanPrediction
+from bertvision.pipelines.results.systems import read_windows
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.squad.decoding import SpanPrediction, decode
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
-from bertvision.pipelines.tasks.squad.spans import SplitLogits
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -26,9 +26,9 @@ def second_answers(
         WorkspaceError: the system's logits are missing, damaged or of other data.
     """
     result = answers.result
-    frame = read_frame(workspace, result.checkpoint, split)
-    logits = read_system_logits(result.folder / f"{split}.safetensors", frame, result.command)
-    decoded = SplitLogits.of(logits.on(frame)).decode("n-best")
+    windows = read_windows(workspace, result.checkpoint, split)
+    path = result.folder / f"{split}.safetensors"
+    decoded = decode(Logits.load(path, windows, result.command))
     threshold = result.rules["n-best"]["threshold"]
     return [_second(decoded[q.id], str(answers.predictions[q.id]), threshold) for q in questions]
 

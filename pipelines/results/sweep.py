@@ -65,9 +65,8 @@ def sweep(
     options = options or TrainOptions()
     model, task = workspace.config.model, workspace.config.task.name
     if not heads:
-        kind: Kind = "span" if TASKS[task].tokens == "all" else "classification"
         states = model.num_hidden_layers + 1
-        heads = default_heads(kind, layers=states, hidden=model.hidden_size)
+        heads = default_heads(TASKS[task].kind, layers=states, hidden=model.hidden_size)
     runs = runs_of(heads, fractions, seeds)
     kinds: dict[Kind, list[Run]] = {}
     for run in runs:

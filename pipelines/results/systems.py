@@ -1,4 +1,4 @@
-"""Systems by the name one types, and what they said: their logits, window by window.
+"""Systems by the name one types, their answers, and the windows that these are of.
 
 A system is written ``NAME``, ``NAME:SNAPSHOT`` or ``NAME:TRAINED_ON:CHECKPOINT``: ``bert:1e``,
 ``adapter-386-shared:0.3e:1e``, ``max-bert+adapter-386-shared:1e``. What is left out must follow
@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.results import Result
-from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.logits import WindowIndex
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -46,42 +40,6 @@ class SystemName(NamedTuple):
             )
         checked = [str(SnapshotTag(tag)) for tag in tags]
         return cls(name, checked[0], checked[-1]) if checked else cls(name, None, None)
-
-
-class WindowIndex(NamedTuple):
-    """The windows of a split, in the order of the data: what logits belong to."""
-
-    items: Sequence[Any]
-    n_tokens: npt.NDArray[np.int32]
-    """(windows,)"""
-    item_index: npt.NDArray[np.int32]
-    """(windows,) row in ``items``."""
-    offset_mapping: npt.NDArray[np.int32]
-    """(tokens, 2) characters of the context, −1 −1 outside it."""
-
-
-class SystemLogits(NamedTuple):
-    """The logits of one system on all windows of a split."""
-
-    kind: str
-    """``span`` or ``classification``."""
-    parts: tuple[npt.NDArray[np.float32], ...]
-    """Of spans start and end logits, each (tokens,); of classification (classes × windows,)."""
-    lengths: npt.NDArray[np.int32]
-    """How many consecutive values compete with each other: (windows,) tokens, or classes."""
-
-    def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """By the names under which they are kept."""
-        if self.kind == "classification":
-            return {"logits": self.parts[0].reshape(len(self.lengths), -1)}
-        return {"start_logits": self.parts[0], "end_logits": self.parts[1]}
-
-    def on(self, frame: WindowIndex) -> Predicted:
-        """Logits with what decoding and scoring them needs."""
-        return Predicted(
-            *(self.arrays(), frame.n_tokens, frame.offset_mapping),
-            *(frame.item_index, frame.items),
-        )
 
 
 def label(result: Result) -> str:
@@ -162,7 +120,7 @@ def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
     return {item.id: found[item.id] for item in items}
 
 
-def read_frame(workspace: Workspace, tag: str, split: str) -> WindowIndex:
+def read_windows(workspace: Workspace, tag: str, split: str) -> WindowIndex:
     """Make the windows of a split again, from the workspace's data and a snapshot's tokenizer.
 
     Raises:
@@ -171,46 +129,5 @@ def read_frame(workspace: Workspace, tag: str, split: str) -> WindowIndex:
     """
     from bertvision.pipelines.encoders.loading import load_tokenizer
 
-    data = workspace.dataset()
-    items = data.items(split)
     tokenizer = load_tokenizer(workspace.require_snapshot(tag))
-    windows = data.task.windows(items, tokenizer, data.config)
-    return WindowIndex(items, windows.n_tokens, windows.item_index, windows.offset_mapping)
-
-
-def read_system_logits(path: Path, frame: WindowIndex, command: str) -> SystemLogits:
-    """Read the logits of BERT, a head or an ensemble, and check that they are of these windows.
-
-    Args:
-        path: ``….safetensors`` beside the metrics.
-        frame: the windows they must be of.
-        command: what makes them, for the messages.
-
-    Raises:
-        WorkspaceError: they are missing, damaged or of other windows.
-    """
-    if not path.is_file():
-        raise WorkspaceError(f"there are no logits {path}: `{command}` makes them")
-    try:
-        arrays = load_file(path)
-        if "logits" in arrays:
-            kind, parts = "classification", [arrays["logits"].ravel()]
-            lengths = np.full(len(frame.item_index), arrays["logits"].shape[1], np.int32)
-        else:
-            kind, parts = "span", [arrays["start_logits"], arrays["end_logits"]]
-            lengths = arrays["n_tokens"]
-        rows = arrays["question_index"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise WorkspaceError(
-            f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
-        ) from error
-    same = np.array_equal(rows, frame.item_index)
-    if kind == "span":
-        same = same and np.array_equal(lengths, frame.n_tokens)
-    if not same or any(len(part) != int(lengths.sum()) for part in parts):
-        raise WorkspaceError(
-            f"the logits {path} ({len(rows):,} windows) are of other data than the "
-            f"{len(frame.item_index):,} windows that the workspace's questions make: "
-            f"delete the file and run `{command}`"
-        )
-    return SystemLogits(kind, tuple(parts), lengths)
+    return WindowIndex.of(workspace.items(split), workspace.windows(split, tokenizer))

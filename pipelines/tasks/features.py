@@ -11,7 +11,7 @@ from transformers import AutoModel
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.scores import Predicted
+from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -57,7 +57,7 @@ class FeaturesTask(Task):
         """Nothing is learned."""
         self._refuse()
 
-    def score(self, dev: Predicted, tune: Predicted | None) -> NoReturn:
+    def score(self, dev: Logits, tune: Logits | None) -> NoReturn:
         """Nothing is predicted."""
         self._refuse()
 

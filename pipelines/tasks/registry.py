@@ -5,9 +5,12 @@ A task is a class in one file (see `task.Task`) and a line in `TASKS`.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from bertvision.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from bertvision.models.heads import Kind
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
@@ -29,6 +32,14 @@ class TaskEntry(NamedTuple):
     task; None where it names a data set, or there is none."""
     max_length: int = 386
     """Longest window in tokens, unless told otherwise."""
+    kind: Kind = "classification"
+    """The kind of its heads: ``span`` where a span of the text is looked for, so that logits are of
+    tokens; else they are of windows, and scores are a classification too."""
+
+
+def _spans() -> TaskEntry:
+    target = "bertvision.pipelines.tasks.squad.spans:SpanTask"
+    return TaskEntry(target, "f1", "all", kind="span")
 
 
 def _sentences(target: str, headline: str, *, hub: str | None = None) -> TaskEntry:
@@ -48,8 +59,8 @@ def _downstream() -> TaskEntry:
 
 
 TASKS: dict[str, TaskEntry] = {
-    "squad_v2": TaskEntry("bertvision.pipelines.tasks.squad.spans:SpanTask", "f1", "all"),
-    "squad_v1": TaskEntry("bertvision.pipelines.tasks.squad.spans:SpanTask", "f1", "all"),
+    "squad_v2": _spans(),
+    "squad_v1": _spans(),
     "answerable": TaskEntry(
         "bertvision.pipelines.tasks.squad.answerable:AnswerableTask", "accuracy", "cls", "squad_v2"
     ),

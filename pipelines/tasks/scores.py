@@ -1,16 +1,17 @@
-"""What a system said on a split, and the scores it gets for it: one form for BERT and for heads."""
+"""The scores of a system on a split: one form for BERT, for heads and for ensembles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from bertvision.pipelines.tasks.registry import TASKS
+
+if TYPE_CHECKING:
+    from bertvision.models.heads import Kind
 
 METRICS: dict[str, str] = {
     "exact": "EM",
@@ -30,21 +31,6 @@ METRICS: dict[str, str] = {
 """Names of the metrics as people read them, in the order of columns; all of them in per cent."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
 """Metrics from −100 to 100."""
-
-
-class Predicted(NamedTuple):
-    """Logits on a split, of BERT or of a head, with what they belong to."""
-
-    logits: Mapping[str, npt.NDArray[np.float32]]
-    """By name as `Task.logits` gives them: (tokens,) or (windows, …)."""
-    n_tokens: npt.NDArray[np.int32]
-    """(windows,)"""
-    offset_mapping: npt.NDArray[np.int32] | None
-    """(tokens, 2) characters, −1 −1 outside the text; None where logits belong to windows."""
-    item_index: npt.NDArray[np.int32]
-    """(windows,) row in ``items``."""
-    items: Sequence[Any]
-    """Of the split."""
 
 
 class Rule(TypedDict):
@@ -83,6 +69,15 @@ def headline(rules: Rules) -> Mapping[str, float]:
         rules: of its ``metrics.json``.
     """
     return rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
+
+
+def kind_of_metrics(metrics: Container[str]) -> Kind:
+    """Whether metrics are of spans, which alone can match exactly, or of classes and scores.
+
+    Args:
+        metrics: by name, as in `headline` or in a row of the report; or their names.
+    """
+    return "span" if "exact" in metrics else "classification"
 
 
 def headline_metric(task: str, metrics: Mapping[str, float]) -> str:

@@ -16,13 +16,16 @@ import numpy.typing as npt
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TASKS, check_task
-from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.windows import Windows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
+
+    from bertvision.models.heads import Kind
 
 Labels = dict[str, npt.NDArray[Any]]
 
@@ -35,17 +38,22 @@ class Task(ABC):
 
     model_class: ClassVar[type[Any]]
     """An ``AutoModelFor…`` of transformers: the encoder with the task's output layer."""
-    per_token: ClassVar[bool] = False
-    """Whether logits belong to tokens, else they belong to windows."""
     settings: ClassVar[tuple[str, ...]] = ("max_length",)
     """Fields of `TaskConfig` that decide the windows."""
     learns: ClassVar[bool] = True
     """Whether an encoder can be fine-tuned on it."""
+    words: ClassVar[tuple[str, str]] = ("texts", "items")
+    """What people call that which `group` keeps together, and the items."""
     tunes: bool = False
     """Whether scoring fits something, a threshold, on the split ``tune``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it is about spans, so that logits are of tokens, or of windows (`TaskEntry`)."""
+        return TASKS[self.name].kind
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
         """Settings of the model's configuration beside those of the checkpoint."""
@@ -132,7 +140,7 @@ class Task(ABC):
         return 2
 
     @abstractmethod
-    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """Score a system, BERT or a head.
 
         Args:

@@ -11,10 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import InputError, ProvenanceError, WorkspaceError
+from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models.heads import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
+from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
@@ -25,6 +28,34 @@ class LoadedHead(NamedTuple):
 
     module: nn.Module
     config: RunConfig
+
+    def check_fits(self, split: ActivationSplit, name: str) -> None:
+        """Make sure that a split's activations are what the head was trained on, or alike.
+
+        Args:
+            split: that it is to be given.
+            name: of the head, for the message.
+
+        Raises:
+            ProvenanceError: they lack its layers, or are of another model or task.
+        """
+        record, config = split.record, self.config
+        missing = sorted(set(config.layers) - set(record.layers))
+        if missing or config.hidden_size != record.hidden_size:
+            raise ProvenanceError(
+                f"{name} was trained on layers {list(config.layers)} of width "
+                f"{config.hidden_size}; {split.name} holds layers {list(record.layers)} of width "
+                f"{record.hidden_size}"
+            )
+        if difference := first_difference(config.activations, record.provenance, _SAME):
+            field, there, here = difference
+            raise ProvenanceError(
+                f"{name} was trained with {field} = {there!r}, {split.name} was extracted with "
+                f"{here!r}: a head works on activations of the model and task it was trained for"
+            )
+
+
+_SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
 def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
@@ -83,13 +114,12 @@ def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContext
     return exclusive(folder.with_name(f".{folder.name}.lock"), what, wait=wait)
 
 
-def task_of_kind(kind: str, task: str) -> Task:
+def task_of_kind(kind: Kind, task: str) -> Task:
     """What heads of a kind learn in a workspace of a task.
 
     Classification heads beside spans learn whether there is an answer.
     """
-    found = load_task(task)
-    return load_task("answerable") if kind == "classification" and found.per_token else found
+    return load_task(task if kind == TASKS[task].kind else "answerable")
 
 
 def kind_of_run(run: Run, task: str) -> Kind:
@@ -108,7 +138,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
-    if kind == "span" and not load_task(task).per_token:
+    if kind == "span" and TASKS[task].kind != "span":
         raise InputError(
             f"{run.head} is a span head, but the task {task} has no spans to score: choose from "
             "`bertvision heads --kind classification`"

@@ -21,7 +21,8 @@ from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.sentences.windows import sentence_windows
 from bertvision.pipelines.tasks.task import Task
@@ -36,7 +37,6 @@ class SentenceTask(Task):
     """
 
     model_class = AutoModelForSequenceClassification
-    per_token = False
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""
 
@@ -109,21 +109,21 @@ class SentenceTask(Task):
         """Cross entropy, or the squared error of a score, averaged over the examples."""
         return class_loss(output, labels["label"])
 
-    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """The most likely class of each item, or its score; predictions are indices or scores.
 
         Raises:
             InputError: an item has no label, or the logits are not finite or not one row for each.
         """
-        logits = np.asarray(dev.logits["logits"], np.float64)
-        if logits.ndim != 2 or len(logits) != len(dev.items):
+        logits, windows = np.asarray(dev.arrays["logits"], np.float64), dev.windows
+        if logits.ndim != 2 or len(logits) != len(windows.items):
             raise InputError(
-                f"logits of shape {logits.shape} cannot be scored on {len(dev.items)} items: there "
-                "must be one window for each"
+                f"logits of shape {logits.shape} cannot be scored on {len(windows.items)} items: "
+                "there must be one window for each"
             )
         if not np.isfinite(logits).all():
             raise InputError("the logits hold NaN or infinity: the model that made them diverged")
-        items = [dev.items[i] for i in dev.item_index]
+        items = [windows.items[i] for i in windows.item_index]
         if unlabelled := sum(item.label is None for item in items):
             raise InputError(
                 f"{unlabelled} of {len(items)} items have no label, so that nothing can be scored "

@@ -9,7 +9,7 @@ answerable where any of its windows does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,38 +21,12 @@ from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.scores import Predicted, Scores
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.squad.questions import QuestionTask, window_labels
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.task import Labels
 from bertvision.pipelines.tasks.windows import Windows
-
-
-class ClassLogits(NamedTuple):
-    """Class logits of a split's windows: 0 holds no answer, 1 holds the answer.
-
-    Attributes:
-        logits: (windows, 2) float32.
-        question_index: (windows,) row in ``questions``.
-        questions: of the split.
-    """
-
-    logits: npt.NDArray[np.float32]
-    question_index: npt.NDArray[np.int32]
-    questions: Sequence[Question]
-
-    def score(self) -> Scores:
-        """A question is answerable where any of its windows is (logit difference above 0)."""
-        gain = np.full(len(self.questions), -np.inf, np.float32)
-        np.maximum.at(gain, self.question_index, self.logits[:, 1] - self.logits[:, 0])
-        gold = np.array([not question.is_impossible for question in self.questions])
-        ids = [question.id for question in self.questions]
-        metrics = binary_metrics(gain > 0, gold)
-        return Scores(
-            {"argmax": {"threshold": None, "metrics": metrics}},
-            dict(zip(ids, (gain > 0).tolist(), strict=True)),
-            dict(zip(ids, (-gain).tolist(), strict=True)),
-        )
 
 
 class AnswerableTask(QuestionTask):
@@ -96,9 +70,19 @@ class AnswerableTask(QuestionTask):
         """Cross-entropy of whether the window holds the answer."""
         return class_loss(output, labels["answerable"].long())
 
-    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
-        """Accuracy and F1 of the questions."""
-        return ClassLogits(dev.logits["logits"], dev.item_index, dev.items).score()
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
+        """A question is answerable where any of its windows is (logit difference above 0)."""
+        logits, questions = dev.arrays["logits"], dev.windows.items
+        gain = np.full(len(questions), -np.inf, np.float32)
+        np.maximum.at(gain, dev.windows.item_index, logits[:, 1] - logits[:, 0])
+        gold = np.array([not question.is_impossible for question in questions])
+        ids = [question.id for question in questions]
+        metrics = binary_metrics(gain > 0, gold)
+        return Scores(
+            {"argmax": {"threshold": None, "metrics": metrics}},
+            dict(zip(ids, (gain > 0).tolist(), strict=True)),
+            dict(zip(ids, (-gain).tolist(), strict=True)),
+        )
 
 
 def binary_metrics(predicted: npt.NDArray[np.bool_], gold: npt.NDArray[np.bool_]) -> dict[str, Any]:

@@ -28,13 +28,13 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
 
 NO_SPAN = float(np.finfo(np.float32).min)
 """The score of a question without any candidate span; finite, so that it can be written as JSON."""
 
-_Float = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _Int = npt.NDArray[np.integer]
 
 
@@ -68,13 +68,8 @@ class SpanPrediction(NamedTuple):
 
 
 def decode(
-    start_logits: _Float,
-    end_logits: _Float,
+    logits: Logits,
     *,
-    n_tokens: _Int,
-    offset_mapping: _Int,
-    question_index: _Int,
-    questions: Sequence[Question],
     rule: Literal["n-best", "argmax"] = "n-best",
     n_best: int = 20,
     max_answer_length: int = 30,
@@ -82,13 +77,7 @@ def decode(
     """Decode the logits of a split's windows (see the module for the rules).
 
     Args:
-        start_logits: (tokens,), the windows concatenated as in `Windows`.
-        end_logits: (tokens,).
-        n_tokens: (windows,) tokens of each window.
-        offset_mapping: (tokens, 2) characters of the context; −1 −1 outside the context, whose
-            tokens are consecutive in a window.
-        question_index: (windows,) index into ``questions``.
-        questions: the questions that the windows were made from.
+        logits: of spans. The context's tokens are consecutive in a window.
         rule: which spans are candidates.
         n_best: how many candidates to keep per question, besides no answer.
         max_answer_length: most tokens of a span, for the rule ``n-best``.
@@ -106,22 +95,26 @@ def decode(
         raise InputError(
             f"n_best is {n_best} and max_answer_length {max_answer_length}: both must be at least 1"
         )
-    ends = np.cumsum(n_tokens, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    if not len(start_logits) == len(end_logits) == len(offset_mapping) == total:
-        raise InputError(
-            f"{len(start_logits)} start logits, {len(end_logits)} end logits and "
-            f"{len(offset_mapping)} offsets do not belong to windows of {total} tokens together"
-        )
     # Float64, so that sums of the lowest float32 logits do not overflow
-    start, end = np.asarray(start_logits, np.float64), np.asarray(end_logits, np.float64)
+    start, end = (np.asarray(logits.arrays[f"{at}_logits"], np.float64) for at in ("start", "end"))
+    windows, questions = logits.windows, logits.windows.items
+    offset_mapping = windows.offset_mapping
+    if offset_mapping is None:
+        offset_mapping = np.empty((0, 2), np.int32)
+    ends = np.cumsum(windows.n_tokens, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    if not len(start) == len(end) == len(offset_mapping) == total:
+        raise InputError(
+            f"{len(start)} start logits, {len(end)} end logits and {len(offset_mapping)} offsets "
+            f"do not belong to windows of {total} tokens together"
+        )
     if not (np.isfinite(start).all() and np.isfinite(end).all()):
         raise InputError("the logits hold NaN or infinity: the model that made them has diverged")
 
     spans: dict[int, dict[str, float]] = {}  # question → text → best score
     null: dict[int, float] = {}
-    windows = zip(question_index.tolist(), (ends - n_tokens).tolist(), ends.tolist(), strict=True)
-    for question, first, last in windows:
+    rows = (windows.item_index.tolist(), (ends - windows.n_tokens).tolist(), ends.tolist())
+    for question, first, last in zip(*rows, strict=True):
         s, e, offsets = start[first:last], end[first:last], offset_mapping[first:last]
         null[question] = min(null.get(question, np.inf), float(s[0] + e[0]))
         if rule == "n-best":

@@ -32,6 +32,7 @@ class QuestionTask(Task):
         "overlap",
         "answerable_only",
     )
+    words = ("contexts", "questions")
 
     def splits(self, source: str) -> tuple[str, ...]:
         """Train and dev; those of them that a folder holds, or the one that a file is named for.

@@ -5,11 +5,9 @@ Devlin et al. 2019 (arXiv:1810.04805); a window without the answer has both on i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,68 +15,17 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertvision.models.outputs import SpanOutput, span_loss
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.scores import Predicted, Rules, Scores
-from bertvision.pipelines.tasks.squad.decoding import (
-    SpanPrediction,
-    apply_threshold,
-    decode,
-    tune_threshold,
-)
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.scores import Rules, Scores
+from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, tune_threshold
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.questions import QuestionTask
-from bertvision.pipelines.tasks.squad.read import Question
-
-
-class SplitLogits(NamedTuple):
-    """Span logits of a split, with what decoding needs; ragged like `Windows`.
-
-    Attributes:
-        start_logits: (tokens,) float32.
-        end_logits: (tokens,) float32.
-        n_tokens: (windows,) tokens of each window.
-        offset_mapping: (tokens, 2) characters of the context, −1 −1 outside it.
-        question_index: (windows,) row in ``questions``.
-        questions: of the split.
-    """
-
-    start_logits: npt.NDArray[np.float32]
-    end_logits: npt.NDArray[np.float32]
-    n_tokens: npt.NDArray[np.integer]
-    offset_mapping: npt.NDArray[np.int32]
-    question_index: npt.NDArray[np.integer]
-    questions: Sequence[Question]
-
-    @classmethod
-    def of(cls, predicted: Predicted) -> SplitLogits:
-        """The span logits of a system."""
-        assert predicted.offset_mapping is not None
-        return cls(
-            predicted.logits["start_logits"],
-            predicted.logits["end_logits"],
-            predicted.n_tokens,
-            predicted.offset_mapping,
-            predicted.item_index,
-            predicted.items,
-        )
-
-    def decode(self, rule: Literal["n-best", "argmax"]) -> dict[str, SpanPrediction]:
-        """Predictions by question id."""
-        return decode(
-            self.start_logits,
-            self.end_logits,
-            n_tokens=self.n_tokens,
-            offset_mapping=self.offset_mapping,
-            question_index=self.question_index,
-            questions=self.questions,
-            rule=rule,
-        )
 
 
 class SpanTask(QuestionTask):
     """``squad_v2``, which may answer with nothing, and ``squad_v1``, which always answers."""
 
     model_class = AutoModelForQuestionAnswering
-    per_token = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -107,35 +54,22 @@ class SpanTask(QuestionTask):
         start, end = (labels[f"{which}_positions"].long() for which in ("start", "end"))
         return span_loss(output, start, end)
 
-    def score(self, dev: Predicted, tune: Predicted | None) -> Scores:
-        """EM and F1 by each decoding rule."""
-        held_out = None if tune is None else SplitLogits.of(tune)
-        return score(SplitLogits.of(dev), held_out, abstains=self.tunes)
-
-
-def score(dev: SplitLogits, tune: SplitLogits | None, *, abstains: bool) -> Scores:
-    """Decode and score a split.
-
-    Args:
-        dev: what is scored.
-        tune: the held-out part of the training data, where the no-answer threshold is tuned; None
-            leaves it at 0.
-        abstains: whether the task has questions without an answer.
-    """
-    threshold: float | None = 0.0 if abstains else None
-    tuned = threshold
-    if abstains and tune is not None:
-        found = tune_threshold(tune.decode("n-best"), tune.questions)
-        tuned = threshold if found is None else found
-    n_best, argmax = dev.decode("n-best"), dev.decode("argmax")
-    rules: Rules = {}
-    for name, predictions, at in (
-        ("n-best", n_best, tuned),
-        ("n-best, threshold 0", n_best, threshold),
-        ("argmax", argmax, threshold),
-    ):
-        metrics = squad_metrics(apply_threshold(predictions, at), dev.questions)
-        rules[name] = {"threshold": at, "metrics": dict(metrics)}
-    return Scores(
-        rules, apply_threshold(n_best, tuned), {id_: p.na_score for id_, p in n_best.items()}
-    )
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
+        """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one."""
+        threshold: float | None = 0.0 if self.tunes else None
+        tuned = threshold
+        if self.tunes and tune is not None:
+            found = tune_threshold(decode(tune), tune.windows.items)
+            tuned = threshold if found is None else found
+        n_best, argmax = decode(dev), decode(dev, rule="argmax")
+        rules: Rules = {}
+        for name, predictions, at in (
+            ("n-best", n_best, tuned),
+            ("n-best, threshold 0", n_best, threshold),
+            ("argmax", argmax, threshold),
+        ):
+            metrics = squad_metrics(apply_threshold(predictions, at), dev.windows.items)
+            rules[name] = {"threshold": at, "metrics": dict(metrics)}
+        return Scores(
+            rules, apply_threshold(n_best, tuned), {id_: p.na_score for id_, p in n_best.items()}
+        )

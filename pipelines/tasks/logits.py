@@ -1,0 +1,110 @@
+"""Logits: what a system, BERT or a head or an ensemble, says on the windows of a split.
+
+Their file, ``<split>.safetensors``, stands beside the metrics of the system. It holds the logits by
+name, and what tells their windows from others: ``n_tokens``, and ``question_index``, which is
+`WindowIndex.item_index`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.storage.durable import write_durably
+from bertvision.pipelines.tasks.windows import Windows
+
+if TYPE_CHECKING:
+    from bertvision.models.heads import Kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowIndex:
+    """The windows of a split in an order: what logits belong to."""
+
+    items: Sequence[Any]
+    """Of the split."""
+    n_tokens: npt.NDArray[np.int32]
+    """(windows,)"""
+    item_index: npt.NDArray[np.int32]
+    """(windows,) row in ``items``."""
+    offset_mapping: npt.NDArray[np.int32] | None
+    """(tokens, 2) characters of the context, −1 −1 outside it; None where a single vector was kept
+    of each window, so that nothing is known of its tokens."""
+
+    @classmethod
+    def of(cls, items: Sequence[Any], windows: Windows) -> WindowIndex:
+        """The windows that a task makes of items, in the order of the data."""
+        return cls(items, windows.n_tokens, windows.item_index, windows.offset_mapping)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """The logits of one system on all windows of a split."""
+
+    arrays: Mapping[str, npt.NDArray[np.float32]]
+    """By name as `Task.logits` gives them: ``start_logits`` and ``end_logits`` (tokens,), the
+    windows one after another; or ``logits`` (windows, classes)."""
+    windows: WindowIndex
+
+    @property
+    def kind(self) -> Kind:
+        """Whether they are of spans or of classes, as for heads; a score is a class alone."""
+        return "classification" if "logits" in self.arrays else "span"
+
+    def save(self, path: Path, metadata: dict[str, str] | None = None) -> None:
+        """Write them durably, as safetensors.
+
+        Args:
+            path: ``….safetensors``.
+            metadata: what else is kept in the file.
+
+        Raises:
+            DiskSpaceError: the disk is full.
+        """
+        kept = {**self.arrays, "question_index": self.windows.item_index}
+        if self.windows.offset_mapping is not None:
+            kept["n_tokens"] = self.windows.n_tokens
+        write_durably(path, lambda target: save_file(kept, target, metadata))
+
+    @classmethod
+    def load(cls, path: Path, windows: WindowIndex, command: str) -> Logits:
+        """Read the logits of a system, and check that they are of these windows.
+
+        Args:
+            path: ``….safetensors``.
+            windows: what they must be of.
+            command: what makes them, for the messages.
+
+        Raises:
+            WorkspaceError: they are missing, damaged or of other windows.
+        """
+        if not path.is_file():
+            raise WorkspaceError(f"there are no logits {path}: `{command}` makes them")
+        try:
+            held = load_file(path)
+            names = ["logits"] if "logits" in held else ["start_logits", "end_logits"]
+            found = cls({name: held[name] for name in names}, windows)
+            rows = held["question_index"]
+            n_tokens = held["n_tokens"] if found.kind == "span" else windows.n_tokens
+        except (OSError, KeyError, SafetensorError) as error:
+            raise WorkspaceError(
+                f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
+            ) from error
+        same = np.array_equal(rows, windows.item_index)
+        same = same and np.array_equal(n_tokens, windows.n_tokens)
+        ndim, count = (1, int(n_tokens.sum())) if found.kind == "span" else (2, len(rows))
+        if not same or any(x.ndim != ndim or len(x) != count for x in found.arrays.values()):
+            raise WorkspaceError(
+                f"the logits {path} ({len(rows):,} windows) are of other data than the "
+                f"{len(windows.item_index):,} windows that the workspace's questions make: "
+                f"delete the file and run `{command}`"
+            )
+        return found
