@@ -6,18 +6,22 @@ them). Models are frozen and refuse unknown fields, so that a typing error never
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from pydantic import (
     AfterValidator,
     Field,
+    ValidationError,
     field_validator,
     model_validator,
 )
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.records import Settings, digest_of
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
 
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
@@ -122,3 +126,31 @@ class WorkspaceConfig(Settings):
             if not values["task"][field]:  # as before there were such settings
                 del values["task"][field]
         return digest_of(values)
+
+    @classmethod
+    def read(cls, path: Path) -> WorkspaceConfig:
+        """The settings in a file.
+
+        Raises:
+            WorkspaceError: it cannot be read, or is not one of this version's.
+        """
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise WorkspaceError(f"{path} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
+        if values.get("format") != 1:
+            raise WorkspaceError(
+                f"{path} has format {values.get('format')!r}; this version of bertvision reads "
+                "format 1: update bertvision, or start another --workspace"
+            )
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise WorkspaceError(f"{path}: {what_is_wrong(error)}") from error
+
+    def write(self, path: Path) -> None:
+        """Put the settings into a file, whole or not at all."""
+        values = self.model_dump(mode="json")
+        write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))

@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, check_task
 from bertvision.pipelines.tasks.sentences.labelled import check_columns
 from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig
+from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.selection import select_items, source_split
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ class Dataset:
         train would be 280 MB more, beside a model that is trained on them once.
         """
         return self.task.windows(self.items(split), tokenizer, self.config)
+
+
+def own_dataset(config: WorkspaceConfig) -> Dataset:
+    """The data that the encoder of a workspace is fine-tuned on."""
+    return Dataset(None, load_task(config.task.name), config.task, config.data, config.finetune)
 
 
 def read_dataset(root: Path, name: str) -> Dataset:

@@ -22,9 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import ValidationError
-
 from bertvision.errors import (
     InputError,
     StoreNotFoundError,
@@ -33,8 +30,6 @@ from bertvision.errors import (
     did_you_mean,
 )
 from bertvision.featurestore.format.schema import SnapshotTag
-from bertvision.pipelines.files import write_text
-from bertvision.pipelines.records import what_is_wrong
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
 
@@ -74,9 +69,8 @@ class Workspace:
                     "another --workspace"
                 )
         root.mkdir(parents=True, exist_ok=True)
-        made = cls(root, config)
-        made._write_config()
-        return made
+        config.write(root / FILE)
+        return cls(root, config)
 
     @classmethod
     def find(cls, root: Path | None = None) -> Workspace:
@@ -99,7 +93,7 @@ class Workspace:
             where = f"{places[0]} and its parents"
         for place in places:
             if (place / FILE).is_file():
-                return cls(place, _read_config(place / FILE))
+                return cls(place, WorkspaceConfig.read(place / FILE))
         raise WorkspaceError(
             f"no workspace in {where} (no {FILE}): make one with `bertvision finetune --model "
             "NAME --train FILE --dev FILE`, for hidden states alone with --model NAME, with "
@@ -143,12 +137,8 @@ class Workspace:
         moved = self.at(store)
         if moved.config != self.config:
             open_storage(moved.activations).names("")  # or a typing error would be kept
-            moved._write_config()
+            moved.config.write(self.root / FILE)
         return moved
-
-    def _write_config(self) -> None:
-        values = self.config.model_dump(mode="json")
-        write_text(self.root / FILE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def snapshots(self) -> list[SnapshotTag]:
         """Tags of the whole snapshots, ordered as numbers."""
@@ -285,17 +275,12 @@ class Workspace:
         Raises:
             UnknownNameError: it was not added.
         """
-        from bertvision.pipelines.tasks.task import load_task
-        from bertvision.pipelines.workspace.dataset import Dataset, read_dataset
+        from bertvision.pipelines.workspace.dataset import own_dataset, read_dataset
 
-        task = self.config.task
-        name = None if name == task.name else name
+        name = None if name == self.config.task.name else name
         if name not in self._datasets:
-            self._datasets[name] = (
-                Dataset(None, load_task(task.name), task, self.config.data, self.config.finetune)
-                if name is None
-                else read_dataset(self.root, name)
-            )
+            found = own_dataset(self.config) if name is None else read_dataset(self.root, name)
+            self._datasets[name] = found
         return self._datasets[name]
 
     def items(self, split: str) -> list[Any]:
@@ -310,21 +295,3 @@ class Workspace:
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split of the workspace's own data."""
         return self.dataset().windows(split, tokenizer)
-
-
-def _read_config(path: Path) -> WorkspaceConfig:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise WorkspaceError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
-    if values.get("format") != 1:
-        raise WorkspaceError(
-            f"{path} has format {values.get('format')!r}; this version of bertvision reads "
-            "format 1: update bertvision, or start another --workspace"
-        )
-    try:
-        return WorkspaceConfig.model_validate(values)
-    except ValidationError as error:
-        raise WorkspaceError(f"{path}: {what_is_wrong(error)}") from error
