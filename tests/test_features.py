@@ -103,6 +103,17 @@ def test_twins_offer_the_same_layers(made: Workspace) -> None:
             assert PooledSplit(made, tag, NAME, "dev", pooling).stored.record.layers == (0, 1, 2)
 
 
+def test_a_pooled_split_knows_its_name_and_what_is_stored_of_it(made: Workspace) -> None:
+    held, lacking = (PooledSplit(made, "0e", NAME, split, "max") for split in ("dev", "test"))
+    assert (held.name, held.data) == (f"{NAME}-dev-max", made.dataset(NAME))
+    found = held.find()
+    assert found is not None
+    assert (found.is_complete, found.name) == (True, held.stored.name)
+    assert lacking.find() is None
+    with pytest.raises(UnknownNameError, match=f"no split '{NAME}-test-max'"):
+        lacking.features()
+
+
 def test_labels_are_stored_beside_the_states(made: Workspace) -> None:
     split = made.split("0e", f"{NAME}-train-mean")
     labels = [item.label for item in made.dataset(NAME).items("train")]

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ from typer.testing import CliRunner
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.layers import parse_concat, wanted_layers
+from bertvision.pipelines.extraction.layers import (
+    needed_layers,
+    parse_concat,
+    parse_inputs,
+    wanted_layers,
+)
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing import run as module
 from bertvision.pipelines.probing.cache import ProbeCache
@@ -327,6 +333,14 @@ def test_layers_known_answers() -> None:
     assert wanted_layers(None, ["first+last"], 2, [0, 1, 2, 3]) == [(0,), (1,), (2,), (1, 2)]
     assert wanted_layers([3, 3], [], 2, [0, 1, 2, 3]) == [(3,)]
     assert parse_concat("0+last+4", 6) == (0, 6, 4)
+
+
+def test_what_is_needed_is_known_before_it_is_stored() -> None:
+    """The pooler's output, here 3, is of cls alone."""
+    choice = partial(parse_inputs, "first+last,3", 2)
+    assert needed_layers(choice, ["cls"], 2) == [1, 2, 3]
+    with pytest.raises(InputError, match="no layer 3; there are 0,1,2"):
+        needed_layers(choice, ["cls", "mean"], 2)
 
 
 @pytest.mark.parametrize("text", ["first", "1+1", "a+b", "last+6", ""])

@@ -1,0 +1,35 @@
+"""Text for people, and hints in messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertvision.errors import did_you_mean
+from bertvision.pipelines.text import csv_text
+
+CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text("a,\"\n '"))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), CELLS, min_size=1), min_size=1))
+def test_csv_reads_back_in_full_precision(rows: list[dict[str, Any]]) -> None:
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    expected = [["" if (x := row.get(key)) is None else str(x) for key in keys] for row in rows]
+    assert list(csv.reader(io.StringIO(csv_text(rows), newline=""))) == [keys, *expected]
+
+
+def test_csv_has_the_columns_asked_for_and_lists_between_spaces() -> None:
+    rows = [{"epochs": [3, 0], "map": 1.5, "more": 1}, {"map": None}]
+    assert csv_text(rows, ["map", "epochs"]) == "map,epochs\n1.5,3 0\n,\n"
+
+
+def test_a_hint_names_what_is_close_and_nothing_else() -> None:
+    names = ["learned-pooling", "adapter-64", "adapter-64-shared"]
+    assert did_you_mean("learned-poling", names) == "did you mean learned-pooling? "
+    several = did_you_mean("adapter-64-share", names, most=2)
+    assert several == "did you mean adapter-64-shared or adapter-64? "
+    assert did_you_mean("bert", names) == did_you_mean("adapter-64", names) == ""
