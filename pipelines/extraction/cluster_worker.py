@@ -12,6 +12,7 @@ import torch
 
 from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.delegation import Grant
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.pipelines.extraction.contents import provenance
 from bertvision.pipelines.extraction.job import ExtractionJob
@@ -82,13 +83,13 @@ def _open(
             *(workspace, data, info, job.split, kept, job.precision, job.nonfinite),
             encoder.attention,
         )
-        for field in stored.keys() | here.keys():
-            if stored.get(field) != here.get(field):
-                raise ProvenanceError(
-                    f"the worker on {host} sees another {job.root} than the process that hands out "
-                    f"shards: {field} = {here.get(field)!r} there, {stored.get(field)!r} here; "
-                    "every worker must see the same workspace"
-                )
+        if difference := first_difference(stored, here):
+            field, kept_value, seen = difference
+            raise ProvenanceError(
+                f"the worker on {host} sees another {job.root} than the process that hands out "
+                f"shards: {field} = {seen!r} there, {kept_value!r} here; every worker must see "
+                "the same workspace"
+            )
         plan = writer.plan
         if not np.array_equal(encoder.kept(kept, windows.n_tokens)[plan.example_id], plan.n_tokens):
             raise ProvenanceError(

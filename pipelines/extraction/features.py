@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
+from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.encoding import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
@@ -129,12 +130,12 @@ def _check_stored(
     wanted = {"weights_sha256": weights, **made_from_data(pooled.data, pooled.split)}
     wanted |= {field: value for field, value in asked.items() if value is not None}
     there = {**found.record.provenance, "encoding": found.record.encoding}
-    for field, value in wanted.items():
-        if there.get(field) != value:
-            raise ProvenanceError(
-                f"{found.name} was extracted with {field} = {there.get(field)!r}, now it is "
-                f"{value!r}: use the same, or another --store"
-            )
+    if difference := first_difference(there, wanted, wanted):
+        field, kept, now = difference
+        raise ProvenanceError(
+            f"{found.name} was extracted with {field} = {kept!r}, now it is {now!r}: use the "
+            "same, or another --store"
+        )
     if lacking := sorted(set(needed).difference(found.record.layers)):
         held = ",".join(map(str, found.record.layers))
         raise ProvenanceError(
@@ -145,12 +146,12 @@ def _check_stored(
 
 def _check_alike(known: Mapping[str, _Kept]) -> None:
     """Refuse splits that are compared but were not, or would not be, extracted alike."""
-    for field in ("encoding", "precision", "nonfinite"):
-        for first, other in pairwise(known):
-            here, there = getattr(known[first], field), getattr(known[other], field)
-            if here != there:
-                raise ProvenanceError(
-                    f"{first} has {field} = {here!r}, {other} {there!r}, so that they cannot be "
-                    f"compared: ask for the {field} of what is stored (--encoding, --precision), "
-                    "or extract all alike into another --store"
-                )
+    alike = ("encoding", "precision", "nonfinite")
+    for first, other in pairwise(known):
+        if difference := first_difference(known[first]._asdict(), known[other]._asdict(), alike):
+            field, one, another = difference
+            raise ProvenanceError(
+                f"{first} has {field} = {one!r}, {other} {another!r}, so that they cannot be "
+                f"compared: ask for the {field} of what is stored (--encoding, --precision), "
+                "or extract all alike into another --store"
+            )

@@ -7,17 +7,18 @@ made from. It is replaced as a whole whenever probes are added.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from bertvision.errors import ProvenanceError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.errors import ProvenanceError
+from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.schema import Provenance, SnapshotTag
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 
 FOLDER = "probes"
@@ -82,7 +83,7 @@ class ProbeFile(_Record):
     tag: str
     pooling: TokenPooling
     settings: ProbeOptions
-    made_from: dict[str, str | int | float | bool | None]
+    made_from: Provenance
     """Of the hidden states and of the data: any difference is refused."""
     classes: list[str]
     examples: dict[str, int]
@@ -139,12 +140,12 @@ def resume(root: Path, new: ProbeFile) -> ProbeFile:
     if not path.exists():
         return new
     held = read(path)
-    for name, here, there in _fields(new, held):
-        if here != there:
-            raise ProvenanceError(
-                f"{path} holds probes made with {name} = {there!r}, now it is {here!r}: delete "
-                "that file to train them again, or use another --workspace"
-            )
+    if difference := first_difference(_told(held), _told(new)):
+        name, there, here = difference
+        raise ProvenanceError(
+            f"{path} holds probes made with {name} = {there!r}, now it is {here!r}: delete "
+            "that file to train them again, or use another --workspace"
+        )
     return held
 
 
@@ -154,12 +155,7 @@ def read(path: Path) -> ProbeFile:
     Raises:
         WorkspaceError: it is damaged.
     """
-    try:
-        return ProbeFile.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise WorkspaceError(
-            f"{path} is damaged ({error}): delete it, and `bertvision probe` trains them again"
-        ) from error
+    return read_record(path, ProbeFile, "bertvision probe")
 
 
 def read_all(root: Path) -> list[ProbeFile]:
@@ -174,10 +170,7 @@ def read_all(root: Path) -> list[ProbeFile]:
     )
 
 
-def _fields(new: ProbeFile, held: ProbeFile) -> list[tuple[str, object, object]]:
-    """What two files say, by field, all but their probes."""
-    sides: list[Mapping[str, object]] = []
-    for side in (new, held):
-        values = side.model_dump(mode="json", exclude={"probes", "made_from", "settings"})
-        sides.append(side.made_from | values)
-    return [(key, sides[0].get(key), sides[1].get(key)) for key in {**sides[0], **sides[1]}]
+def _told(file: ProbeFile) -> dict[str, object]:
+    """What a file says, by field, all but its probes."""
+    values = file.model_dump(mode="json", exclude={"probes", "made_from", "settings"})
+    return {**file.made_from, **values}

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.schema import Provenance, SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import needed_layers, wanted_layers
@@ -135,7 +135,7 @@ def _complete(cache: ProbeCache, wanted: list[Wanted], needs: list[Need], memory
 
 def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) -> ProbeFile:
     """A file without probes, with everything that decides what they become."""
-    made_from: dict[str, str | int | float | bool | None] = {}
+    made_from: Provenance = {}
     for pooled in splits:
         record = pooled.stored.record
         made_from[f"{pooled.split}: encoding"] = record.encoding

@@ -16,7 +16,7 @@ from bertvision.pipelines.extraction.layers import layers_text, needed_layers, p
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.records import Record, qrels_file, read_record
+from bertvision.pipelines.ranking.records import Ranking, find_ranking, qrels_file
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
 from bertvision.pipelines.ranking.scorers import SCORERS, ScorerName
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
@@ -86,11 +86,11 @@ def rank(
     job.folder.mkdir(parents=True, exist_ok=True)
     with exclusive(job.folder / ".lock", f"ranking {dataset}"):
         baseline = _baseline(job)
-        records: dict[System, Record] = {}
+        records: dict[System, Ranking] = {}
         for tag in tags:
             for pooling in poolings:
                 records |= rank_systems(job, tag, pooling, scorers, choice, seeds)
-    groups: dict[System, list[Record]] = {}
+    groups: dict[System, list[Ranking]] = {}
     for system, record in records.items():
         groups.setdefault(replace(system, seed=0), []).append(record)
     rows = [
@@ -154,14 +154,14 @@ def _job(
     return Job(workspace, name, data, candidates, training)
 
 
-def _baseline(job: Job) -> Record:
+def _baseline(job: Job) -> Ranking:
     """BM25, and the labels for trec_eval."""
     for part in job.ranked:
         path = job.folder / "qrels" / f"{part}.qrels"
         path.parent.mkdir(exist_ok=True)
         write_text(path, qrels_file(job.candidates[part], job.passages))
     settings = {"data_sha256": job.data.sha256, "scorer": "bm25", **SETTINGS, **TOKENS}
-    if record := read_record(job.folder / "bm25", settings):
+    if record := find_ranking(job.folder / "bm25", settings):
         return record
     scores = {part: bm25(job.data, job.candidates[part]) for part in job.ranked}
     return job.write(Path("bm25"), settings, scores)

@@ -7,46 +7,57 @@ from them and from ``qrels/`` beside.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import JsonValue
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.files import new_folder
+from bertvision.featurestore.format.difference import first_difference
+from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
-    QuestionScores,
     ranks,
     score_questions,
     summary,
 )
+from bertvision.pipelines.records import Record, read_record
 
 FILE = "result.json"
 
 
-@dataclass(frozen=True)
-class Record:
+class PerQuestion(Record):
+    """Fields of `QuestionScores` on test, of questions with a positive passage in their order."""
+
+    ap: list[float]
+    rr: list[float]
+    p1: list[float]
+
+
+class Ranking(Record):
     """What ``result.json`` says."""
 
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     """Everything the scores depend on; compared before they are used again."""
-    metrics: dict[str, dict[str, float]]
+    metrics: dict[str, dict[str, int | float]]
     """Fields of `Metrics`, of ``dev`` and ``test``."""
-    test: QuestionScores
-    """(questions with a positive passage,) each, in the order of the data."""
+    per_question: PerQuestion
     epoch: int
     """The chosen one; 0 where nothing was learned."""
-    curve: list[float]
-    """MAP on dev after each epoch, from epoch 0."""
+    dev_map_by_epoch: list[float]
+    """From epoch 0."""
+
+    @property
+    def ap(self) -> Floats:
+        """(questions with a positive passage of test,) average precision."""
+        return np.array(self.per_question.ap, np.float64)
 
 
-def write_record(
+def write_ranking(
     folder: Path,
     settings: Mapping[str, Any],
     scores: Mapping[str, npt.NDArray[np.float32]],
@@ -55,17 +66,17 @@ def write_record(
     *,
     epoch: int = 0,
     curve: Sequence[float] = (),
-) -> Record:
+) -> Ranking:
     """Score a ranking and write it.
 
     Args:
         folder: of the ranking.
-        settings: see `Record`.
+        settings: see `Ranking`.
         scores: (pairs,) of each part that was ranked.
         candidates: of these parts.
         passages: ids of all passages.
-        epoch: see `Record`.
-        curve: see `Record`.
+        epoch: see `Ranking`.
+        curve: ``dev_map_by_epoch`` of `Ranking`.
 
     Raises:
         InputError: no question has a positive passage.
@@ -79,26 +90,24 @@ def write_record(
         part: summary(found, len(candidates[part].questions))._asdict()
         for part, found in questions.items()
     }
-    record = Record(dict(settings), metrics, questions["test"], epoch, list(curve))
+    ranking = Ranking(
+        settings=dict(settings),
+        metrics=metrics,
+        per_question=PerQuestion(
+            **{name: x.tolist() for name, x in questions["test"]._asdict().items()}
+        ),
+        epoch=epoch,
+        dev_map_by_epoch=list(curve),
+    )
     with new_folder(folder) as temporary:  # which puts on the disk what is written into it
         for part, values in scores.items():
             text = run_file(values, candidates[part], passages, folder.name)
             (temporary / f"{part}.run").write_text(text, encoding="utf-8")
-        result = {
-            "settings": record.settings,
-            "metrics": metrics,
-            "per_question": {
-                name: values.tolist() for name, values in record.test._asdict().items()
-            },
-            "epoch": epoch,
-            "dev_map_by_epoch": record.curve,
-        }
-        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-        (temporary / FILE).write_text(f"{text}\n", encoding="utf-8")
-    return record
+        write_json(temporary / FILE, ranking.to_json())
+    return ranking
 
 
-def read_record(folder: Path, settings: Mapping[str, Any]) -> Record | None:
+def find_ranking(folder: Path, settings: Mapping[str, Any]) -> Ranking | None:
     """The ranking in ``folder``, or None where there is none yet.
 
     Raises:
@@ -107,28 +116,15 @@ def read_record(folder: Path, settings: Mapping[str, Any]) -> Record | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(
-            values["settings"],
-            values["metrics"],
-            QuestionScores(*(_floats(values["per_question"][k]) for k in QuestionScores._fields)),
-            values["epoch"],
-            values["dev_map_by_epoch"],
-        )
-        held = dict(record.settings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    mend = f"delete {folder} and give the command again"
+    held = read_record(path, Ranking, "bertvision rank", mend)
+    if difference := first_difference(held.settings, settings):
+        field, there, here = difference
         raise WorkspaceError(
-            f"{path} is damaged ({error}): delete {folder} and give the command again"
-        ) from error
-    for field in {**held, **settings}:
-        there, here = held.get(field), settings.get(field)
-        if there != here:
-            raise WorkspaceError(
-                f"{folder} was ranked with {field} = {there!r}, now it is {here!r}: give the same, "
-                "use another --workspace, or delete that folder"
-            )
-    return record
+            f"{folder} was ranked with {field} = {there!r}, now it is {here!r}: give the same, "
+            "use another --workspace, or delete that folder"
+        )
+    return held
 
 
 def run_file(
@@ -152,7 +148,3 @@ def qrels_file(candidates: Candidates, passages: Sequence[str]) -> str:
             candidates.question, candidates.passage, candidates.label, strict=True
         )
     )
-
-
-def _floats(values: list[float]) -> Floats:
-    return np.array(values, np.float64)

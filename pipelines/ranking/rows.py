@@ -14,7 +14,7 @@ from bertvision.pipelines.ranking.metrics import (
     expected_at_random,
     summary,
 )
-from bertvision.pipelines.ranking.records import Record
+from bertvision.pipelines.ranking.records import Ranking
 from bertvision.pipelines.results.bootstrap import format_p, over_seeds, paired_bootstrap
 from bertvision.pipelines.text import format_table
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def system_row(
-    records: Sequence[Record], baseline: Record | None, *, resamples: int, **names: Any
+    records: Sequence[Ranking], baseline: Ranking | None, *, resamples: int, **names: Any
 ) -> Row:
     """A row of the table: one scorer with one input, over its seeds.
 
@@ -35,7 +35,7 @@ def system_row(
         resamples: how often questions are drawn.
         **names: what the system is, the first fields of the row.
     """
-    ap = 100 * np.mean([record.test.ap for record in records], axis=0)
+    ap = 100 * np.mean([record.ap for record in records], axis=0)
     maps = over_seeds([record.metrics["test"]["map"] for record in records])
     dev = [record.metrics["dev"]["map"] for record in records if "dev" in record.metrics]
     interval = paired_bootstrap(ap, np.zeros_like(ap), resamples=resamples)
@@ -50,7 +50,7 @@ def system_row(
         "map_sd_over_seeds": maps.std,
     }
     if baseline is not None:
-        row |= _difference(ap, 100 * baseline.test.ap, resamples)
+        row |= _difference(ap, 100 * baseline.ap, resamples)
     return row
 
 

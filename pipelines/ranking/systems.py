@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.schema import Provenance
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, layers_text
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.records import Record, read_record, write_record
+from bertvision.pipelines.ranking.records import Ranking, find_ranking, write_ranking
 from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN, ScorerName
 from bertvision.pipelines.ranking.training import Training, Vectors, score, train
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -76,10 +78,10 @@ class Job:
         settings: Mapping[str, Any],
         scores: Mapping[str, npt.NDArray[np.float32]],
         **learned: Any,
-    ) -> Record:
-        """Write a ranking: `write_record` with what is the same for all."""
+    ) -> Ranking:
+        """Write a ranking: `write_ranking` with what is the same for all."""
         folder = self.folder / path
-        return write_record(folder, settings, scores, self.candidates, self.passages, **learned)
+        return write_ranking(folder, settings, scores, self.candidates, self.passages, **learned)
 
     @property
     def ranked(self) -> list[str]:
@@ -94,7 +96,7 @@ def rank_systems(
     scorers: Sequence[ScorerName],
     choice: LayerChoice,
     seeds: int,
-) -> dict[System, Record]:
+) -> dict[System, Ranking]:
     """Rank with every scorer, input and seed, all inputs of a scorer and seed at once.
 
     Args:
@@ -121,7 +123,7 @@ def rank_systems(
         for seed in range(1 if scorer == "cosine" else seeds)
         for system in [System(tag, pooling, layer, scorer, seed)]
     }
-    records = {s: read_record(job.folder / s.path, given) for s, given in systems.items()}
+    records = {s: find_ranking(job.folder / s.path, given) for s, given in systems.items()}
     held = {system: record for system, record in records.items() if record is not None}
     missing = [system for system in systems if system not in held]
     for chunk in _chunks(missing, job, len(job.data.queries) + len(job.data.passages)):
@@ -134,14 +136,14 @@ def _rank_chunk(
     sources: Sequence[PooledSplit],
     missing: Sequence[System],
     settings: Mapping[System, Mapping[str, Any]],
-) -> dict[System, Record]:
+) -> dict[System, Ranking]:
     """Rank systems whose inputs are equally wide, all inputs of a scorer and seed at once."""
     inputs = list(dict.fromkeys(system.layers for system in missing))
     layers = sorted({layer for group in inputs for layer in group})
     queries, passages = (source.features(layers) for source in sources)
     vectors = stacked(queries, passages, layers, inputs)
     name = f"{sources[0].tag}/{sources[0].pooling}"
-    records: dict[System, Record] = {}
+    records: dict[System, Ranking] = {}
     for scorer, seed in dict.fromkeys((system.scorer, system.seed) for system in missing):
         chosen = [s for s in missing if (s.scorer, s.seed) == (scorer, seed)]
         places = [inputs.index(system.layers) for system in chosen]
@@ -172,7 +174,7 @@ def _chunks(missing: Sequence[System], job: Job, texts: int) -> Iterator[list[Sy
             yield [system for system in missing if system.layers in chosen]
 
 
-def _provenance(sources: Sequence[PooledSplit]) -> dict[str, Any]:
+def _provenance(sources: Sequence[PooledSplit]) -> Provenance:
     """What the stored vectors were made from, the same of queries and of passages.
 
     Raises:
@@ -182,13 +184,12 @@ def _provenance(sources: Sequence[PooledSplit]) -> dict[str, Any]:
         {**record.provenance, "encoding": record.encoding}
         for record in [source.stored.record for source in sources]
     )
-    for field in {**queries, **passages}:
-        if queries.get(field) != passages.get(field):
-            raise WorkspaceError(
-                f"queries of {sources[0].tag} were extracted with {field} = "
-                f"{queries.get(field)!r}, passages with {passages.get(field)!r}: extract one of "
-                "them again"
-            )
+    if difference := first_difference(queries, passages):
+        field, one, other = difference
+        raise WorkspaceError(
+            f"queries of {sources[0].tag} were extracted with {field} = {one!r}, passages with "
+            f"{other!r}: extract one of them again"
+        )
     return queries
 
 
