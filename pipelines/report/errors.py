@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import Example, Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.results.error_analysis import CELLS
+from bertvision.pipelines.results.error_analysis import CELLS, ErrorAnalysis
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.tasks.scores import kind_of_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -92,31 +91,13 @@ def _read(workspace: Workspace, results: Results) -> list[Row]:
     found = []
     for run in results.runs:
         path = (workspace.root / run["file"]).with_name("errors.json")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            for example in values["examples"]:
-                str(example["cell"]), example["question"], example["context"], example["gold"]
-                example["answer"], example["bert"]
-            for groups in values["groups"].values():
-                for group in groups:
-                    group["group"], int(group["n"])
-                    {float(group[metric]) for metric in values["metrics"]}
-            if values["agreement"]:
-                {int(values["agreement"][cell]) for cell in CELLS}
-            for confused in values.setdefault("confusions", None) or []:
-                str(confused["gold"]), str(confused["answer"]), int(confused["n"]), confused["of"]
-            values["system"], SnapshotTag(values["checkpoint"]), values["second"]
-        except FileNotFoundError:
+        if not path.is_file():
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            again = f"bertvision errors {run['written']}"
-            what = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise WorkspaceError(
-                f"{path} is damaged ({what}): delete it, or run `{again}` again"
-            ) from error
-        found.append({**values, "score": run["score"], "file": run["file"]})
-        found[-1]["file"] = path.relative_to(workspace.root).as_posix()
-        found[-1]["command"] = f"bertvision errors {run['written']}"
+        command = f"bertvision errors {run['written']}"
+        row: Row = read_record(path, ErrorAnalysis, command).to_json()
+        row["score"], row["command"] = run["score"], command
+        row["file"] = path.relative_to(workspace.root).as_posix()
+        found.append(row)
     return found
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NotRequired, Self
 
 import numpy as np
+from pydantic import model_validator
+from typing_extensions import TypedDict
 
 from bertvision.errors import InputError
 from bertvision.pipelines.files import write_json
+from bertvision.pipelines.records import Record
 from bertvision.pipelines.results.answers import Answers, gold_of, read_answers
 from bertvision.pipelines.results.bootstrap import mcnemar
 from bertvision.pipelines.results.groups import groups_of, groups_of_sentences
@@ -18,10 +22,68 @@ from bertvision.pipelines.results.second_answers import second_answers, second_s
 from bertvision.pipelines.results.systems import find_system, label
 from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.read import Question
+from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CELLS = ("both right", "only the system", "only BERT", "none")
 """Of agreement with BERT: which of the two is right."""
+
+Group = dict[str, str | int | float]
+"""Its name as ``group``, the number of its items as ``n``, and its mean scores."""
+
+
+class Confusion(TypedDict):
+    """A class that is taken for another."""
+
+    gold: str
+    answer: str
+    n: int
+    """How often."""
+    of: int
+    """How many items of the class there are."""
+
+
+class Example(TypedDict):
+    """An item to read, with what was answered: a text, yes or no, or a class."""
+
+    cell: str
+    id: str
+    question: str
+    context: str
+    gold: Any
+    answer: Any
+    second: NotRequired[str]
+    bert: Any
+    score: float
+
+
+class ErrorAnalysis(Record):
+    """``errors.json``: what `errors` returns."""
+
+    system: str
+    name: str
+    trained_on: Tag
+    checkpoint: Tag
+    split: str
+    questions: int
+    metrics: list[str]
+    groups: dict[str, list[Group]]
+    second: dict[str, int | float | None] | None
+    confusions: list[Confusion] | None
+    agreement: dict[str, int | float] | None
+    examples: list[Example]
+    seed: int
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Self:
+        for group in chain.from_iterable(self.groups.values()):
+            for key in ("group", "n", *self.metrics):
+                if isinstance(group.get(key), str | None) != (key == "group" and key in group):
+                    raise ValueError(f"{key} of a group is {group.get(key)!r}")
+        if self.agreement and (lacking := set(CELLS) - self.agreement.keys()):
+            raise ValueError(f"agreement lacks {sorted(lacking)[0]!r}")
+        return self
+
 
 _AROUND = 120  # characters of context shown on each side of an answer
 _CONFUSIONS = 10  # the most frequent ones
@@ -76,28 +138,26 @@ def errors(
     second = second_answers(workspace, answers, items, split) if spans else None
     sentences = bool(data.classes)
     groups = groups_of_sentences(items, data.classes) if sentences else groups_of(items)
-    found = {
-        "system": label(result),
-        "name": result.name,
-        "trained_on": result.trained_on,
-        "checkpoint": result.checkpoint,
-        "split": split,
-        "questions": len(items),
-        "metrics": list(answers.scores),
-        "groups": group_scores(groups, answers, baseline),
-        "second": None if second is None else second_summary(items, answers, second),
-        "confusions": confusions(items, answers, data.classes) if sentences else None,
-        "agreement": None if baseline is None else agreement(answers.right, baseline.right),
-        "examples": _examples(items, answers, baseline, second, data.classes, examples, seed),
-        "seed": seed,
-    }
+    found = ErrorAnalysis(
+        system=label(result),
+        name=result.name,
+        trained_on=result.trained_on,
+        checkpoint=result.checkpoint,
+        split=split,
+        questions=len(items),
+        metrics=list(answers.scores),
+        groups=group_scores(groups, answers, baseline),
+        second=None if second is None else second_summary(items, answers, second),
+        confusions=confusions(items, answers, data.classes) if sentences else None,
+        agreement=None if baseline is None else agreement(answers.right, baseline.right),
+        examples=_examples(items, answers, baseline, second, data.classes, examples, seed),
+        seed=seed,
+    ).to_json()
     write_json(result.folder / "errors.json", found)
     return found
 
 
-def confusions(
-    items: Sequence[Any], answers: Answers, classes: Sequence[str]
-) -> list[dict[str, Any]]:
+def confusions(items: Sequence[Any], answers: Answers, classes: Sequence[str]) -> list[Confusion]:
     """Which classes are taken for which, most often first: ``gold``, ``answer``, ``n``, ``of``."""
     gold = Counter(item.label for item in items)
     wrong = Counter(
@@ -113,7 +173,7 @@ def confusions(
 
 def group_scores(
     groups: Mapping[str, Mapping[str, Sequence[int]]], answers: Answers, baseline: Answers | None
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Group]]:
     """Mean scores of each group, in per cent; BERT's with ``bert_`` in front."""
     sides = [("", answers), *([] if baseline is None else [("bert_", baseline)])]
     return {
@@ -133,7 +193,7 @@ def group_scores(
     }
 
 
-def agreement(right: Sequence[bool], bert_right: Sequence[bool]) -> dict[str, Any]:
+def agreement(right: Sequence[bool], bert_right: Sequence[bool]) -> dict[str, int | float]:
     """How often a system and BERT are right together, alone or not at all.
 
     Returns:
@@ -167,7 +227,7 @@ def _examples(
     classes: Sequence[str],
     count: int,
     seed: int,
-) -> list[dict[str, Any]]:
+) -> list[Example]:
     """A seeded choice of items from each cell of agreement; without BERT, right and wrong."""
     names = ["right" if right else "wrong" for right in answers.right]
     if baseline is not None:
@@ -184,22 +244,23 @@ def _examples(
     def named(answer: Any) -> Any:
         return classes[answer] if classes else answer
 
-    return [
-        {
-            "cell": cell,
-            "id": item.id,
-            "question": item.text if classes else item.question,
-            "context": (item.pair or "")
-            if classes
-            else _around(item, answers.predictions[item.id]),
-            "gold": named(_gold(item, answers)),
-            "answer": named(answers.predictions[item.id]),
-            **({} if second is None else {"second": second[row]}),
-            "bert": None if baseline is None else named(baseline.predictions[item.id]),
-            "score": next(iter(answers.scores.values()))[row],
-        }
-        for cell, item, row in chosen
-    ]
+    found = []
+    for cell, item, row in chosen:
+        answer = answers.predictions[item.id]
+        example = Example(
+            cell=cell,
+            id=item.id,
+            question=item.text if classes else item.question,
+            context=(item.pair or "") if classes else _around(item, answer),
+            gold=named(_gold(item, answers)),
+            answer=named(answer),
+            bert=None if baseline is None else named(baseline.predictions[item.id]),
+            score=next(iter(answers.scores.values()))[row],
+        )
+        if second is not None:
+            example["second"] = second[row]
+        found.append(example)
+    return found
 
 
 def _gold(item: Any, answers: Answers) -> Any:

@@ -7,12 +7,14 @@ from what there is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pydantic import RootModel
+
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.logits import WindowIndex
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -40,6 +42,10 @@ class SystemName(NamedTuple):
             )
         checked = [str(SnapshotTag(tag)) for tag in tags]
         return cls(name, checked[0], checked[-1]) if checked else cls(name, None, None)
+
+
+class Predictions(RootModel[dict[str, str | bool | int | float | None]]):
+    """``predictions.json``: answers by item id."""
 
 
 def label(result: Result) -> str:
@@ -104,19 +110,15 @@ def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
         WorkspaceError: ``predictions.json`` is missing, damaged, or does not cover the items.
     """
     path = result.folder / "predictions.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known = (str, bool, int, float)
-        missing = [item.id for item in items if type(found[item.id]) not in known]
-    except FileNotFoundError:
-        raise WorkspaceError(f"there is no {path}: `{result.command}` makes it") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise WorkspaceError(
-            f"{path} is damaged or not of the workspace's {len(items):,} items ({error}): "
-            f"delete the folder and run `{result.command}`"
-        ) from error
-    if missing:
-        raise WorkspaceError(f"{path}: {missing[0]!r} has no answer: run `{result.command}`")
+    found = read_record(path, Predictions, result.command).root
+    for item in items:
+        if item.id not in found:
+            raise WorkspaceError(
+                f"{path} is not of the workspace's {len(items):,} items ({item.id!r} is missing): "
+                f"delete the folder and run `{result.command}`"
+            )
+        if found[item.id] is None:
+            raise WorkspaceError(f"{path}: {item.id!r} has no answer: run `{result.command}`")
     return {item.id: found[item.id] for item in items}
 
 
