@@ -41,9 +41,9 @@ _MODULES = {
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
-    "pipelines.workspace.options": ("FinetuneOptions",),
-    "pipelines.training.plan": ("TrainOptions",),
+    "pipelines.workspace.options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
     "pipelines.probing.options": ("ProbeOptions",),
+    "pipelines.ranking.options": ("RankOptions",),
     # heads of one's own
     "models.registry": ("build_head",),
     "models.heads": ("SpanHead",),
@@ -84,6 +84,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.probing.run import probe as probe
     from bertvision.pipelines.probing.summary import probe_rows as probe_rows
     from bertvision.pipelines.quickstart import quickstart as quickstart
+    from bertvision.pipelines.ranking.options import RankOptions as RankOptions
     from bertvision.pipelines.ranking.rank import rank as rank
     from bertvision.pipelines.report.build import write_report as write_report
     from bertvision.pipelines.results.compare import compare as compare
@@ -108,10 +109,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     )
     from bertvision.pipelines.training.datamodule import HiddenStates as HiddenStates
     from bertvision.pipelines.training.evaluate import evaluate as evaluate
-    from bertvision.pipelines.training.plan import TrainOptions as TrainOptions
     from bertvision.pipelines.training.train import train as train
     from bertvision.pipelines.training.trained_head import load_head as load_head
+    from bertvision.pipelines.workspace.options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.options import FinetuneOptions as FinetuneOptions
+    from bertvision.pipelines.workspace.options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 
 

@@ -17,6 +17,7 @@ import typer
 
 import bertvision
 from bertvision.commands.analysis import cka, isotropy
+from bertvision.commands.declared import with_options
 from bertvision.commands.experiment import quickstart, score, status
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
@@ -102,7 +103,7 @@ _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, errors, report)
 _ANALYSES = (probe, rank, cka, isotropy)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
-    app.command()(command)
+    app.command()(with_options(command))
 app.add_typer(store_app, name="store")
 
 

@@ -31,8 +31,8 @@ from bertvision.pipelines import quickstart
 from bertvision.pipelines.analysis.isotropy import isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.generated.facts import QUESTIONS_PER_PARAGRAPH, make_paragraphs
+from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
-from bertvision.pipelines.workspace.options import feature_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 
 TAG, DATASET, MAX_LENGTH = "0e", "paragraphs", 256

@@ -40,7 +40,8 @@ from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.text import format_table
 from bertvision.pipelines.training.evaluate import evaluate
-from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.train import train
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import FILE, Workspace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -14,21 +14,17 @@ from bertvision.commands.options import (
     MaxLength,
     NewModel,
     PairColumn,
-    Precision,
     SkipBad,
     Store,
     TextColumn,
     Workspace,
     open_data,
-    parse_choice,
-    parse_layers,
-    parse_names,
-    parse_poolings,
     parse_tags,
     show,
 )
 from bertvision.commands.tables import Row
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.options import ExtractOptions
 
 
 def extract(
@@ -36,16 +32,8 @@ def extract(
         str | None,
         typer.Option(help="Snapshots, such as 0.3e or 0.3e,1e; by default the only one there is."),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Such as train,dev; by default all of the workspace.")
-    ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            help="none: all tokens; or one vector per window for each of cls,sep,mean,max; by "
-            "default what the task's heads take."
-        ),
-    ] = None,
+    *,
+    options: ExtractOptions,
     task: Annotated[
         str | None,
         typer.Option(help="Another data set than the workspace's own: its task, such as cola."),
@@ -57,23 +45,6 @@ def extract(
     max_length: MaxLength = None,
     skip_bad: SkipBad = None,
     model: NewModel = None,
-    encoding: Annotated[
-        str, typer.Option(help="int8, int4, bfloat16, float16 or float32.")
-    ] = "int8",
-    compression: Annotated[
-        str, typer.Option(help="none; zstd for slow disks; pcodec to archive float encodings.")
-    ] = "none",
-    layers: Annotated[
-        str, typer.Option(help="Hidden states to keep, such as 0,6,12 (0: embeddings), or all.")
-    ] = "all",
-    precision: Precision = "auto",
-    nonfinite: Annotated[
-        str, typer.Option(help="NaN and infinity: error, or record to replace and count them.")
-    ] = "error",
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="tcp://HOST:PORT of a Dask cluster whose workers compute the shards."),
-    ] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
@@ -84,35 +55,20 @@ def extract(
     time, where it is. A killed extraction is finished by the same command. A store named with
     --store is the workspace's from then on.
     """
-    from bertvision.featurestore.format.shardfile import CompressionName
     from bertvision.pipelines.extraction.extract import extract as run
-    from bertvision.pipelines.extraction.shardwork import NonFinite
+    from bertvision.pipelines.workspace.heads import only_tag
     from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     space, dataset = open_data(workspace, model, task, data, **settings)
-    tokens = None if pool is None else ("all",) if pool == "none" else parse_poolings(pool)
     made = space.snapshots()
-    tags = parse_tags(checkpoint) if checkpoint else [space.only(made or ["0e"], "snapshots")]
+    tags = parse_tags(checkpoint) if checkpoint else [only_tag(made or ["0e"], "snapshots")]
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
     done = []
     for tag in tags:
-        done += run(
-            space,
-            tag,
-            splits=parse_names(split),
-            tokens=tokens,
-            dataset=dataset,
-            encoding=encoding,
-            compression=parse_choice(compression, get_args(CompressionName), "--compression"),
-            layers=parse_layers(layers),
-            precision=precision,
-            nonfinite=parse_choice(nonfinite, get_args(NonFinite), "--nonfinite"),
-            store=store,
-            scheduler=scheduler,
-        )
+        done += run(space, tag, options, dataset=dataset, store=store)
     show([item._asdict() for item in done], as_json, extracted_table)
 
 

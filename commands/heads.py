@@ -9,7 +9,6 @@ from typing import Annotated, get_args
 import typer
 
 from bertvision.commands.options import (
-    BestEpoch,
     Json,
     Precision,
     Store,
@@ -18,25 +17,21 @@ from bertvision.commands.options import (
     parse_choice,
     parse_tag,
     show,
-    train_options,
 )
 from bertvision.commands.tables import Row, metric_cells, metric_names, number
 from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.options import TrainOptions
 
 
 def train(
     heads: Annotated[list[str], typer.Argument(help="Names from `bertvision heads`.")],
+    *,
     checkpoint: Annotated[str | None, typer.Option(help="Snapshot to train on.")] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the store.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Windows per step.")] = 16,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
-    layers: Annotated[str, typer.Option(help="Hidden states to train on, or all.")] = "all",
-    precision: Precision = "auto",
+    options: TrainOptions,
     seed: Annotated[int, typer.Option(help="Of initial weights and order.")] = 0,
     fraction: Annotated[
         float, typer.Option(help="Part of the training examples, 0 to 1; parts are nested.")
     ] = 1.0,
-    best_epoch: BestEpoch = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace heads that were trained otherwise.")
     ] = False,
@@ -52,15 +47,15 @@ def train(
     HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
     """
     from bertvision.pipelines.training.train import train as run
+    from bertvision.pipelines.workspace.heads import only_tag
     from bertvision.pipelines.workspace.runs import runs_of
     from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 
-    options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     runs = runs_of(heads, [fraction], [seed])
     space = find_workspace(workspace, store)
     held = {head_split(kind, "train") for kind in HEAD_TOKENS}
     stored = (tag for tag, splits in space.stored().items() if held & set(splits))
-    tag = parse_tag(checkpoint) if checkpoint else space.only(stored, "activations of train")
+    tag = parse_tag(checkpoint) if checkpoint else only_tag(stored, "activations of train")
     metrics = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
     show(metrics, as_json, trained_table)
 
@@ -81,9 +76,10 @@ def evaluate(
 ) -> None:
     """Score trained heads with the official metric, on any snapshot's activations."""
     from bertvision.pipelines.training.evaluate import evaluate as run
+    from bertvision.pipelines.workspace.heads import trained_on as on
 
     space = find_workspace(workspace, store)
-    source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
+    source = parse_tag(trained_on) if trained_on else on(space, heads)
     target = parse_tag(checkpoint) if checkpoint else source
     results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)
     show(results, as_json, evaluated_table)

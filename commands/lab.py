@@ -39,9 +39,10 @@ def ensemble(
     """Combine heads, with each other and with BERT, from their stored logits."""
     from bertvision.pipelines.results.ensemble import ensemble as run
     from bertvision.pipelines.results.softmax import Combine
+    from bertvision.pipelines.workspace.heads import trained_on as on
 
     space = find_workspace(workspace)
-    source = parse_tag(trained_on) if trained_on else space.trained_on(heads)
+    source = parse_tag(trained_on) if trained_on else on(space, heads)
     result = run(
         space,
         heads,

@@ -12,7 +12,6 @@ import typer
 from bertvision.errors import InputError
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.training.plan import TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
 Workspace = Annotated[
@@ -29,10 +28,6 @@ Store = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
-BestEpoch = Annotated[
-    bool,
-    typer.Option("--best-epoch", help="Keep the epoch with the lowest loss on tune, not the last."),
-]
 Precision = Annotated[str, typer.Option(help="auto, 32 or bf16.")]
 Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:PORT.")]
 MaxTokens = Annotated[
@@ -110,8 +105,8 @@ def open_data(
         The workspace, and the name of the data set (None: its own).
     """
     from bertvision.pipelines.tasks.registry import TASKS, check_task
+    from bertvision.pipelines.workspace.creation import feature_workspace
     from bertvision.pipelines.workspace.dataset import add_dataset, check_own, is_added
-    from bertvision.pipelines.workspace.options import feature_workspace
 
     space = feature_workspace(workspace, model)
     if data is None and task is not None and is_added(space.root, task):
@@ -198,30 +193,22 @@ def parse_layers(text: str) -> tuple[int, ...] | None:
         raise InputError(f"--layers {text!r}: give indices such as 0,6,12, or all") from None
 
 
+def parse_weight_decays(text: str) -> tuple[float, ...]:
+    """``1e-5,1e-4`` → numbers, in increasing order."""
+    try:
+        return tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        raise InputError(
+            f"--weight-decays {text!r}: give numbers from 0, such as 1e-5,1e-4"
+        ) from None
+
+
 def parse_fractions(text: str) -> tuple[float, ...]:
     """``0,0.1,1`` → parts of the training examples."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--fractions {text!r}: give numbers from 0 to 1, such as 0.1,1") from None
-
-
-def train_options(
-    epochs: int, batch_size: int, lr: float, layers: str, precision: str, best_epoch: bool
-) -> TrainOptions:
-    """How heads are trained, from the options that `train` and `sweep` share."""
-    from bertvision.pipelines.records import validated
-    from bertvision.pipelines.training.plan import TrainOptions
-
-    given = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "layers": parse_layers(layers),
-        "precision": precision,
-        "best_epoch": best_epoch,
-    }
-    return validated(TrainOptions, given)
 
 
 def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:

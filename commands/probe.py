@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from bertvision.commands.options import (
     parse_tags,
     show,
 )
-from bertvision.errors import InputError
+from bertvision.pipelines.probing.options import ProbeOptions
 
 _GIB = 1 << 30
 
@@ -37,6 +38,7 @@ def probe(
     task: Annotated[
         list[str], typer.Argument(help="Data sets by their task, such as bigram_shift; several.")
     ],
+    *,
     data: Data = None,
     text: TextColumn = None,
     pair: PairColumn = None,
@@ -65,18 +67,7 @@ def probe(
     mdl: Annotated[
         bool, typer.Option("--mdl", help="Also the description length, by online coding.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of starts, batches and folds.")] = 1111,
-    folds: Annotated[
-        int, typer.Option(min=2, help="Of the cross-validation of data in one piece.")
-    ] = 10,
-    epochs: Annotated[int, typer.Option(min=1, help="At most.")] = 200,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples to a step.")] = 64,
-    weight_decays: Annotated[
-        str, typer.Option(help="Of which the best on held-out examples is taken.")
-    ] = "1e-5,1e-4,1e-3,1e-2",
-    standardise: Annotated[
-        bool, typer.Option("--standardise", help="Scale features by the training examples.")
-    ] = False,
+    options: ProbeOptions,
     memory: Annotated[
         float, typer.Option(min=0, help="GiB of features and probes at once, about.")
     ] = 2.0,
@@ -95,23 +86,11 @@ def probe(
     Training follows SentEval unless options say otherwise. A second call does only what is missing.
     """
     from bertvision.pipelines.files import write_text
-    from bertvision.pipelines.probing.options import ProbeOptions
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows
     from bertvision.pipelines.probing.tables import probes_table
-    from bertvision.pipelines.records import validated
     from bertvision.pipelines.text import csv_text
 
-    given = {
-        "hidden": 50 if mlp else 0,
-        "batch_size": batch_size,
-        "max_epochs": epochs,
-        "weight_decays": _weight_decays(weight_decays),
-        "standardise": standardise,
-        "folds": folds,
-        "seed": seed,
-    }
-    options = validated(ProbeOptions, given)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     found = []
@@ -127,7 +106,7 @@ def probe(
             untrained=untrained,
             control=control,
             mdl=mdl,
-            options=options,
+            options=replace(options, hidden=50) if mlp else options,
             encoding=encoding,
             precision=precision,
             scheduler=scheduler,
@@ -137,18 +116,3 @@ def probe(
     if csv is not None:
         write_text(csv, csv_text(rows))
     show(rows, as_json, probes_table)
-
-
-def _weight_decays(text: str) -> tuple[float, ...]:
-    """``1e-5,1e-4`` → numbers, in increasing order.
-
-    Raises:
-        InputError: they are none.
-    """
-    try:
-        found = tuple(sorted({float(part) for part in text.split(",")}))
-    except ValueError:
-        found = ()
-    if not found:
-        raise InputError(f"--weight-decays {text!r}: give numbers from 0, such as 1e-5,1e-4")
-    return found

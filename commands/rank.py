@@ -23,10 +23,12 @@ from bertvision.commands.options import (
     parse_tags,
     show,
 )
+from bertvision.pipelines.ranking.options import RankOptions
 
 
 def rank(
     task: Annotated[str, typer.Argument(help="Questions with candidate passages: wikiqa.")],
+    *,
     data: Data = None,
     checkpoint: Annotated[
         str, typer.Option(help="Snapshots, such as 0e,1e; untrained has random weights.")
@@ -44,14 +46,7 @@ def rank(
         ),
     ] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each scorer.")] = 1,
-    margin: Annotated[float, typer.Option(help="Of the pairwise hinge.")] = 1.0,
-    epochs: Annotated[int, typer.Option(min=0, help="At most; the best on dev is kept.")] = 30,
-    patience: Annotated[
-        int, typer.Option(min=1, help="Epochs without a better MAP on dev that end a training.")
-    ] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Questions to a step.")] = 32,
-    lr: Annotated[float, typer.Option(help="Of AdamW.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Of AdamW.")] = 1e-2,
+    options: RankOptions,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap's intervals.")] = 10_000,
     model: NewModel = None,
     encoding: MissingEncoding = None,
@@ -72,21 +67,10 @@ def rank(
     from bertvision.pipelines.ranking.rank import rank as run
     from bertvision.pipelines.ranking.rows import table
     from bertvision.pipelines.ranking.scorers import SCORERS
-    from bertvision.pipelines.ranking.training import Training
-    from bertvision.pipelines.records import validated
     from bertvision.pipelines.text import csv_text
 
     names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
-    given = {
-        "margin": margin,
-        "epochs": epochs,
-        "patience": patience,
-        "batch_size": batch_size,
-        "lr": lr,
-        "weight_decay": weight_decay,
-    }
-    training = validated(Training, given)
     space, dataset = open_data(workspace, model, task, data)
     result = run(
         space.at(store),
@@ -96,7 +80,7 @@ def rank(
         poolings=poolings,
         layers=layers,
         seeds=seeds,
-        training=training,
+        options=options,
         resamples=resamples,
         encoding=encoding,
         precision=precision,

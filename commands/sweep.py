@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
-    BestEpoch,
     Json,
-    Precision,
     Store,
     Workspace,
     find_workspace,
     parse_fractions,
     parse_tags,
     show,
-    train_options,
 )
 from bertvision.commands.tables import Row, metric_names, number
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.options import TrainOptions
 
 _PARTS = ("fine_tuning", "extraction", "training")
 
@@ -30,6 +28,7 @@ def sweep(
         list[str] | None,
         typer.Argument(help="Names from `bertvision heads`; by default all but the costly ones."),
     ] = None,
+    *,
     trained_on: Annotated[
         str | None, typer.Option(help="Snapshots to train on, such as 0.3e,1e; by default all.")
     ] = None,
@@ -40,12 +39,7 @@ def sweep(
         str, typer.Option(help="Parts of the training examples, such as 0,0.1,0.3,1.")
     ] = "1",
     seeds: Annotated[int, typer.Option(min=1, help="How many trainings of each.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Passes over the store.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Windows per step.")] = 16,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
-    layers: Annotated[str, typer.Option(help="Hidden states to train on, or all.")] = "all",
-    precision: Precision = "auto",
-    best_epoch: BestEpoch = False,
+    options: TrainOptions,
     split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
     workspace: Workspace = None,
     store: Store = None,
@@ -58,7 +52,6 @@ def sweep(
     from bertvision.pipelines.results.sweep import sweep as run
     from bertvision.pipelines.results.sweep import sweep_rows
 
-    options = train_options(epochs, batch_size, lr, layers, precision, best_epoch)
     space = find_workspace(workspace, store)
     results = run(
         space,

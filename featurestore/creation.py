@@ -20,9 +20,9 @@ from bertvision.featurestore.format.contents import split_records
 from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.format.examples import write_examples
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
 from bertvision.featurestore.format.schema import ROOT, SplitRecord
-from bertvision.featurestore.format.shardfile import CompressionName
 from bertvision.featurestore.storage.storage import Storage
 
 

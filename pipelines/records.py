@@ -43,7 +43,10 @@ def validated(section: type[_M], values: Mapping[str, object]) -> _M:
         first = error.errors()[0]
         name = "".join(f"--{part} " for part in first["loc"][:1]).replace("_", "-")
         value = f"{first['input']!r}: " if first["loc"] else ""
-        raise InputError(f"{name}{value}{first['msg'].removeprefix('Value error, ')}") from error
+        what = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "literal_error":
+            what = f"choose {first['ctx']['expected']}".replace("'", "")
+        raise InputError(f"{name}{value}{what}") from error
 
 
 def digest_of(value: object) -> str:

@@ -25,6 +25,7 @@ from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import is_evaluated
 from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import read_run_config, read_run_metrics
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
@@ -67,7 +68,7 @@ def values(space: Workspace) -> dict[str, Floats]:
         if split.is_complete:
             decoded = split.read(range(len(split))).decode().numpy().ravel()
             found[f"decoded/{split.name}"] = decoded[:: math.ceil(decoded.size / _SAMPLE)]
-    for tag, name in space.heads():
+    for tag, name in trained_heads(space):
         module, config = load_head(space.head_dir(tag, name))
         stored = "dev" if config.kind == "span" else "dev-cls"
         batch = space.split(tag, stored).read(range(_EXAMPLES), config.layers)
@@ -168,7 +169,7 @@ def _rows(space: Workspace) -> dict[str, Any]:
 
 
 def _runs(space: Workspace) -> dict[str, Any]:
-    folders = {f"{tag}/{name}": space.head_dir(tag, name) for tag, name in space.heads()}
+    folders = {f"{tag}/{name}": space.head_dir(tag, name) for tag, name in trained_heads(space)}
     return {
         name: {
             "config": read_run_config(folder).to_json(),

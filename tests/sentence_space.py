@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
-from bertvision.pipelines.workspace.options import feature_workspace
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -25,8 +25,8 @@ from bertvision.pipelines.tasks import registry
 from bertvision.pipelines.tasks.registry import TASKS, TaskEntry
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
-from bertvision.pipelines.training.train import TrainOptions, train
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.training.train import train
+from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"

@@ -22,6 +22,7 @@ from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig, ModelConfig, WorkspaceConfig
+from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.workspace import Workspace
 
 PIECES = [
@@ -146,7 +147,7 @@ def test_no_head_or_snapshot_lies_outside_its_workspace(workspace: Workspace, te
         lambda: workspace.head_dir(text, "linear"),
         lambda: workspace.head_dir("1e", text),
         lambda: workspace.require_snapshot(text),
-        lambda: workspace.trained_head("1e", text),
+        lambda: find_head(workspace, "1e", text),
         lambda: Path(workspace.split("1e", text).name),
     ]
     for call in calls:

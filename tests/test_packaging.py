@@ -162,7 +162,7 @@ PUBLIC = """
     ensemble compare probe probe_rows rank write_report
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
-    FinetuneOptions TrainOptions ProbeOptions
+    FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     TaskEntry Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
     SentenceTask RawSentence SentenceRows require_fields

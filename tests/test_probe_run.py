@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import best_layer, probe_rows
+from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
-from bertvision.pipelines.workspace.options import feature_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 
 OPTIONS = ProbeOptions(max_epochs=24, lr=0.02, weight_decays=(1e-4, 1e-2))
@@ -195,6 +196,7 @@ def test_control_and_code_are_added_to_what_is_there(
 
 KILLED = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from bertvision.pipelines.probing import run as module
 from test_probe_run import OPTIONS, run
@@ -232,7 +234,7 @@ def test_a_killed_run_is_finished_with_the_same_files(
 
 def test_other_settings_have_files_of_their_own(space: Workspace) -> None:
     run(space, poolings=("mean",))
-    mlp = OPTIONS.model_copy(update={"hidden": 50})
+    mlp = replace(OPTIONS, hidden=50)
     run(space, poolings=("mean",), options=mlp)
     assert [f.settings.hidden for f in read_all(space.root)].count(50) == 1
     assert len(read_all(space.root)) == 2
@@ -375,7 +377,7 @@ def test_data_in_one_piece_is_cross_validated(tiny_bert: Path, tmp_path: Path) -
         )
     space = feature_workspace(tmp_path / "w", str(tiny_bert))
     name = add_dataset(space.root, "csv", str(source), text="text", label="label").name
-    options = OPTIONS.model_copy(update={"folds": 4, "max_epochs": 12})
+    options = replace(OPTIONS, folds=4, max_epochs=12)
     (found,) = probe(space, name, ["0e"], layers=[0], poolings=["mean"], options=options)
     assert found.examples["folds"] == 4
     assert found.examples["scored"] == 160

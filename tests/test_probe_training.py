@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ def rows(*ends: int) -> list[torch.Tensor]:
 def test_probes_trained_together_are_those_trained_one_by_one(
     hidden: int, standardise: bool
 ) -> None:
-    options = QUICK.model_copy(update={"hidden": hidden, "standardise": standardise, "tenacity": 0})
+    options = replace(QUICK, hidden=hidden, standardise=standardise, tenacity=0)
     inputs, labels = blobs(400, 5, 12, inputs=4, noise=2.5)
     data = as_data(labels, options)
     together = measure(inputs, data, options)
@@ -36,7 +38,7 @@ def test_probes_trained_together_are_those_trained_one_by_one(
     for i in range(inputs.count):
         own = Inputs(inputs.values[:, [i]].contiguous())
         for decay in options.weight_decays:
-            alone = options.model_copy(update={"weight_decays": (decay,)})
+            alone = replace(options, weight_decays=(decay,))
             found = measure(own, data, alone)
             if decay != together.weight_decay[0, i]:
                 assert found.held_out[0] <= together.held_out[i] + 1e-9

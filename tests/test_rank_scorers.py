@@ -19,11 +19,11 @@ from bertvision.pipelines.ranking.metrics import (
     score_questions,
     tie_order,
 )
+from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.ranking.scorers import SCORERS, Bilinear, ScorerName, make_scorer
 from bertvision.pipelines.ranking.training import (
     Batch,
     Trained,
-    Training,
     Vectors,
     hinge_loss,
     score,
@@ -33,7 +33,7 @@ from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 
 LEARNED = [name for name in SCORERS if name != "cosine"]
-QUICK = Training(epochs=3)
+QUICK = RankOptions(epochs=3)
 
 
 def vectors(of: Candidates, inputs: int, width: int, seed: int) -> Vectors:
@@ -108,7 +108,7 @@ def test_inputs_trained_together_learn_what_each_learns_alone(name: ScorerName) 
     of = random_candidates(40, seed=5)
     given = vectors(of, inputs=3, width=6, seed=6)
     parts = {"train": of, "dev": random_candidates(40, seed=5)}
-    training = Training(epochs=12, patience=2, batch_size=16, lr=1e-2)
+    training = RankOptions(epochs=12, patience=2, batch_size=16, lr=1e-2)
     together = train(name, given, parts, training, seed=1)
     for i in range(3):
         one = given.take([i])
@@ -133,7 +133,7 @@ def test_another_seed_is_another_training_and_the_same_seed_the_same() -> None:
 def test_the_epoch_that_is_best_on_dev_is_kept() -> None:
     of, dev = random_candidates(60, seed=9), random_candidates(60, seed=9)
     given = vectors(of, inputs=4, width=8, seed=10)
-    training = Training(epochs=8, patience=3, lr=1e-2)
+    training = RankOptions(epochs=8, patience=3, lr=1e-2)
     found = train("logistic", given, {"train": of, "dev": dev}, training)
     scores = score(found.scorer, given, dev)
     maps = 100 * score_questions(scores, dev.label, dev.question, dev.tie).ap.mean(-1)
@@ -147,7 +147,7 @@ def test_the_epoch_that_is_best_on_dev_is_kept() -> None:
 def test_a_scorer_that_never_gets_better_stays_as_it_was() -> None:
     of = random_candidates(10, seed=11)
     given = vectors(of, inputs=1, width=4, seed=12)
-    found = train("bilinear", given, {"train": of, "dev": of}, Training(epochs=0))
+    found = train("bilinear", given, {"train": of, "dev": of}, RankOptions(epochs=0))
     assert found.epochs == [0]
     assert (found.scorer.change == 0).all()
 
@@ -176,7 +176,7 @@ def _rotated(seed: int) -> tuple[Vectors, dict[str, Candidates]]:
 def test_a_bilinear_scorer_finds_what_the_cosine_cannot_see() -> None:
     given, parts = _rotated(0)
     cosine = train("cosine", given, parts, QUICK)
-    learned = train("bilinear", given, parts, Training(epochs=40, lr=1e-2))
+    learned = train("bilinear", given, parts, RankOptions(epochs=40, lr=1e-2))
     test = parts["test"]
     chance = expected_at_random(test.label, test.question).ap.mean()
     assert mean_ap(cosine, given, test) < chance + 0.1

@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from bertvision import cli
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
-from bertvision.pipelines.workspace.reproduce import TRAINING_DEFAULTS, training_command
+from bertvision.pipelines.workspace.reproduce import training_command
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CONFIG: dict[str, Any] = {
@@ -29,7 +32,7 @@ CONFIG: dict[str, Any] = {
     "layers": [0, 1, 2],
     "hidden_size": 32,
     "encoding": "int8",
-    "training": {**TRAINING_DEFAULTS, "precision": "bf16"},
+    "training": {**asdict(TrainOptions(precision="bf16")), "seed": 0, "fraction": 1.0},
     "activations": {},
 }
 
@@ -174,8 +177,8 @@ def test_a_training_command_names_layers_unless_they_are_all() -> None:
 
 def test_the_defaults_are_those_of_the_command() -> None:
     options = inspect.signature(cli.train).parameters
-    for name, default in TRAINING_DEFAULTS.items():
-        assert options[name].default == default, name
+    for name in ("seed", "fraction"):  # the others: tests/test_options.py
+        assert options[name].default == Run._field_defaults[name]
 
 
 def test_the_command_of_a_run_trains_it_again(lab: Workspace) -> None:

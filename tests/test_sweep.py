@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from bertvision.commands.sweep import sweep_table
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
-from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.train import train
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared"]
@@ -73,7 +75,7 @@ def test_a_head_trained_again_is_evaluated_again(swept: Workspace, tmp_path: Pat
     space = Workspace.find(root)
     path = space.head_dir("1e", HEADS[0]) / "eval/0.5e/metrics.json"
     before = json.loads(path.read_text())["rules"]
-    other = OPTIONS.model_copy(update={"lr": 1e-2})
+    other = replace(OPTIONS, lr=1e-2)
     with pytest.raises(WorkspaceError, match=r"lr = 0\.001.*--overwrite"):
         sweep(space, HEADS[:1], options=other)
     evaluations = {p: p.read_bytes() for p in path.parents[1].rglob("metrics.json")}

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
+from bertvision.pipelines.workspace.heads import only_tag, trained_heads
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -109,13 +112,13 @@ def test_seeds_are_trainings_of_their_own(space: Workspace) -> None:
 
 def test_the_best_epoch_is_the_one_with_the_lowest_held_out_loss(space: Workspace) -> None:
     name = "adapter-386-independent"  # enough parameters to overfit 70 windows
-    options = OPTIONS.model_copy(update={"epochs": 5, "lr": 1e-2, "best_epoch": True})
+    options = replace(OPTIONS, epochs=5, lr=1e-2, best_epoch=True)
     (metrics,) = train(space, [name], "1e", options)
     losses = metrics["held_out_losses"]
     assert len(losses) == 5
     assert metrics["epoch"] == losses.index(min(losses)) + 1 < 5
     kept = weights(space, name)
-    shorter = options.model_copy(update={"epochs": metrics["epoch"], "best_epoch": False})
+    shorter = replace(options, epochs=metrics["epoch"], best_epoch=False)
     train(space, [name], "1e", shorter, overwrite=True)
     assert all(torch.equal(kept[k], x) for k, x in weights(space, name).items())
 
@@ -141,9 +144,11 @@ def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
 RUN = (
     STOP_AT
     + """
+from dataclasses import replace
 from pathlib import Path
 from bertvision.pipelines.training.resume import StoppedError
-from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.train import train
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 space = Workspace.find(Path(sys.argv[3]))
@@ -169,7 +174,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     space: Workspace, stops: list[tuple[signal.Signals, int, int]]
 ) -> None:
     names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
-    train(space, names, "1e", OPTIONS.model_copy(update={"best_epoch": True}))
+    train(space, names, "1e", replace(OPTIONS, best_epoch=True))
     whole = {name: weights(space, name) for name in names}
     same = {"steps", "examples", "loss", "epoch", "held_out_losses"}
     told = {n: read_run_metrics(space.head_dir("1e", n)).model_dump(include=same) for n in names}
@@ -182,7 +187,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
     for how, epochs, steps in stops:
         step = epochs * -(-len(space.split("1e", "train")) // 4) + steps
         assert run(int(how), step) == (-how if how == signal.SIGKILL else 128 + how)
-        assert not space.heads()
+        assert not trained_heads(space)
     assert run(0, 0) == 0
     for name in names:
         assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
@@ -194,7 +199,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
 
 def test_an_interrupted_training_goes_on_beside_a_head_that_was_there(space: Workspace) -> None:
     names = ["learned-pooling", "adapter-64-shared"]
-    options = OPTIONS.model_copy(update={"best_epoch": True})
+    options = replace(OPTIONS, best_epoch=True)
     train(space, names[:1], "1e", options)
     there = space.head_dir("1e", names[0]) / "model.safetensors"
     written = there.stat().st_mtime_ns
@@ -203,7 +208,7 @@ def test_an_interrupted_training_goes_on_beside_a_head_that_was_there(space: Wor
         done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=False)
         assert done.returncode == expected
     assert there.stat().st_mtime_ns == written
-    assert [name for _, name in space.heads()] == sorted(names)
+    assert [name for _, name in trained_heads(space)] == sorted(names)
     assert not list((space.root / "heads/1e").glob(".run-*"))
 
 
@@ -220,7 +225,7 @@ def test_a_head_that_diverges_is_not_saved_and_does_not_stop_the_others(space: W
             NonFiniteError, match=r"diverging-head diverged on 1e.*The other heads are saved"
         ):
             train(space, ["diverging:Head", "learned-pooling"], "1e", OPTIONS)
-        assert [name for _, name in space.heads()] == ["learned-pooling"]
+        assert [name for _, name in trained_heads(space)] == ["learned-pooling"]
         with pytest.raises(NonFiniteError, match=r"diverging-head.*--lr"):
             train(space, ["diverging:Head"], "1e", OPTIONS)
     finally:
@@ -258,7 +263,7 @@ def test_the_same_again_does_nothing_and_other_options_are_refused(space: Worksp
     before = (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns
     train(space, HEADS[:1], "1e", OPTIONS)
     assert (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns == before
-    other = OPTIONS.model_copy(update={"lr": 1e-4})
+    other = replace(OPTIONS, lr=1e-4)
     with pytest.raises(WorkspaceError, match=r"lr = 0\.001, now .*lr = 0\.0001.*--overwrite"):
         train(space, HEADS[:1], "1e", other)
     train(space, HEADS[:1], "1e", other, overwrite=True)
@@ -295,11 +300,11 @@ def test_a_head_of_ones_own_trains_and_evaluates_by_its_dotted_path(
     monkeypatch.setitem(sys.modules, "own_heads", sys.modules[__name__])
     train(space, ["own_heads:LastLayer"], "1e", OPTIONS)
     evaluate(space, ["own_heads:LastLayer"], trained_on="1e", tag="1e")
-    assert [name for _, name in space.heads()] == ["own_heads-lastlayer"]
+    assert [name for _, name in trained_heads(space)] == ["own_heads-lastlayer"]
 
 
 def test_layers_may_be_a_subset(space: Workspace) -> None:
-    train(space, ["learned-pooling"], "1e", OPTIONS.model_copy(update={"layers": (1, 2)}))
+    train(space, ["learned-pooling"], "1e", replace(OPTIONS, layers=(1, 2)))
     head = load_head(space.head_dir("1e", "learned-pooling"))
     assert head.config["layers"] == [1, 2]
     evaluate(space, ["learned-pooling"], trained_on="1e", tag="0.5e")
@@ -318,7 +323,7 @@ def test_layers_may_be_a_subset(space: Workspace) -> None:
             "no head learned-pooling was trained on 1e.*bertvision train",
         ),
         (
-            lambda s: s.only(["0.5e", "1e"], "snapshots"),
+            lambda _: only_tag(["0.5e", "1e"], "snapshots"),
             UnknownNameError,
             r"0\.5e, 1e.*--checkpoint",
         ),
@@ -355,7 +360,7 @@ def test_a_damaged_shard_stops_training_with_its_name_and_leaves_no_head(
         train(space, HEADS[:1], "1e", OPTIONS)
     assert time.monotonic() - started < 30  # most of it is the start of the training
     assert threading.active_count() == threads
-    assert not space.heads()
+    assert not trained_heads(space)
 
 
 class Recorder(pl.LightningModule):

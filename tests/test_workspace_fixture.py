@@ -28,16 +28,16 @@ from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import probe_rows
+from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.ranking.rank import rank
-from bertvision.pipelines.ranking.training import Training
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.sweep import sweep
 from bertvision.pipelines.training.evaluate import evaluate
-from bertvision.pipelines.training.train import TrainOptions, train
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.training.train import train
+from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.pretrained import pretrained
 from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -238,9 +238,9 @@ def test_probes_that_were_trained_are_not_trained_again(shared: Path) -> None:
 
 def test_rankings_that_were_made_are_not_made_again(shared: Path) -> None:
     before = contents(shared)
-    training = Training(**OPTIONS["training"])
+    training = RankOptions(**OPTIONS["training"])
     space = Workspace.find(shared / "squad")
-    found = rank(space, "wikiqa", ["1e"], training=training, **OPTIONS["rank"])
+    found = rank(space, "wikiqa", ["1e"], options=training, **OPTIONS["rank"])
     assert differences(found["rows"], EXPECTED["rankings"]) == []
     assert_unchanged(shared, before, again=".qrels")
 

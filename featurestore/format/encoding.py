@@ -12,7 +12,7 @@ statistics. bfloat16 is no Zarr data type: its bits are stored as uint16.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.format.names import EncodingName, NonFinite
 from bertvision.featurestore.format.quantise import Quantiser
 
-EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 _BLOCK_BYTES = 1 << 21  # float32 scratch: small enough for the cache, large enough for few blocks
 
 
@@ -130,7 +130,7 @@ def encode(
     encoding: Encoding,
     stats: ChannelStats | None = None,
     *,
-    nonfinite: Literal["error", "record"] = "error",
+    nonfinite: NonFinite = "error",
 ) -> Encoded:
     """Encode hidden states on the device they are on.
 

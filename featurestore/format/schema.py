@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.encoding import EncodingName, get_encoding
+from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.names import CompressionName, EncodingName
 from bertvision.featurestore.format.plan import PLAN_DTYPES
-from bertvision.featurestore.format.shardfile import CompressionName
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
 _UNTRAINED = "untrained"

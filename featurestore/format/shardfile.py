@@ -12,7 +12,7 @@ through memory is several times faster than the general pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from numcodecs.zstd import Zstd
 
 from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.storage.storage import OpenFile
 
-CompressionName = Literal["none", "zstd", "pcodec"]
 ZSTD_LEVEL = 1
 CRC_BYTES = 4
 INDEX_BYTES = 16  # of a chunk: offset and length

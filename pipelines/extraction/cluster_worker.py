@@ -76,13 +76,10 @@ def _open(
             "them on a file system that all machines share (the store may be in an object store), "
             "and run the same command again"
         ) from error
-    data = workspace.dataset(job.dataset)
+    data = workspace.dataset(job.options.dataset)
     for kept, writer in writers.items():
         stored = writer.split.record.provenance
-        here = provenance(
-            *(workspace, data, info, job.split, kept, job.precision, job.nonfinite),
-            encoder.attention,
-        )
+        here = provenance(workspace, data, info, job, kept, encoder.attention)
         if difference := first_difference(stored, here):
             field, kept_value, seen = difference
             raise ProvenanceError(
@@ -96,7 +93,7 @@ def _open(
                 f"the worker on {host} cuts the data into other windows than the process that "
                 "hands out shards: install the same versions of tokenizers and transformers there"
             )
-    return ShardWork(writers, windows, encoder, job.nonfinite), writers
+    return ShardWork(writers, windows, encoder, job.options.nonfinite), writers
 
 
 def _use_threads_of_worker() -> None:

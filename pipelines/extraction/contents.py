@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
 from bertvision.featurestore.creation import SplitContents
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.schema import Provenance
-from bertvision.pipelines.extraction.shardwork import NonFinite
-from bertvision.pipelines.precision import Precision
+from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
@@ -25,37 +23,6 @@ from bertvision.pipelines.workspace.workspace import Workspace
 POOLED_SHARD_WINDOWS = 256
 """Most windows of a shard of pooled states: 6.8 MB at BERT-large in int8. A shard is what a killed
 extraction computes again, and here each of its tokens stands for a whole window."""
-
-
-def kept_layers(
-    layers: Sequence[int] | None, num_hidden_layers: int, *, pooler: bool, tokens: TokenPooling
-) -> tuple[int, ...]:
-    """Indices of the hidden states to keep, ascending.
-
-    Args:
-        layers: what was asked; negative ones count from the end; None is all there is.
-        num_hidden_layers: of the encoder.
-        pooler: whether the snapshot has one.
-        tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
-
-    Raises:
-        InputError: the encoder has no such hidden state.
-    """
-    offered = pooler and tokens == "cls"
-    depth = num_hidden_layers + 1
-    states = depth + offered
-    if layers is None:
-        return tuple(range(states))
-    # the last hidden state is −1 whether there is a pooler output or not
-    wanted = sorted({layer + depth if layer < 0 else layer for layer in layers})
-    if not wanted or wanted[0] < 0 or wanted[-1] >= states:
-        held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
-        if offered:
-            held += f", and its pooler output as {num_hidden_layers + 1}"
-        elif pooler:
-            held += "; its pooler output is kept with --pool cls"
-        raise InputError(f"layers {list(layers)}: the encoder has {held}")
-    return tuple(wanted)
 
 
 def split_contents(
@@ -101,10 +68,8 @@ def provenance(
     workspace: Workspace,
     dataset: Dataset,
     info: SnapshotInfo,
-    split: str,
+    job: ExtractionJob,
     tokens: TokenPooling,
-    precision: Precision,
-    nonfinite: NonFinite,
     attention: str,
 ) -> Provenance:
     """Everything that the activations of a split depend on, as the store compares it."""
@@ -115,10 +80,10 @@ def provenance(
         "weights_sha256": info.weights_sha256,
         "config_sha256": info.config_sha256,
         "tokenizer_sha256": info.tokenizer_sha256,
-        **made_from_data(dataset, split),
+        **made_from_data(dataset, job.split),
         "seed": workspace.config.finetune.seed,
-        "precision": precision,
-        "nonfinite": nonfinite,
+        "precision": job.options.precision,
+        "nonfinite": job.options.nonfinite,
         "attn_implementation": attention,
     }
     # of all tokens nothing is said

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.difference import first_difference
@@ -13,10 +13,11 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.extraction.shardwork import NonFinite
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.pipelines.workspace.options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -71,18 +72,19 @@ def ensure_features(
     asked = {"encoding": encoding, "precision": None if precision == "auto" else arithmetic}
     depth = workspace.config.model.num_hidden_layers
     needed = set(range(depth + 1) if layers is None else layers)
-    new = _Kept(None, encoding or "int8", arithmetic, "error")
+    new = ExtractOptions(precision=arithmetic)
+    new = new if encoding is None else replace(new, encoding=encoding)
     workspace.dataset(dataset).check(splits)
-    missing: dict[tuple[str, str, _Kept], list[TokenPooling]] = {}
+    missing: dict[tuple[str, str, ExtractOptions], list[TokenPooling]] = {}
     for pooling in poolings:
-        known: dict[str, _Kept] = {}
+        known: dict[str, ExtractOptions] = {}
         for tag in tags:
             for split in splits:
                 pooled = PooledSplit(workspace, tag, dataset, split, pooling)
                 found = pooled.find()
                 if found is not None:
                     _check_stored(pooled, found, asked, needed)
-                kept = new if found is None else _kept(found)
+                kept = new if found is None else replace(stored_options(found), tokens=None)
                 known[f"{tag}/{pooled.name}"] = kept
                 if found is None or not found.is_complete:
                     missing.setdefault((tag, split, kept), []).append(pooling)
@@ -91,31 +93,12 @@ def ensure_features(
         extract(
             workspace,
             tag,
-            splits=[split],
+            kept,
+            splits=(split,),
             tokens=lacking,
             dataset=dataset,
-            layers=kept.layers,
-            encoding=kept.encoding,
-            precision=kept.precision,
-            nonfinite=kept.nonfinite,
             scheduler=scheduler,
         )
-
-
-class _Kept(NamedTuple):
-    """How a split is stored, or will be."""
-
-    layers: tuple[int, ...] | None
-    encoding: str
-    precision: str
-    nonfinite: NonFinite
-
-
-def _kept(found: ActivationSplit) -> _Kept:
-    record, made_from = found.record, found.record.provenance
-    nonfinite: NonFinite = "record" if made_from.get("nonfinite") == "record" else "error"
-    layers = tuple(record.layers)
-    return _Kept(layers, record.encoding, str(made_from.get("precision")), nonfinite)
 
 
 def _check_stored(
@@ -144,11 +127,11 @@ def _check_stored(
         )
 
 
-def _check_alike(known: Mapping[str, _Kept]) -> None:
+def _check_alike(known: Mapping[str, ExtractOptions]) -> None:
     """Refuse splits that are compared but were not, or would not be, extracted alike."""
     alike = ("encoding", "precision", "nonfinite")
     for first, other in pairwise(known):
-        if difference := first_difference(known[first]._asdict(), known[other]._asdict(), alike):
+        if difference := first_difference(asdict(known[first]), asdict(known[other]), alike):
             field, one, another = difference
             raise ProvenanceError(
                 f"{first} has {field} = {one!r}, {other} {another!r}, so that they cannot be "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import dimensions
 from bertvision.pipelines.encoders.token_pooling import check_poolings
-from bertvision.pipelines.extraction.contents import kept_layers
-from bertvision.pipelines.extraction.shardwork import NonFinite
-from bertvision.pipelines.precision import Precision
+from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.options import ExtractOptions
 from bertvision.pipelines.workspace.snapshots import SnapshotInfo, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -39,47 +39,37 @@ class ExtractionJob:
     root: Path
     """Of the workspace."""
     tag: str
-    dataset: str | None
     split: str
     """Of the data."""
-    tokens: tuple[TokenPooling, ...]
-    layers: tuple[int, ...] | None
-    precision: Precision
-    nonfinite: NonFinite
+    options: ExtractOptions
+    """With nothing left to choose: the data set, the tokens and the precision are named."""
 
     def load(self) -> tuple[Encoder, Windows]:
         """The encoder, and the windows of the split in the order of the data."""
         workspace = Workspace.find(self.root)
-        loaded = load_encoder(workspace, self.tag, self.tokens, self.layers, self.precision)
-        windows = workspace.dataset(self.dataset).windows(self.split, loaded.tokenizer)
+        loaded = load_encoder(workspace, self.tag, self.options)
+        windows = workspace.dataset(self.options.dataset).windows(self.split, loaded.tokenizer)
         return loaded.encoder, windows
 
 
-def load_encoder(
-    workspace: Workspace,
-    tag: str,
-    tokens: Sequence[TokenPooling],
-    layers: Sequence[int] | None,
-    precision: Precision,
-) -> LoadedEncoder:
+def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> LoadedEncoder:
     """Load a snapshot's encoder for an extraction.
 
     Args:
         workspace: with the snapshot.
         tag: of the snapshot.
-        tokens: what to keep of each window.
-        layers: indices of the hidden states to keep; None keeps all.
-        precision: of the forward pass.
+        options: which tokens and layers to keep of each window, and the precision.
 
     Raises:
         InputError: it has no such hidden state, or no token for a pooling.
         WorkspaceError: the snapshot is damaged.
     """
     snapshot = load_snapshot(workspace.require_snapshot(tag))
+    tokens = options.tokens or ()
     check_poolings([kept for kept in tokens if kept != "all"], snapshot.tokenizer)
     model = cast(PreTrainedModel, snapshot.model.base_model)
     size = dimensions(model.config)
     pooler = getattr(model, "pooler", None) is not None
-    kept = {t: kept_layers(layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
-    encoder = Encoder(model, kept, precision)
+    kept = {t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
+    encoder = Encoder(model, kept, resolve_precision(options.precision))
     return LoadedEncoder(encoder, snapshot.tokenizer, snapshot.info, kept, size.hidden_size)

@@ -28,6 +28,37 @@ def needed_layers(choice: LayerChoice, poolings: Sequence[TokenPooling], depth: 
     return sorted({i for stored in offered for layers in choice(stored) for i in layers})
 
 
+def kept_layers(
+    layers: Sequence[int] | None, num_hidden_layers: int, *, pooler: bool, tokens: TokenPooling
+) -> tuple[int, ...]:
+    """Indices of the hidden states to keep, ascending.
+
+    Args:
+        layers: what was asked; negative ones count from the end; None is all there is.
+        num_hidden_layers: of the encoder.
+        pooler: whether the snapshot has one.
+        tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
+
+    Raises:
+        InputError: the encoder has no such hidden state.
+    """
+    offered = pooler and tokens == "cls"
+    depth = num_hidden_layers + 1
+    states = depth + offered
+    if layers is None:
+        return tuple(range(states))
+    # the last hidden state is −1 whether there is a pooler output or not
+    wanted = sorted({layer + depth if layer < 0 else layer for layer in layers})
+    if not wanted or wanted[0] < 0 or wanted[-1] >= states:
+        held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
+        if offered:
+            held += f", and its pooler output as {num_hidden_layers + 1}"
+        elif pooler:
+            held += "; its pooler output is kept with --pool cls"
+        raise InputError(f"layers {list(layers)}: the encoder has {held}")
+    return tuple(wanted)
+
+
 def wanted_layers(
     layers: Sequence[int] | None, concat: Sequence[str], depth: int, stored: Sequence[int]
 ) -> list[Layers]:

@@ -10,7 +10,7 @@ from bertvision.featurestore.inspect import find_damage
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.workspace.selection import StoredName
+from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -61,25 +61,6 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
         damage += [item.what for item in found]
         shards = [item.shard for item in found if item.shard is not None]
         again.update(shard for shard in shards if shard < held.record.shards)
-        _extract_again(workspace, held, shards)
+        # everything beside the shards too, with the options of before
+        extract(workspace, tag, stored_options(held), shards=shards, mend=True)
     return Repaired(f"{tag}/{split}", damage, sorted(again))
-
-
-def _extract_again(workspace: Workspace, split: ActivationSplit, shards: list[int]) -> None:
-    """Write everything beside the shards again, and these shards, with the options of before."""
-    record, parsed = split.record, StoredName.parse(split.split)
-    extract(
-        workspace,
-        record.tag,
-        splits=[parsed.split],
-        tokens=(parsed.tokens,),
-        dataset=parsed.dataset,
-        encoding=record.encoding,
-        compression=record.compression,
-        layers=record.layers,
-        precision=str(record.provenance.get("precision", "auto")),
-        nonfinite="record" if record.provenance.get("nonfinite") == "record" else "error",
-        shard_tokens=record.shard_tokens,
-        shards=shards,
-        mend=True,
-    )

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,13 @@ from torch import Tensor
 
 from bertvision.errors import NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode
+from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.schema import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
-NonFinite = Literal["error", "record"]
-"""What to do about NaN and infinity in hidden states (see `encode`)."""
 _WRITERS = {"cpu": 1, "cuda": 4}
 """Threads that write shards: on a CPU they take time from the encoder, beside a GPU they do not."""
 

@@ -14,7 +14,6 @@ from bertvision.errors import DiskSpaceError, InputError
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.ledger import Ledger
-from bertvision.featurestore.format.shardfile import CompressionName
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writer import (
@@ -69,26 +68,6 @@ class Extracted(NamedTuple):
     bytes: int
 
 
-class StorageOptions(NamedTuple):
-    """How activations are kept.
-
-    Attributes:
-        encoding: int8, int4, bfloat16, float16 or float32. Pooled states of early layers lie so
-            close together that bfloat16 rounds away most of what tells them apart (measured of
-            [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores the deviation from a
-            channel's mean, loses 0.7 %.
-        compression: of the codes: none, zstd or pcodec.
-        shard_tokens: capacity of a shard; None is what suits the tokens.
-        store: another folder or URL: the workspace's from the moment on when a split of it is open
-            for writing, so that a failure before leaves the workspace as it is.
-    """
-
-    encoding: str = "int8"
-    compression: CompressionName = "none"
-    shard_tokens: int | None = None
-    store: str | None = None
-
-
 class SplitExtraction:
     """The extraction of one split of the data, into as many stored splits as there are poolings."""
 
@@ -99,45 +78,41 @@ class SplitExtraction:
         items: Sequence[Any],
         job: ExtractionJob,
         loaded: LoadedEncoder,
-        keeping: StorageOptions,
     ) -> None:
-        self.workspace, self.job, self.keeping = workspace, job, keeping
+        self.workspace, self.job, self.options = workspace, job, job.options
+        self.tokens = job.options.tokens or ()
         self.started = time.perf_counter()
         self.encoder = loaded.encoder
         self.windows = data.task.windows(items, loaded.tokenizer, data.config)
         _check_lengths(self.windows, loaded)
-        self.storage = open_storage(workspace.at(keeping.store).activations)
+        self.storage = open_storage(workspace.at(job.options.store).activations)
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
         seed = workspace.config.finetune.seed if job.split in ("train", "all") else None
-        for kept in job.tokens:
+        for kept in self.tokens:
             self.contents[kept] = split_contents(
                 *(data.task, self.windows, items, kept),
                 seed=seed,
-                shard_tokens=keeping.shard_tokens,
+                shard_tokens=job.options.shard_tokens,
             )
             self.specs[kept] = SplitSpec(
                 tag=job.tag,
                 split=StoredName(job.split, kept, data.name).name,
-                encoding=keeping.encoding,
-                compression=keeping.compression,
+                encoding=job.options.encoding,
+                compression=job.options.compression,
                 layers=loaded.layers[kept],
                 hidden_size=loaded.hidden_size,
                 provenance=provenance(
-                    *(workspace, data, loaded.info, job.split, kept),
-                    *(job.precision, job.nonfinite, self.encoder.attention),
+                    workspace, data, loaded.info, job, kept, self.encoder.attention
                 ),
             )
 
-    def run(
-        self, shards: Sequence[int] | None, mend: bool, scheduler: str | None
-    ) -> list[Extracted]:
+    def run(self, shards: Sequence[int] | None, mend: bool) -> list[Extracted]:
         """Write what is missing.
 
         Args:
             shards: which, of those that are missing; None is all of them.
             mend: write everything beside the shards again, and ``shards`` even if they are there.
-            scheduler: address of a Dask cluster; None computes here.
         """
         total = {
             kept: expected_bytes(self.contents[kept].plan, self.specs[kept]) for kept in self.specs
@@ -156,7 +131,7 @@ class SplitExtraction:
                 calibrate = partial(self._channel_stats, kept)
                 opened = open_writer(self.storage, spec, contents, calibrate, mend=again)
                 writers[kept] = stack.enter_context(opened)
-            self.workspace.keep_at(self.keeping.store)
+            self.workspace.keep_at(self.options.store)
             pending = _pending(writers, shards)
             lacking = Counter(kept for missing in pending.values() for kept in missing)
             _check_space(
@@ -165,7 +140,7 @@ class SplitExtraction:
             count = sum(len(plan.examples_of(shard)) for shard in pending)
             costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
             bar = stack.enter_context(progress(count, f"extract {self._name}", "example"))
-            work = self._work(writers, scheduler)
+            work = self._work(writers)
             left = {shard: len(missing) for shard, missing in pending.items()}
             for written in work.write(pending):
                 left[written.record.shard] -= 1
@@ -195,8 +170,8 @@ class SplitExtraction:
     def _name(self) -> str:
         """Of the stored splits, for people."""
         first = next(iter(self.specs.values()))
-        poolings = [kept for kept in self.job.tokens if kept != "all"]
-        name = StoredName(self.job.split, dataset=self.job.dataset).name
+        poolings = [kept for kept in self.tokens if kept != "all"]
+        name = StoredName(self.job.split, "all", self.options.dataset).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
 
     def _say(self, total: int) -> None:
@@ -217,17 +192,15 @@ class SplitExtraction:
     @cached_property
     def _all_stats(self) -> Mapping[TokenPooling, ChannelStats]:
         """Of all that is kept, from one pass over the sample."""
-        stats = channel_stats(self.encoder, self.windows, self.job.nonfinite)
+        stats = channel_stats(self.encoder, self.windows, self.options.nonfinite)
         return dict(zip(self.encoder.tokens, stats, strict=True))
 
-    def _work(
-        self, writers: Mapping[TokenPooling, SplitWriter], scheduler: str | None
-    ) -> ShardWork | ClusterWork:
-        if scheduler is None:
-            return ShardWork(writers, self.windows, self.encoder, self.job.nonfinite)
+    def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
+        if self.options.scheduler is None:
+            return ShardWork(writers, self.windows, self.encoder, self.options.nonfinite)
         from bertvision.pipelines.extraction.cluster import ClusterWork
 
-        return ClusterWork(writers, self.job, scheduler)
+        return ClusterWork(writers, self.job, self.options.scheduler)
 
     def _cost(self, kept: TokenPooling, *, fresh: bool) -> ExtractionCost:
         """The record of what the extraction of a split costs, with the options it is made with."""
@@ -241,8 +214,8 @@ class SplitExtraction:
             layers=spec.layers,
             encoding=spec.encoding,
             compression=spec.compression,
-            precision=self.job.precision,
-            nonfinite=self.job.nonfinite,
+            precision=self.options.precision,
+            nonfinite=self.options.nonfinite,
             shard_tokens=contents.plan.shard_tokens,
             device=self.encoder.device.type,
             store=str(self.storage),

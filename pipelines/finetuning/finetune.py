@@ -29,7 +29,8 @@ from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.workspace.config import FinetuneConfig
-from bertvision.pipelines.workspace.options import FinetuneOptions, open_workspace
+from bertvision.pipelines.workspace.creation import open_workspace
+from bertvision.pipelines.workspace.options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
 from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.workspace.status import status

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-from bertvision.pipelines.records import digest_of
+from bertvision.errors import InputError
+from bertvision.pipelines.options import Option, Options
 
 Criterion = Literal["accuracy", "loss"]
 """What of the held-out examples stops a probe and chooses its weight decay."""
 
 
-def _increasing(values: tuple[float, ...]) -> tuple[float, ...]:
-    if not values or any(b <= a for a, b in zip(values, values[1:], strict=False)):
-        raise ValueError("give weight decays in increasing order, such as 1e-5,1e-4")
-    return values
-
-
-class ProbeOptions(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions(Options):
     """Settings of a probe's training.
 
     The defaults are those of SentEval (Conneau & Kiela 2018, LREC; ``senteval/tools/classifier.py``
@@ -27,34 +23,38 @@ class ProbeOptions(BaseModel):
     of the mean loss and applies to the biases as well, as there.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    hidden: int = Field(0, ge=0)
+    hidden: Annotated[int, Option(ge=0)] = 0
     """Units of the hidden layer, with a sigmoid; 0 is a linear probe."""
-    batch_size: int = Field(64, ge=1)
-    lr: float = Field(1e-3, gt=0)
-    epoch_size: int = Field(4, ge=1)
+    batch_size: Annotated[int, Option("Examples to a step.", ge=1)] = 64
+    lr: Annotated[float, Option(gt=0)] = 1e-3
+    epoch_size: Annotated[int, Option(ge=1)] = 4
     """Epochs between two looks at the held-out examples."""
-    tenacity: int = Field(5, ge=0)
+    tenacity: Annotated[int, Option(ge=0)] = 5
     """Looks without a new best that are forgiven, in all; one more ends the training."""
-    max_epochs: int = Field(200, ge=1)
+    max_epochs: Annotated[int, Option("At most.", "--epochs", ge=1)] = 200
     weight_decays: Annotated[
-        tuple[Annotated[float, Field(ge=0)], ...], AfterValidator(_increasing)
+        tuple[float, ...], Option("Of which the best on held-out examples is taken.")
     ] = (1e-5, 1e-4, 1e-3, 1e-2)
-    standardise: bool = False
-    """Scale every feature to mean 0 and deviation 1 over the training examples."""
-    folds: int = Field(10, ge=2)
-    """Of the cross-validation, for data that have no splits of their own."""
-    dev_fraction: float = Field(0.1, gt=0, lt=1)
+    standardise: Annotated[bool, Option("Scale features by the training examples.")] = False
+    """To mean 0 and deviation 1."""
+    folds: Annotated[int, Option("Of the cross-validation of data in one piece.", ge=2)] = 10
+    dev_fraction: Annotated[float, Option(gt=0, lt=1)] = 0.1
     """Part of the training examples that is held out where the data have no dev split."""
-    seed: int = Field(1111, ge=0, lt=1 << 63)
+    seed: Annotated[int, Option("Of starts, batches and folds.", ge=0, lt=1 << 63)] = 1111
     """Below 2^63: that of torch's generators."""
 
-    def recorded(self) -> dict[str, Any]:
-        """Every setting, as JSON keeps it."""
-        return self.model_dump(mode="json")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decays = self.weight_decays
+        if not decays or decays[0] < 0 or any(b <= a for a, b in pairwise(decays)):
+            raise InputError(
+                f"--weight-decays {','.join(map(str, decays))}: give numbers from 0 in increasing "
+                "order, such as 1e-5,1e-4"
+            )
 
     @property
     def digest(self) -> str:
         """Short name of these settings, for files."""
-        return digest_of(self.recorded())[:12]
+        from bertvision.pipelines.records import digest_of
+
+        return digest_of(asdict(self))[:12]

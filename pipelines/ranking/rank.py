@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from bertvision.pipelines.extraction.layers import layers_text, needed_layers, p
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
 from bertvision.pipelines.ranking.metrics import Candidates
+from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.ranking.records import Ranking, find_ranking, qrels_file
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
 from bertvision.pipelines.ranking.scorers import SCORERS, ScorerName
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
-from bertvision.pipelines.ranking.training import Training
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, read_ranking
 from bertvision.pipelines.tasks.sentences.wikiqa import SPLITS, WikiqaTask
@@ -38,7 +38,7 @@ def rank(
     poolings: Sequence[TokenPooling] = ("mean",),
     layers: str = "all",
     seeds: int = 1,
-    training: Training | None = None,
+    options: RankOptions | None = None,
     resamples: int = 10_000,
     encoding: str | None = None,
     precision: str = "auto",
@@ -54,7 +54,7 @@ def rank(
         poolings: of a text's tokens.
         layers: as `parse_inputs` reads it.
         seeds: how many, from 0; a scorer without a random part has the first alone.
-        training: how scorers are trained; None is the default.
+        options: how scorers are trained; None is the default.
         resamples: how often questions are drawn for intervals.
         encoding: of hidden states that are extracted now.
         precision: of their forward pass.
@@ -69,7 +69,7 @@ def rank(
         WorkspaceError: the data changed, or a ranking was made with other settings.
         LockedError: another process ranks the same data set.
     """
-    job = _job(workspace, dataset, scorers, seeds, training or Training())
+    job = _job(workspace, dataset, scorers, seeds, options or RankOptions())
     depth = workspace.config.model.num_hidden_layers
     choice = partial(parse_inputs, layers, depth)
     ensure_features(
@@ -112,7 +112,7 @@ def rank(
         "dataset": dataset,
         "data": workspace.dataset(dataset).data[SPLITS[0]].source,
         "data_sha256": job.data.sha256,
-        "training": job.training.model_dump(),
+        "training": asdict(job.training),
         "resamples": resamples,
         "folder": str(job.folder),
         "rows": [first, chance, *rows],
@@ -120,7 +120,7 @@ def rank(
 
 
 def _job(
-    workspace: Workspace, name: str, scorers: Sequence[str], seeds: int, training: Training
+    workspace: Workspace, name: str, scorers: Sequence[str], seeds: int, training: RankOptions
 ) -> Job:
     """Read and check everything that is not the encoder's."""
     if unknown := [scorer for scorer in scorers if scorer not in SCORERS]:

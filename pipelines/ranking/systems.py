@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
+from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.ranking.records import Ranking, find_ranking, write_ranking
 from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN, ScorerName
-from bertvision.pipelines.ranking.training import Training, Vectors, score, train
+from bertvision.pipelines.ranking.training import Vectors, score, train
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 from bertvision.pipelines.tasks.sentences.wikiqa import SPLITS
@@ -60,7 +61,7 @@ class Job:
     data: RankingData
     candidates: Mapping[str, Candidates]
     """Of the parts that there are."""
-    training: Training
+    training: RankOptions
 
     @property
     def folder(self) -> Path:
@@ -195,7 +196,7 @@ def _provenance(sources: Sequence[PooledSplit]) -> Provenance:
 
 def _settings(job: Job, system: System, activations: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that a system's scores depend on, by name."""
-    learned = {} if system.scorer == "cosine" else job.training.model_dump()
+    learned = {} if system.scorer == "cosine" else asdict(job.training)
     if system.scorer.startswith("mlp"):
         learned |= {"hidden": HIDDEN, "dropout": DROPOUT}
     return {

@@ -9,34 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
 from bertvision.errors import InputError
 from bertvision.pipelines.ranking.metrics import Candidates, Floats, Ints, score_questions
+from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.ranking.scorers import Scorer, ScorerName, make_scorer
 
 _ELEMENTS = 1 << 23  # of the vectors gathered at once in scoring: 32 MB, and some copies
-
-
-class Training(BaseModel):
-    """How scorers are trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    margin: float = Field(1.0, gt=0)
-    """By how much a positive passage must score above a negative one to cost nothing."""
-    epochs: int = Field(30, ge=0)
-    """At most."""
-    patience: int = Field(5, ge=1)
-    """Epochs without a better MAP on dev after which training ends."""
-    batch_size: int = Field(32, ge=1)
-    """Questions to a step."""
-    lr: float = Field(1e-3, gt=0)
-    """Of Adam."""
-    weight_decay: float = Field(1e-2, ge=0)
-    """Decoupled (AdamW)."""
 
 
 class Vectors(NamedTuple):
@@ -81,7 +62,7 @@ def train(
     name: ScorerName,
     vectors: Vectors,
     candidates: Mapping[str, Candidates],
-    training: Training,
+    training: RankOptions,
     *,
     seed: int = 0,
 ) -> Trained:
@@ -157,7 +138,7 @@ def hinge_loss(scores: Tensor, batch: Batch, margin: float) -> Tensor:
     Args:
         scores: (inputs, candidates).
         batch: whose candidates they are.
-        margin: see `Training`.
+        margin: see `RankOptions`.
 
     Returns:
         (inputs,).

@@ -10,6 +10,7 @@ from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.snapshots import read_snapshot_info
@@ -82,7 +83,8 @@ def _snapshots(workspace: Workspace) -> str:
 def _heads(workspace: Workspace) -> str:
     """How many runs, and the settings that occur among them."""
     configs = [
-        read_run_config(workspace.root / "heads" / tag / run) for tag, run in workspace.heads()
+        read_run_config(workspace.root / "heads" / tag / run)
+        for tag, run in trained_heads(workspace)
     ]
     if not configs:
         return "none trained yet"

@@ -14,6 +14,7 @@ from bertvision.pipelines.report.drawing import curves
 from bertvision.pipelines.report.section import Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -90,7 +91,7 @@ def pooling_rows(workspace: Workspace) -> list[Row]:
         WorkspaceError: a head's file is damaged.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
-    for tag, run in workspace.heads():
+    for tag, run in trained_heads(workspace):
         folder = workspace.root / "heads" / tag / run
         config = read_run_config(folder)
         if config.training.fraction != 1:

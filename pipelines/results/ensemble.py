@@ -23,6 +23,7 @@ from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
+from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.records import (
     BertScores,
     EnsembleScores,
@@ -161,7 +162,7 @@ def _members(
             folder / "eval" / f"{tag}{suffix}",
             evaluation_command(folder.name, trained_on, tag, split),
         )
-        for folder in sorted(workspace.trained_head(trained_on, run) for run in runs)
+        for folder in sorted(find_head(workspace, trained_on, run) for run in runs)
     ]
     if not with_bert:
         return found

@@ -19,8 +19,9 @@ from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
-from bertvision.pipelines.training.train import TrainOptions, train
+from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run, runs_of
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -25,6 +25,7 @@ from bertvision.pipelines.training.trained_head import (
     load_head,
     task_of_kind,
 )
+from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.records import HeadScores, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split
@@ -88,7 +89,7 @@ def evaluate_across(
     groups: dict[tuple[Kind, tuple[int, ...]], dict[Path, LoadedHead]] = {}
     for trained_on, name in trained:
         run = name if isinstance(name, Run) else Run.parse(name)
-        folders.append(folder := workspace.trained_head(trained_on, run.name))
+        folders.append(folder := find_head(workspace, trained_on, run.name))
         head = load_head(folder, run)
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
         groups.setdefault((kind, head.config.layers), {})[folder] = head
@@ -112,7 +113,7 @@ def is_evaluated(
     precision: str = "auto",
 ) -> bool:
     """Whether these weights were scored on these activations, in this way, before."""
-    folder = workspace.trained_head(trained_on, name)
+    folder = find_head(workspace, trained_on, name)
     try:
         scores = read_record(_target(folder, tag, split) / "metrics.json", HeadScores, "")
         kind = read_run_config(folder).kind

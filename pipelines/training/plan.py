@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from bertvision.errors import InputError, WorkspaceError
@@ -21,25 +21,11 @@ from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
-
-
-class TrainOptions(BaseModel):
-    """How heads are trained. Defaults are the paper's: Adam 1e-3, batches of 16, one epoch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: int = Field(1, ge=1)
-    batch_size: int = Field(16, ge=1)
-    lr: float = Field(1e-3, gt=0)
-    layers: tuple[int, ...] | None = None
-    """Indices of the hidden states to train on; None means all that are stored."""
-    precision: Literal["auto", "32", "bf16"] = "auto"
-    best_epoch: bool = False
-    """Keep the epoch with the lowest loss on ``tune``, the held-out part of train, not the last."""
 
 
 class TrainingPass(NamedTuple):
@@ -67,7 +53,7 @@ class TrainingPass(NamedTuple):
     ) -> TrainingPass:
         """What is to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
-        options = options.model_copy(update={"precision": precision})
+        options = replace(options, precision=precision)
         split = workspace.split(tag, head_split(kind, "train")).require_complete()
         held_out = None
         if options.best_epoch:
@@ -127,7 +113,8 @@ def _head_config(
 ) -> RunConfig:
     """Everything that a head's weights depend on."""
     record = split.record
-    training = options.model_dump(exclude={"layers"})
+    training = asdict(options)
+    del training["layers"]
     return RunConfig(
         head=run.head,
         kind=kind,

@@ -24,9 +24,9 @@ from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.module import HeadsModule
 from bertvision.pipelines.training.plan import TrainingPass
-from bertvision.pipelines.training.plan import TrainOptions as TrainOptions
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
+from bertvision.pipelines.workspace.options import TrainOptions
 from bertvision.pipelines.workspace.records import RunMetrics, read_run_metrics
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.options import Options, declared, flag
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.selection import StoredName
 
-TRAINING_DEFAULTS: Mapping[str, Any] = {
-    "epochs": 1,
-    "batch_size": 16,
-    "lr": 1e-3,
-    "seed": 0,
-    "fraction": 1.0,
-    "best_epoch": False,
-}
-"""What `bertvision train` does where an option is left out (precision depends on the machine)."""
+_OF_RUN = {name: Run._field_defaults[name] for name in ("seed", "fraction")}
 
 BERT_COMMAND = "bertvision finetune --resume"
 """The command that makes BERT's own results."""
@@ -32,17 +31,47 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
         hidden_states: how many the encoder has; where the run was trained on all of them (of the
             [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
     """
-    training = config.training
     words = ["bertvision", "train", config.head, "--checkpoint", config.trained_on]
-    for option in ("epochs", "batch_size", "lr"):
-        words += _option(option, getattr(training, option))
+    training = config.training.model_dump()
+    of_run = {name: training.pop(name) for name in _OF_RUN}
     pooler = config.activations.get("tokens") == "cls"
-    if hidden_states is None or config.layers != tuple(range(hidden_states + pooler)):
-        words += ["--layers", ",".join(map(str, config.layers))]
-    words += ["--precision", training.precision]
-    for option in ("seed", "fraction"):
-        words += _option(option, getattr(training, option))
-    return shlex.join(words + (["--best-epoch"] if training.best_epoch else []))
+    everything = hidden_states is not None and config.layers == tuple(range(hidden_states + pooler))
+    words += _words(TrainOptions(**training, layers=None if everything else config.layers))
+    for name, default in _OF_RUN.items():
+        words += [] if of_run[name] == default else [f"--{name}", _text(of_run[name])]
+    return shlex.join(words)
+
+
+def stored_options(split: ActivationSplit) -> ExtractOptions:
+    """The options that extract a stored split again, as it is."""
+    record, parsed = split.record, StoredName.parse(split.split)
+    made_from: Mapping[str, Any] = record.provenance
+    return ExtractOptions(
+        splits=(parsed.split,),
+        tokens=(parsed.tokens,),
+        dataset=parsed.dataset,
+        encoding=record.encoding,
+        compression=record.compression,
+        layers=tuple(record.layers),
+        precision=made_from.get("precision", "auto"),
+        nonfinite="record" if made_from.get("nonfinite") == "record" else "error",
+        shard_tokens=record.shard_tokens,
+    )
+
+
+def extraction_command(split: ActivationSplit, tokens: TokenPooling) -> str:
+    """The command that ends the extraction of a split: with the options it was begun with.
+
+    Args:
+        split: stored, in part.
+        tokens: what is kept where the command does not say it.
+    """
+    options = stored_options(split)
+    if options.tokens == (tokens,):
+        options = replace(options, tokens=None)
+    words = ["bertvision", "extract", "--checkpoint", split.tag]
+    words += ["--task", options.dataset] if options.dataset else []
+    return shlex.join(words + _words(options, "encoding"))
 
 
 def evaluation_command(run: str, trained_on: str, checkpoint: str, split: str = "dev") -> str:
@@ -66,8 +95,21 @@ def ensemble_name(members: Sequence[str], combine: str) -> str:
     return f"{combine}({', '.join('BERT' if run == 'bert' else run for run in members)})"
 
 
-def _option(name: str, value: Any) -> list[str]:
-    if value == TRAINING_DEFAULTS[name]:
-        return []
-    text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return [f"--{name.replace('_', '-')}", text]
+def _words(options: Options, *always: str) -> list[str]:
+    """Options on a command line: that are not the default, or that ``always`` names."""
+    words = []
+    for field in fields(options):
+        value, (_, option) = getattr(options, field.name), declared(type(options))[field.name]
+        if option.help and (field.name in always or value != field.default):
+            words += [flag(field.name, option)] + ([] if value is True else [_text(value)])
+    return words
+
+
+def _text(value: Any) -> str:
+    if value == ("all",):
+        return "none"  # of the poolings
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)

@@ -12,8 +12,9 @@ from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import BertScores, read_run_config
-from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -36,7 +37,7 @@ def status(workspace: Workspace) -> dict[str, Any]:
         [split for split in held if whole[split.name]],
         [split for split in held if not whole[split.name]],
     )
-    heads = [{"trained_on": str(tag), "name": name} for tag, name in workspace.heads()]
+    heads = [{"trained_on": str(tag), "name": name} for tag, name in trained_heads(workspace)]
     return {
         "workspace": str(workspace.root),
         "model": config.model.name_or_path,
@@ -112,25 +113,17 @@ def _next_for_bert(
 
 
 def _finish(workspace: Workspace, split: ActivationSplit) -> str:
-    """The command that ends an extraction: with the options it was begun with."""
-    record = split.record
-    name, tokens, dataset = StoredName.parse(split.split)
-    default = TASKS[workspace.dataset(dataset).config.name].tokens
-    return (
-        f"bertvision extract --checkpoint {split.tag} --split {name} "
-        + (f"--task {dataset} " if dataset else "")
-        + ("" if tokens == default else f"--pool {'none' if tokens == 'all' else tokens} ")
-        + f"--encoding {record.encoding} --layers {','.join(map(str, record.layers))} "
-        f"--precision {record.provenance.get('precision', 'auto')}"
-        + (f" --compression {record.compression}" if record.compression != "none" else "")
-        + (" --nonfinite record" if record.provenance.get("nonfinite") == "record" else "")
-    )
+    """The command that ends an extraction."""
+    data = workspace.dataset(StoredName.parse(split.split).dataset)
+    return extraction_command(split, TASKS[data.config.name].tokens)
 
 
 def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:
     """Commands that need stored activations alone: heads to train, and to score on dev."""
     whole = {split.name for split in splits.whole}
-    trained = [(tag, name, _tokens_of(workspace, tag, name)) for tag, name in workspace.heads()]
+    trained = [
+        (tag, name, _tokens_of(workspace, tag, name)) for tag, name in trained_heads(workspace)
+    ]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"

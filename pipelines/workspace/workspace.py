@@ -17,7 +17,6 @@ finetune/              log of fine-tuning; the resume file while it runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
     WorkspaceError,
-    did_you_mean,
 )
 from bertvision.featurestore.format.schema import SnapshotTag
 from bertvision.pipelines.workspace.config import WorkspaceConfig
@@ -196,71 +194,6 @@ class Workspace:
         from bertvision.featurestore.store import ActivationStore
 
         return ActivationStore.open(self.activations)[tag][split]
-
-    def only(self, tags: Iterable[str], what: str, option: str = "--checkpoint") -> SnapshotTag:
-        """The one tag that can be meant where none was named; never a guess between several.
-
-        Args:
-            tags: the candidates.
-            what: what they are, for the message.
-            option: of the command line that names one, for the message.
-
-        Raises:
-            UnknownNameError: there is none, or more than one.
-        """
-        found = sorted(map(SnapshotTag, tags))
-        if len(found) != 1:
-            held = ", ".join(found) or "none"
-            raise UnknownNameError(
-                f"which snapshot is meant? {what}: {held}; say so with {option}"
-                if found
-                else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
-                "what can be run next"
-            )
-        return found[0]
-
-    def heads(self) -> list[tuple[SnapshotTag, str]]:
-        """The trained heads: snapshot they were trained on, and name of the run."""
-        found = (self.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
-        named = ((p.parents[1].name, p.parent.name) for p in found)
-        return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
-
-    def trained_on(self, names: Sequence[str]) -> SnapshotTag:
-        """The one snapshot on whose activations all these heads were trained.
-
-        Raises:
-            UnknownNameError: a head was not trained, or there is none or more than one snapshot.
-        """
-        held = self.heads()
-        on: list[set[str]] = []
-        for name in names:
-            on.append({tag for tag, head in held if head == Run.parse(name).name})
-            if not on[-1]:
-                raise self._no_head(name, None)
-        what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
-        return self.only(set.intersection(*on), what, "--trained-on")
-
-    def trained_head(self, trained_on: str, name: str) -> Path:
-        """Folder of a trained head.
-
-        Raises:
-            UnknownNameError: there is none of that name.
-        """
-        folder = self.head_dir(trained_on, name)
-        if not (folder / "metrics.json").is_file():
-            raise self._no_head(name, trained_on)
-        return folder
-
-    def _no_head(self, name: str, trained_on: str | None) -> UnknownNameError:
-        heads = self.heads()
-        held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
-        hint = did_you_mean(name, [head for _, head in heads])
-        on = f" on {trained_on}" if trained_on else ""
-        option = f" --checkpoint {trained_on}" if trained_on else ""
-        return UnknownNameError(
-            f"no head {name} was trained{on}: {hint}there are {held}; "
-            f"`bertvision train {name}{option}` trains it"
-        )
 
     def splits(self) -> list[str]:
         """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""

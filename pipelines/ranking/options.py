@@ -1,0 +1,23 @@
+"""How scorers are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bertvision.pipelines.options import Option, Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(Options):
+    """Settings of the training of scorers."""
+
+    margin: Annotated[float, Option("Of the pairwise hinge.", gt=0)] = 1.0
+    """By how much a positive passage must score above a negative one to cost nothing."""
+    epochs: Annotated[int, Option("At most; the best on dev is kept.", ge=0)] = 30
+    patience: Annotated[
+        int, Option("Epochs without a better MAP on dev that end a training.", ge=1)
+    ] = 5
+    batch_size: Annotated[int, Option("Questions to a step.", ge=1)] = 32
+    lr: Annotated[float, Option("Of AdamW.", gt=0)] = 1e-3
+    weight_decay: Annotated[float, Option("Of AdamW.", ge=0)] = 1e-2

@@ -1,0 +1,81 @@
+"""The trained heads of a workspace, and which snapshot is meant where none was named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bertvision.errors import UnknownNameError, did_you_mean
+from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> SnapshotTag:
+    """The one tag that can be meant where none was named; never a guess between several.
+
+    Args:
+        tags: the candidates.
+        what: what they are, for the message.
+        option: of the command line that names one, for the message.
+
+    Raises:
+        UnknownNameError: there is none, or more than one.
+    """
+    found = sorted(map(SnapshotTag, tags))
+    if len(found) != 1:
+        held = ", ".join(found) or "none"
+        raise UnknownNameError(
+            f"which snapshot is meant? {what}: {held}; say so with {option}"
+            if found
+            else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
+            "what can be run next"
+        )
+    return found[0]
+
+
+def trained_heads(workspace: Workspace) -> list[tuple[SnapshotTag, str]]:
+    """The snapshot that each trained head was trained on, and the name of its run."""
+    found = (workspace.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
+    named = ((p.parents[1].name, p.parent.name) for p in found)
+    return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
+
+
+def trained_on(workspace: Workspace, names: Sequence[str]) -> SnapshotTag:
+    """The one snapshot on whose activations all these heads were trained.
+
+    Raises:
+        UnknownNameError: a head was not trained, or there is none or more than one snapshot.
+    """
+    held = trained_heads(workspace)
+    on: list[set[str]] = []
+    for name in names:
+        on.append({tag for tag, head in held if head == Run.parse(name).name})
+        if not on[-1]:
+            raise _no_head(workspace, name, None)
+    what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
+    return only_tag(set.intersection(*on), what, "--trained-on")
+
+
+def find_head(workspace: Workspace, trained_on: str, name: str) -> Path:
+    """Folder of a trained head.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    folder = workspace.head_dir(trained_on, name)
+    if not (folder / "metrics.json").is_file():
+        raise _no_head(workspace, name, trained_on)
+    return folder
+
+
+def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:
+    heads = trained_heads(workspace)
+    held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
+    hint = did_you_mean(name, [head for _, head in heads])
+    on = f" on {trained_on}" if trained_on else ""
+    option = f" --checkpoint {trained_on}" if trained_on else ""
+    return UnknownNameError(
+        f"no head {name} was trained{on}: {hint}there are {held}; "
+        f"`bertvision train {name}{option}` trains it"
+    )
