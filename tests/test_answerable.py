@@ -20,7 +20,7 @@ from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import TASKS
-from bertvision.pipelines.tasks.scores import headline, headline_metric
+from bertvision.pipelines.tasks.scores import headline, headline_metric, kind_of_metrics
 from bertvision.pipelines.tasks.squad.answerable import binary_metrics, window_labels
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.task import load_task
@@ -142,6 +142,23 @@ def test_the_headline_is_of_the_tuned_rule_where_there_is_one() -> None:
     both = {"f1": 1.0, "accuracy": 2.0}
     names = {name: headline_metric(name, both) for name in ("squad_v2", "squad_v1", "answerable")}
     assert names == {"squad_v2": "f1", "squad_v1": "f1", "answerable": "accuracy"}
+
+
+def test_the_kind_of_a_task_is_that_of_its_metrics() -> None:
+    spans = {name for name, entry in TASKS.items() if entry.kind == "span"}
+    assert spans == {"squad_v1", "squad_v2"}
+    for name in ("squad_v2", "answerable", "sst2", "features"):
+        assert load_task(name).kind == TASKS[name].kind
+    asked = [question("q", answerable=True), question("r", answerable=False)]
+    for name in ("squad_v2", "answerable"):
+        task = load_task(name)
+        window = WindowIndex(asked, np.ones(2, np.int32), np.arange(2), np.full((2, 2), -1))
+        names = ["start_logits", "end_logits"] if task.kind == "span" else ["logits"]
+        logits = Logits(
+            {x: np.zeros(2 if task.kind == "span" else (2, 2), np.float32) for x in names}, window
+        )
+        assert logits.kind == task.kind
+        assert kind_of_metrics(headline(task.score(logits, None).rules)) == task.kind
 
 
 def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:

@@ -30,7 +30,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         f"{split.sha256[:12]}…"
         for name, split in config.data.items()
     ]
-    kind = load_task(task.name)
+    loaded = load_task(task.name)
     revision = f", revision {model.revision}" if model.revision else ""
     found: list[tuple[str, str | list[str]]] = [
         (
@@ -41,9 +41,9 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         (
             "Task",
             "none: for hidden states alone"
-            if not kind.learns
+            if not loaded.learns
             else f"{task.name}, windows of {task.max_length} tokens"
-            + (f", overlap {task.overlap}" if "overlap" in kind.settings else "")
+            + (f", overlap {task.overlap}" if "overlap" in loaded.settings else "")
             + (f", classes {', '.join(task.classes)}" if 0 < len(task.classes) <= 20 else "")
             + (", answerable questions only" if task.answerable_only else ""),
         ),
@@ -52,7 +52,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         (
             "Fine-tuning",
             ""
-            if not kind.learns
+            if not loaded.learns
             else f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, "
             f"batch {tuned.batch_size}"
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
