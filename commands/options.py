@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertvision.errors import InputError
+from bertvision.pipelines.workspace.options import DATA, LABEL, PAIR, TEXT
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
@@ -33,19 +34,10 @@ Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:P
 MaxTokens = Annotated[
     int, typer.Option(min=0, help="Seeded sample of at most so many tokens; 0 uses all.")
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Where the data are, to be said once: a file, a folder or a data set on the hub."
-    ),
-]
-TextColumn = Annotated[str | None, typer.Option("--text", help="Of the task csv: column of texts.")]
-PairColumn = Annotated[
-    str | None, typer.Option("--pair", help="Of the task csv: column of second texts.")
-]
-LabelColumn = Annotated[
-    str | None, typer.Option("--label", help="Of the task csv: column of labels.")
-]
+Data = Annotated[str | None, typer.Option(help=DATA.help)]
+TextColumn = Annotated[str | None, typer.Option("--text", help=TEXT.help)]
+PairColumn = Annotated[str | None, typer.Option("--pair", help=PAIR.help)]
+LabelColumn = Annotated[str | None, typer.Option("--label", help=LABEL.help)]
 NewModel = Annotated[
     str | None,
     typer.Option("--model", help="Make a workspace for the hidden states of this encoder alone."),

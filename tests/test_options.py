@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 from bertvision.cli import app
 from bertvision.commands.declared import with_options
 from bertvision.commands.extract import extract
+from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import train
 from bertvision.commands.probe import probe
 from bertvision.commands.rank import rank
@@ -20,9 +22,12 @@ from bertvision.errors import InputError
 from bertvision.pipelines.options import Options, declared, flag
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.ranking.options import RankOptions
-from bertvision.pipelines.workspace.options import ExtractOptions, TrainOptions
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.options import ExtractOptions, FinetuneOptions, TrainOptions
 
 COMMANDS = {
+    "finetune": (finetune, FinetuneOptions),
     "extract": (extract, ExtractOptions),
     "train": (train, TrainOptions),
     "sweep": (sweep, TrainOptions),
@@ -67,6 +72,18 @@ def test_what_is_typed_nowhere_is_the_default_of_the_options_class(
     offered = (field for field, (_, option) in declared(options).items() if option.help)
     run(**{field: parameters(name)[field].default for field in offered})
     assert given == {"options": options()}
+
+
+def test_fine_tuning_tells_the_defaults_of_its_settings() -> None:
+    settings = TaskConfig.model_fields | FinetuneConfig.model_fields
+    told = {
+        name: match[1]
+        for name, (_, option) in declared(FinetuneOptions).items()
+        if (match := re.search(r"\(default ([^,)]+)", option.help))
+    }
+    assert len(told) > 8
+    for name, default in told.items():
+        assert settings[name].default == float(default), name
 
 
 @pytest.mark.parametrize(

@@ -18,46 +18,62 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
+DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
+TEXT = Option("Of the task csv: column of texts.")
+PAIR = Option("Of the task csv: column of second texts.")
+LABEL = Option("Of the task csv: column of labels.")
+
+
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(Options):
     """Options of ``bertvision finetune``; None follows the workspace, or else the default.
 
-    Those named like a field of `TaskConfig` or `FinetuneConfig` mean that field.
+    Those named like a field of `TaskConfig` or `FinetuneConfig` mean that field, whose default and
+    bounds are there.
     """
 
-    model: str | None = None
-    """Hub name or local folder of a BERT checkpoint."""
-    revision: str | None = None
-    """Branch, tag or commit on the hub."""
-    task: str | None = None
-    """A task of `TASKS`; or a data set on the hub in SQuAD's form (``squad_v2``)."""
-    data: str | None = None
-    """Folder, file or name on the hub that holds both ``train`` and ``dev``."""
-    train: str | None = None
-    """File, or data set on the hub."""
-    dev: str | None = None
-    """File, or data set on the hub."""
-    text: str | None = None
-    pair: str | None = None
-    label: str | None = None
-    max_length: int | None = None
-    max_question_length: int | None = None
-    overlap: int | None = None
-    answerable_only: bool | None = None
-    skip_bad: bool | None = None
-    tune_fraction: float | None = None
-    epochs: float | None = None
+    model: Annotated[str | None, Option("Encoder, such as BERT: hub name or local folder.")] = None
+    revision: Annotated[str | None, Option("Branch, tag or commit on the hub.")] = None
+    task: Annotated[
+        str | None,
+        Option(
+            "A task, such as answerable, cola, sst2, csv (docs/tasks.md lists them); or a "
+            "data set on the hub in SQuAD's form, such as squad_v2."
+        ),
+    ] = None
+    data: Annotated[str | None, DATA] = None
+    """What holds both ``train`` and ``dev``."""
+    train: Annotated[str | None, Option("File of the training data.")] = None
+    """Or a data set on the hub; as ``dev``."""
+    dev: Annotated[str | None, Option("File of the data to score on.")] = None
+    text: Annotated[str | None, TEXT] = None
+    pair: Annotated[str | None, PAIR] = None
+    label: Annotated[str | None, LABEL] = None
+    epochs: Annotated[float | None, Option("How long to train (default 1).")] = None
     save_at: tuple[str, ...] | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-    warmup: float | None = None
-    decay: str | None = None
-    accumulate: int | None = None
-    gradient_clip: float | None = None
-    precision: str | None = None
-    train_questions: int | None = None
-    seed: int | None = None
+    """Tags of the snapshots."""
+    batch_size: Annotated[int | None, Option("Windows per batch (default 8).")] = None
+    lr: Annotated[float | None, Option("Learning rate of Adam (default 1e-5).")] = None
+    weight_decay: Annotated[float | None, Option("Decoupled; above 0 is AdamW.")] = None
+    warmup: Annotated[float | None, Option("Fraction of steps.")] = None
+    decay: Annotated[str | None, Option("none or linear.")] = None
+    accumulate: Annotated[int | None, Option("Batches per optimiser step (default 1).")] = None
+    gradient_clip: Annotated[float | None, Option("Largest norm; 0 is off.")] = None
+    precision: Annotated[str | None, Option("auto, 32 or bf16.")] = None
+    train_questions: Annotated[
+        int | None, Option("Train on a seeded subset of at most so many questions.")
+    ] = None
+    tune_fraction: Annotated[
+        float | None, Option("Part of train held out for thresholds (default 0.05).")
+    ] = None
+    answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
+    skip_bad: Annotated[bool | None, Option("Skip malformed questions and count them.")] = None
+    max_length: Annotated[
+        int | None, Option("Tokens of a window (default 386, of sentences 128).")
+    ] = None
+    max_question_length: Annotated[int | None, Option("Tokens of a question (default 64).")] = None
+    overlap: Annotated[int | None, Option("Tokens that windows share (default 128).")] = None
+    seed: Annotated[int | None, Option("Of everything random (default 0).")] = None
 
     def source(self, split: str) -> str | None:
         """Where a split of the source comes from: an absolute path, or a hub name."""
