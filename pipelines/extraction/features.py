@@ -12,6 +12,7 @@ from bertvision.featurestore.format.encoding import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
@@ -71,7 +72,8 @@ def ensure_features(
         get_encoding(encoding)
     asked = {"encoding": encoding, "precision": None if precision == "auto" else arithmetic}
     depth = workspace.config.model.num_hidden_layers
-    needed = set(range(depth + 1) if layers is None else layers)
+    # the pooler's output only where it is asked for
+    needed = kept_layers(layers, depth, pooler=layers is not None, tokens="cls")
     new = ExtractOptions(precision=arithmetic)
     new = new if encoding is None else replace(new, encoding=encoding)
     workspace.dataset(dataset).check(splits)

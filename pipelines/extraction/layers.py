@@ -18,13 +18,13 @@ def needed_layers(choice: LayerChoice, poolings: Sequence[TokenPooling], depth: 
 
     Args:
         choice: of the inputs.
-        poolings: of the tokens; only of cls the pooler's output may be stored, as the last.
+        poolings: of the tokens.
         depth: transformer layers of the encoder.
 
     Raises:
         InputError: as ``choice``.
     """
-    offered = [range(depth + 2 if pooling == "cls" else depth + 1) for pooling in poolings]
+    offered = [kept_layers(None, depth, pooler=True, tokens=pooling) for pooling in poolings]
     return sorted({i for stored in offered for layers in choice(stored) for i in layers})
 
 
