@@ -131,7 +131,7 @@ class Synthetic:
         return accumulator.result()
 
     def rows(self, example: int) -> Tensor:
-        """Which rows of the pool an example consists of, (seq,) int64."""
+        """The rows of the pool that an example consists of, (seq,) int64."""
         return (int(self._first[example]) + torch.arange(int(self.n_tokens[example]))) % len(
             self.pool
         )

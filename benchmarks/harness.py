@@ -204,7 +204,7 @@ def drop_cache(paths: Iterable[Path]) -> None:
 
 
 def cached_share(paths: Iterable[Path]) -> float:
-    """Which share of the pages of files (or of all files in folders) is in the page cache."""
+    """The share of the pages of files (or of all files in folders) that is in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [

@@ -28,7 +28,7 @@ def train(
     *,
     checkpoint: Annotated[str | None, typer.Option(help="Snapshot to train on.")] = None,
     options: TrainOptions,
-    seed: Annotated[int, typer.Option(help="Of initial weights and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of initial weights and order.")] = 0,
     fraction: Annotated[
         float, typer.Option(help="Part of the training examples, 0 to 1; parts are nested.")
     ] = 1.0,

@@ -25,7 +25,9 @@ def ensemble(
     with_bert: Annotated[
         bool, typer.Option("--with-bert", help="BERT at the same snapshot is a member.")
     ] = False,
-    combine: Annotated[str, typer.Option(help="Of the members' softmaxes: max or mean.")] = "max",
+    combine: Annotated[
+        str, typer.Option(help="How the softmaxes are combined: max or mean.")
+    ] = "max",
     trained_on: Annotated[
         str | None, typer.Option(help="Snapshot the heads were trained on.")
     ] = None,
@@ -73,7 +75,7 @@ def compare(
         ),
     ] = "context",
     resamples: Annotated[int, typer.Option(min=1, help="How often to draw.")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     split: Split = "dev",
     workspace: Workspace = None,
     as_json: Json = False,
@@ -103,7 +105,7 @@ def errors(
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Snapshot it was scored on.")] = None,
     examples: Annotated[int, typer.Option(min=0, help="Shown of each kind.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of examples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of examples.")] = 0,
     split: Split = "dev",
     workspace: Workspace = None,
     as_json: Json = False,

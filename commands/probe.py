@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +30,9 @@ from bertvision.commands.options import (
     parse_tags,
     show,
 )
+from bertvision.commands.tables import number
 from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.text import format_table
 
 _GIB = 1 << 30
 
@@ -53,7 +56,7 @@ def probe(
         str, typer.Option(help="Hidden states, such as 0,6,12 (0: embeddings), or all.")
     ] = "all",
     pool: Annotated[
-        str, typer.Option(help="Of a window's tokens: of cls,sep,mean,max.")
+        str, typer.Option(help="Poolings of a window's tokens: cls,sep,mean,max.")
     ] = "cls,mean",
     concat: Annotated[
         str | None, typer.Option(help="Layers end to end besides: first+last,0+3+6.")
@@ -88,7 +91,6 @@ def probe(
     from bertvision.pipelines.files import write_text
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows
-    from bertvision.pipelines.probing.tables import probes_table
     from bertvision.pipelines.text import csv_text
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
@@ -115,4 +117,48 @@ def probe(
     rows = probe_rows(found)
     if csv is not None:
         write_text(csv, csv_text(rows))
-    show(rows, as_json, probes_table)
+    show(rows, as_json, _table)
+
+
+_LEGEND = (
+    "Accuracy in per cent on the scored examples, of the layer that does best on held-out ones "
+    "(@ layer);\nin brackets the difference from the untrained twin."
+)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each data set and snapshot: the best layer of each pooling.
+
+    Args:
+        rows: see `probe_rows`.
+    """
+    from bertvision.pipelines.probing.summary import by_snapshot
+
+    poolings = list(dict.fromkeys(row["pooling"] for row in rows))
+    joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))
+    kinds = {row["probe"] for row in rows}
+    header = ["data", "snapshot", *(["probe"] if len(kinds) > 1 else []), "majority"]
+    header += [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
+    extra = {"selectivity": "{:.1f}", "compression": "{:.2f}"}
+    shown = [name for name in extra if any(row[name] is not None for row in rows)]
+    header += [f"{name} {p}" for name in shown for p in poolings]
+    lines = []
+    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
+        line = [dataset, tag, *([kind] if len(kinds) > 1 else [])]
+        line.append(f"{found[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in found if r["best"]}
+        line += [_cell(best.get(p), layer=True) for p in poolings]
+        for text in joined:
+            of = {r["pooling"]: r for r in found if r["layers"] == text}
+            line += [_cell(of.get(p), layer=False) for p in poolings]
+        for name in shown:
+            line += [number(best[p][name] if p in best else None, extra[name]) for p in poolings]
+        lines.append(line)
+    return f"{format_table(header, lines)}\n\n{_LEGEND}"
+
+
+def _cell(row: dict[str, Any] | None, *, layer: bool) -> str:
+    if row is None:
+        return "-"
+    gain = "" if row["difference"] is None else f" ({row['difference']:+.1f})"
+    return f"{row['accuracy']:.1f}{gain}" + (f" @{row['layers']}" if layer else "")

@@ -35,9 +35,11 @@ def rank(
     ] = "0e",
     scorers: Annotated[
         str,
-        typer.Option(help="Of cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv."),
+        typer.Option(help="Scorers: cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv."),
     ] = "cosine,bilinear,logistic,mlp",
-    pool: Annotated[str, typer.Option(help="Of a text's tokens: of cls,sep,mean,max.")] = "mean",
+    pool: Annotated[
+        str, typer.Option(help="Pooling of a text's tokens: cls, sep, mean or max.")
+    ] = "mean",
     layers: Annotated[
         str,
         typer.Option(
@@ -47,7 +49,9 @@ def rank(
     ] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each scorer.")] = 1,
     options: RankOptions,
-    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap's intervals.")] = 10_000,
+    resamples: Annotated[
+        int, typer.Option(min=1, help="How often the bootstrap draws, for intervals.")
+    ] = 10_000,
     model: NewModel = None,
     encoding: MissingEncoding = None,
     precision: Precision = "auto",

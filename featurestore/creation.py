@@ -45,7 +45,7 @@ class SplitContents:
 
 @dataclass(frozen=True)
 class SplitSpec:
-    """Which activations to write, and from what they come.
+    """The activations to write, and what they come from.
 
     Attributes:
         tag: the snapshot.

@@ -1,4 +1,4 @@
-"""Which example comes when: a pure function of (seed, epoch, rank, world size). No IO.
+"""The order of examples: a pure function of (seed, epoch, rank, world size). No IO.
 
 Whole shards are visited in a seeded random order. The example of the shard at position p is drawn
 at time p + buffer · u with u uniform in [0, 1), and examples are sorted by that time. So at time t

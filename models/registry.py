@@ -49,7 +49,7 @@ class HeadInfo(NamedTuple):
     kind: Kind
     """What its logits are of: ``span`` or ``classification``."""
     multiplications: int | None
-    """Of a forward pass, per token."""
+    """Multiplications of a forward pass, per token."""
     costly: bool
     """It is expensive beside an encoder of these dimensions: left out where all heads are meant."""
     source: str

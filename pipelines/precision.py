@@ -1,4 +1,4 @@
-"""Which arithmetic the machine has: bf16 where it is native, float32 elsewhere."""
+"""The arithmetic of this machine: bf16 where it is native, float32 elsewhere."""
 
 from __future__ import annotations
 

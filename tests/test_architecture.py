@@ -137,3 +137,14 @@ def test_every_room_says_what_it_is_for() -> None:
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
+
+
+def test_docstrings_and_helps_are_sentences_that_stand_by_themselves() -> None:
+    odd = [
+        f"{name}: {text[:60]}"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(text := node.value, str)
+        if text.startswith(("Of ", "That ")) and text.rstrip().endswith(".")
+    ]
+    assert odd == []

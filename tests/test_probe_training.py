@@ -10,12 +10,11 @@ import torch
 from probing import as_data, blobs
 from torch import nn
 
-from bertvision.pipelines.probing.batch import ProbeBatch, logits
+from bertvision.pipelines.probing.batch import EarlyStopping, ProbeBatch, logits
 from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.measure import measure
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.scores import majority
-from bertvision.pipelines.probing.stopping import EarlyStopping
 from bertvision.pipelines.probing.trainer import predictions, train, train_alike
 
 QUICK = ProbeOptions(max_epochs=12)

@@ -57,7 +57,7 @@ class _Raw(Reader):
         os.close(self._handle)
 
     def _places(self, group: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-        """Of each example: where it begins in the file, and its tokens in the batch."""
+        """Where each example begins in the file, and its tokens in the batch."""
         ends = np.cumsum(self.n_tokens[group])
         for i, end in zip(group, ends, strict=True):
             yield int(self._offset[i]), slice(int(end - self.n_tokens[i]), int(end))

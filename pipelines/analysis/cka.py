@@ -202,7 +202,7 @@ class _Side(NamedTuple):
 
 
 _Product = tuple[tuple[int, slice], tuple[int, slice]]
-"""Which layers of which side meet which layers of which side."""
+"""The layers of one side that meet those of another."""
 
 
 def _sides(blocks: Blocks, shapes: Sequence[tuple[int, int]], drop_channels: int) -> list[_Side]:

@@ -147,7 +147,7 @@ class Dimensions(NamedTuple):
     """Sizes of an encoder."""
 
     layers: int
-    """Of the transformer; there is one hidden state more, the embedding output."""
+    """Transformer layers; there is one hidden state more, the embedding output."""
     hidden_size: int
     max_length: int
     """Most tokens of a window; `sys.maxsize` where nothing limits them."""

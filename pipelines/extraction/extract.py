@@ -89,7 +89,7 @@ def _dataset(options: ExtractOptions) -> str | None:
 
 
 def _wanted(data: Dataset, options: ExtractOptions) -> tuple[list[str], tuple[TokenPooling, ...]]:
-    """Which splits of the data are meant, and what of their windows is kept."""
+    """The splits of the data that are meant, and what of their windows is kept."""
     default = tuple(dict.fromkeys(options.tokens or (TASKS[data.config.name].tokens,)))
     if "all" in default and len(default) > 1:
         raise InputError(

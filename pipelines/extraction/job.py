@@ -37,10 +37,10 @@ class ExtractionJob:
     """The extraction of a split; any process that sees the workspace computes the same from it."""
 
     root: Path
-    """Of the workspace."""
+    """Folder of the workspace."""
     tag: str
     split: str
-    """Of the data."""
+    """Name of the split in the data."""
     options: ExtractOptions
     """With nothing left to choose: the data set, the tokens and the precision are named."""
 

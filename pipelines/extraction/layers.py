@@ -1,4 +1,4 @@
-"""Which layers are read, alone and end to end."""
+"""The layers that are read, alone and end to end."""
 
 from __future__ import annotations
 

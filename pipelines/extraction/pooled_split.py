@@ -29,11 +29,11 @@ class PooledSplit:
     workspace: Workspace
     """With the activations."""
     tag: str
-    """Of the snapshot."""
+    """Tag of the snapshot."""
     dataset: str | None
     """Name of an added data set; None is the workspace's own data."""
     split: str
-    """Of the data."""
+    """Name of the split in the data."""
     pooling: TokenPooling
     """Over the tokens of a window: ``cls``, ``sep``, ``mean``, ``max``."""
 

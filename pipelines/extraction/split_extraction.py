@@ -168,7 +168,7 @@ class SplitExtraction:
 
     @property
     def _name(self) -> str:
-        """Of the stored splits, for people."""
+        """The stored splits in words."""
         first = next(iter(self.specs.values()))
         poolings = [kept for kept in self.tokens if kept != "all"]
         name = StoredName(self.job.split, "all", self.options.dataset).name
@@ -191,7 +191,7 @@ class SplitExtraction:
 
     @cached_property
     def _all_stats(self) -> Mapping[TokenPooling, ChannelStats]:
-        """Of all that is kept, from one pass over the sample."""
+        """Statistics of all that is kept, from one pass over the sample."""
         stats = channel_stats(self.encoder, self.windows, self.options.nonfinite)
         return dict(zip(self.encoder.tokens, stats, strict=True))
 
@@ -236,7 +236,7 @@ def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:
 def _pending(
     writers: Mapping[TokenPooling, SplitWriter], shards: Sequence[int] | None
 ) -> dict[int, list[TokenPooling]]:
-    """Which splits lack a shard, by its number."""
+    """The splits that lack a shard, by its number."""
     pending: dict[int, list[TokenPooling]] = {}
     for kept, writer in writers.items():
         for shard in writer.pending():

@@ -32,11 +32,11 @@ class ProbeData:
     classes: tuple[str, ...]
     """Names of the classes."""
     folds: list[Fold]
-    """Which examples do what."""
+    """The parts that the examples play."""
 
     @property
     def name(self) -> str:
-        """Of the data set, or of the workspace's own task."""
+        """Name of the data set, or of the workspace's own task."""
         return self.dataset or self.task
 
     @property

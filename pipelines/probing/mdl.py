@@ -20,7 +20,7 @@ from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.trainer import Done, log_likelihoods, train
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Of the training examples, where blocks end; section 4 of the paper."""
+"""Parts of the training examples at which blocks end; section 4 of the paper."""
 
 
 class OnlineCode(NamedTuple):

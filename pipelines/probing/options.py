@@ -33,14 +33,16 @@ class ProbeOptions(Options):
     """Looks without a new best that are forgiven, in all; one more ends the training."""
     max_epochs: Annotated[int, Option("At most.", "--epochs", ge=1)] = 200
     weight_decays: Annotated[
-        tuple[float, ...], Option("Of which the best on held-out examples is taken.")
+        tuple[float, ...], Option("Candidates; the best on held-out examples is taken.")
     ] = (1e-5, 1e-4, 1e-3, 1e-2)
     standardise: Annotated[bool, Option("Scale features by the training examples.")] = False
-    """To mean 0 and deviation 1."""
-    folds: Annotated[int, Option("Of the cross-validation of data in one piece.", ge=2)] = 10
+    """Features then have mean 0 and deviation 1."""
+    folds: Annotated[int, Option("Parts of the cross-validation, for data in one piece.", ge=2)] = (
+        10
+    )
     dev_fraction: Annotated[float, Option(gt=0, lt=1)] = 0.1
     """Part of the training examples that is held out where the data have no dev split."""
-    seed: Annotated[int, Option("Of starts, batches and folds.", ge=0, lt=1 << 63)] = 1111
+    seed: Annotated[int, Option("Seed of starts, batches and folds.", ge=0, lt=1 << 63)] = 1111
     """Below 2^63: that of torch's generators."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which examples a probe is trained on, which stop it, which score it."""
+"""The examples that train a probe, those that stop it, those that score it."""
 
 from __future__ import annotations
 

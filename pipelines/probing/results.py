@@ -62,9 +62,9 @@ class ProbeRecord(_Record):
     weight_decay: list[float]
     """Chosen, fold by fold."""
     epochs: list[int]
-    """Of the chosen probe, fold by fold."""
+    """Epochs of the chosen probe, fold by fold."""
     correct: str
-    """Which scored examples are right: a bit each, packed, as base64."""
+    """Whether each scored example is right: a bit each, packed, as base64."""
     control: ControlRecord | None = None
     mdl: MdlRecord | None = None
 
@@ -84,7 +84,7 @@ class ProbeFile(_Record):
     pooling: TokenPooling
     settings: ProbeOptions
     made_from: Provenance
-    """Of the hidden states and of the data: any difference is refused."""
+    """Provenance of the hidden states and of the data: any difference is refused."""
     classes: list[str]
     examples: dict[str, int]
     """How many train, are held out, and are scored; in a cross-validation, of the first fold and of

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.pipelines.probing.batch import ProbeBatch, logits
+from bertvision.pipelines.probing.batch import EarlyStopping, ProbeBatch, logits
 from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.options import Criterion, ProbeOptions
-from bertvision.pipelines.probing.stopping import EarlyStopping
 
 _LOGITS_AT_ONCE = 1 << 23  # bounds the memory of scoring: 32 MB
 

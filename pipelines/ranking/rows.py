@@ -1,4 +1,4 @@
-"""What is said of each ranking: means, intervals over questions, and the difference from BM25."""
+"""What is told of each ranking: means, intervals over questions, and the difference from BM25."""
 
 from __future__ import annotations
 

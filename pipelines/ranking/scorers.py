@@ -27,7 +27,7 @@ SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
 HIDDEN = 64
 """Width of the hidden layer of ``mlp``."""
 DROPOUT = 0.5
-"""Of its hidden layer, in training."""
+"""Dropout of its hidden layer, in training."""
 
 
 class Scorer(nn.Module, ABC):

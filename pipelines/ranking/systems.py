@@ -30,9 +30,9 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 _NUMBERS = 1 << 28
-"""Of the stacked vectors of a chunk, 1 GiB as float32, or one input's where that is more. While
-scorers are trained the features they were stacked from, the chosen ones and those on the scorer's
-scale are held beside them, each at most as large: four times as much in all."""
+"""Numbers in the stacked vectors of a chunk, 1 GiB as float32, or one input's where that is more.
+While scorers are trained the features they were stacked from, the chosen ones and those on the
+scorer's scale are held beside them, each at most as large: four times as much in all."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Job:
     dataset: str
     data: RankingData
     candidates: Mapping[str, Candidates]
-    """Of the parts that there are."""
+    """Candidates by part: train, dev, test, as far as there are any."""
     training: RankOptions
 
     @property
     def folder(self) -> Path:
-        """Of the data set's rankings."""
+        """Folder of the data set's rankings."""
         return self.workspace.root / "ranking" / self.dataset
 
     @property

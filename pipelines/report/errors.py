@@ -150,7 +150,7 @@ def _groups_tables(analyses: Sequence[Row], metric: str, title: str) -> list[Tab
 
 
 def _confusions_table(analysis: Row) -> list[Table]:
-    """Which classes a system takes for which."""
+    """The classes that a system takes for another."""
     if not analysis["confusions"]:
         return []
     return [

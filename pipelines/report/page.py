@@ -14,7 +14,7 @@ from bertvision.pipelines.drawing.figures import THEME
 from bertvision.pipelines.report.section import Section
 
 GENERATOR = "bertvision report"
-"""Of the page's ``meta name="generator"``: what tells a report from any other folder."""
+"""Content of the page's ``meta name="generator"``, which tells a report from any other folder."""
 
 
 def render(

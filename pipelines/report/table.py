@@ -16,7 +16,7 @@ class Table:
     """A table of the report."""
 
     name: str
-    """Of its files ``tables/<name>.csv`` and ``.json``."""
+    """Name of its files, ``tables/<name>.csv`` and ``.json``."""
     title: str
     """Caption in the page."""
     columns: Sequence[Column]

@@ -58,7 +58,7 @@ class Spread(NamedTuple):
 
     mean: float
     std: float | None
-    """Of the sample (n − 1 in the denominator); None for a single seed."""
+    """Deviation of the sample (n − 1 in the denominator); None for a single seed."""
     n: int
 
 

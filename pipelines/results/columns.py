@@ -16,7 +16,7 @@ class Column:
     """A column of a table."""
 
     key: str
-    """Of the value in a row, and the header in CSV and JSON."""
+    """Key of the value in a row, and the header in CSV and JSON."""
     label: str
     """Header in the page."""
     kind: Kind = "number"

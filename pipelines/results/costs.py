@@ -41,15 +41,15 @@ class Costs(TypedDict):
     """Costs of one result; None is what was not recorded."""
 
     parameters: int | None
-    """Of the heads; of BERT, alone or in an ensemble, those of its encoder."""
+    """Parameters of the heads; of BERT, alone or in an ensemble, those of its encoder."""
     percent: float | None
     """Parameters in per cent of the encoder's."""
     fine_tuning_seconds: float | None
-    """Of BERT, up to the latest snapshot that is needed."""
+    """Fine-tuning of BERT up to the latest snapshot that is needed."""
     extraction_seconds: float | None
-    """Of the splits that the heads were trained on; 0 where there is no head."""
+    """Extraction of the splits that the heads were trained on; 0 where there is no head."""
     training_seconds: float | None
-    """Of the heads; 0 where there is none."""
+    """Training of the heads; 0 where there is none."""
     seconds: float | None
     """The sum of the three."""
     bytes: int | None

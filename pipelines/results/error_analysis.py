@@ -26,7 +26,7 @@ from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CELLS = ("both right", "only the system", "only BERT", "none")
-"""Of agreement with BERT: which of the two is right."""
+"""Cells of the agreement with BERT: who of the two is right."""
 
 Group = dict[str, str | int | float]
 """Its name as ``group``, the number of its items as ``n``, and its mean scores."""
@@ -158,7 +158,7 @@ def errors(
 
 
 def confusions(items: Sequence[Any], answers: Answers, classes: Sequence[str]) -> list[Confusion]:
-    """Which classes are taken for which, most often first: ``gold``, ``answer``, ``n``, ``of``."""
+    """The classes that are mistaken, most often first: ``gold``, ``answer``, ``n``, ``of``."""
     gold = Counter(item.label for item in items)
     wrong = Counter(
         (item.label, answers.predictions[item.id])

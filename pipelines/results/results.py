@@ -49,9 +49,9 @@ class Result(NamedTuple):
     head: str | None
     """The head, as `bertvision train` names it; None for BERT and ensembles."""
     fraction: float
-    """Of the training examples; of an ensemble what its heads have in common, else 1."""
+    """Part of the training examples; of an ensemble what its heads have in common, else 1."""
     seed: int
-    """Of the training; of an ensemble what its heads have in common, else 0."""
+    """Seed of the training; of an ensemble what its heads have in common, else 0."""
     trained_on: str
     """Snapshot whose activations the head was trained on; BERT's own."""
     checkpoint: str
@@ -65,7 +65,7 @@ class Result(NamedTuple):
     command: str
     """The command that makes this result, in the workspace."""
     members: tuple[str, ...] = ()
-    """Of an ensemble: names of runs, and ``bert``."""
+    """Members of an ensemble: names of runs, and ``bert``."""
 
 
 def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:

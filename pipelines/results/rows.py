@@ -63,7 +63,7 @@ class Results(NamedTuple):
     metrics: list[Column]
     """The metrics that occur."""
     key: str
-    """Of the metric that the report compares."""
+    """Key of the metric that the report compares."""
     baseline: float | None
     """Score of always giving the commonest answer (no answer, or the largest class), in per cent;
     None where the metric has none to tell, as correlations."""

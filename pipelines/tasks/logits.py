@@ -30,7 +30,7 @@ class WindowIndex:
     """The windows of a split in an order: what logits belong to."""
 
     items: Sequence[Any]
-    """Of the split."""
+    """The items of the split."""
     n_tokens: npt.NDArray[np.int32]
     """(windows,)"""
     item_index: npt.NDArray[np.int32]

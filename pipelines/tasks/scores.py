@@ -37,7 +37,7 @@ class Rule(TypedDict):
     """What one decoding rule came to."""
 
     threshold: float | None
-    """Of no answer; None where there is none."""
+    """Threshold of no answer; None where there is none."""
     metrics: dict[str, int | float]
     """In per cent, but for counts and thresholds."""
 

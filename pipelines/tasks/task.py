@@ -61,7 +61,7 @@ class Task(ABC):
 
     @abstractmethod
     def splits(self, source: str) -> tuple[str, ...]:
-        """Which splits a source offers, such as ``("train", "dev")``; ``("all",)`` has no parts.
+        """The splits that a source offers, such as ``("train", "dev")``; ``("all",)`` has no parts.
 
         Raises:
             InputError: it is no source of this task.

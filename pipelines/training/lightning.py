@@ -108,7 +108,7 @@ class Clock(pl.Callback):
 
     @property
     def wait_seconds(self) -> float:
-        """Of them, those spent waiting for data."""
+        """Seconds of these that were spent waiting for data."""
         return self._before[1] + self._waited()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

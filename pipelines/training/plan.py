@@ -87,7 +87,7 @@ class TrainingPass(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the decoded hidden states."""
+        """Type of the decoded hidden states."""
         return torch.bfloat16 if self.options.precision == "bf16" else torch.float32
 
     def build(self, device: str) -> dict[Run, nn.Module]:

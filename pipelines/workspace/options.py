@@ -133,7 +133,7 @@ class ExtractOptions(Options):
     ] = None
     """Negative ones count from the end."""
     precision: Annotated[PrecisionName, Option("auto, 32 or bf16.")] = "auto"
-    """Of the forward pass."""
+    """Arithmetic of the forward pass."""
     nonfinite: Annotated[
         NonFinite, Option("NaN and infinity: error, or record to replace and count them.")
     ] = "error"

@@ -58,23 +58,23 @@ class RunMetrics(Record):
     fraction: float
     seed: int
     trainable: int
-    """Parameters that were trained, of"""
+    """Parameters that were trained."""
     total: int
-    """parameters in all."""
+    """Parameters in all."""
     examples: int
     steps: int
     epoch: int
-    """Whose weights were kept, from 1; 0 of a head as it is made."""
+    """Epoch whose weights were kept, from 1; 0 for a head as it is made."""
     loss: float | None
     """Mean of the last tenth of the steps; None where there were none."""
     held_out_losses: list[float] | None
-    """Of each epoch; None where none was chosen by it."""
+    """Held-out loss of each epoch; None where no epoch was chosen by it."""
     seconds: float
     """Wall time of the training, of all runs that shared it."""
     own_seconds: float
-    """Of this run, with its share of the reading."""
+    """Seconds of this run, with its share of the reading."""
     wait_seconds: float
-    """Of ``seconds``, those spent waiting for data."""
+    """Part of ``seconds`` that was spent waiting for data."""
     seconds_per_epoch: float
     trained_together: list[str]
 
@@ -87,7 +87,7 @@ class BertScores(Record):
     split: str
     rules: Rules
     seconds: dict[str, float]
-    """Of the forward passes, by split."""
+    """Seconds of the forward passes, by split."""
 
 
 class HeadScores(Record):
@@ -102,9 +102,9 @@ class HeadScores(Record):
     threshold_tuned_on: str | None
     seconds: float
     weights_sha256: str
-    """Of the head."""
+    """Digest of the head's weights."""
     provenance: Provenance
-    """Of the activations that were scored."""
+    """Provenance of the activations that were scored."""
     activations: dict[str, Provenance]
     """By split what tells the activations from others, those that tuned a threshold included."""
 
@@ -119,9 +119,9 @@ class EnsembleScores(Record):
     checkpoint: Tag
     split: str
     fraction: float
-    """Of the training examples, where its heads have it in common, else 1."""
+    """Part of the training examples, where its heads have it in common, else 1."""
     seed: int
-    """Of the training, where its heads have it in common, else 0."""
+    """Seed of the training, where its heads have it in common, else 0."""
     rules: Rules
     threshold_tuned_on: str | None
     weights: dict[str, str]
@@ -146,7 +146,7 @@ class ExtractionCosts(Record):
     device: str
     store: str
     examples_written: int = 0
-    """By all calls, of which an interrupted one may have computed some again."""
+    """Examples written by all calls; an interrupted one may have computed some again."""
     seconds: float = 0.0
     encoder_seconds: float = 0.0
     bytes: int = 0

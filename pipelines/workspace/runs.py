@@ -25,9 +25,9 @@ class Run(NamedTuple):
     head: str
     """Name of the registry or of a plugin, or a dotted path ``package.module:Class``."""
     fraction: float = 1.0
-    """Of the training examples, 0 to 1; 0 is the head as it is made."""
+    """Part of the training examples, 0 to 1; 0 is the head as it is made."""
     seed: int = 0
-    """Of initial weights, order, dropout and the choice of examples."""
+    """Seed of initial weights, order, dropout and the choice of examples."""
 
     @classmethod
     def parse(cls, text: str) -> Run:

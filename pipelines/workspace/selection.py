@@ -1,4 +1,4 @@
-"""Which items a split of a workspace has, and the names that splits are stored under."""
+"""The items of a workspace's splits, and the names that splits are stored under."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoredName(NamedTuple):
     """The parts of the name that a split is stored under, none of which has a hyphen in it."""
 
     split: str
-    """Of the workspace or of the data set."""
+    """Split of the workspace or of the data set."""
     tokens: TokenPooling = "all"
     """All tokens of each window, or a pooling of them."""
     dataset: str | None = None

@@ -143,7 +143,7 @@ _FIRST_HEAD: dict[TokenPooling, str] = {"all": "adapter-386-shared", "cls": "cls
 
 
 def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
-    """Which tokens a trained head takes."""
+    """The tokens that a trained head takes."""
     try:
         kind = read_run_config(workspace.head_dir(tag, name)).kind
     except WorkspaceError:

@@ -30,7 +30,7 @@ from bertvision.pipelines.tasks.generated.text import (
 from bertvision.pipelines.tasks.generated.wording import RELATIONS, Relation
 
 QUESTIONS_PER_PARAGRAPH = 3
-"""Of which one is unanswerable."""
+"""Questions asked of a paragraph; one of them is unanswerable."""
 
 
 class StatedFact(NamedTuple):

@@ -227,7 +227,7 @@ def _tsv(text: str) -> Iterator[_Record]:
 
 
 def _line_id(number: int) -> str:
-    """Of a row that has no id; no number, which another row's own id may be."""
+    """The id of a row without one; not its number, which another row's own id may be."""
     return f"line {number}"
 
 

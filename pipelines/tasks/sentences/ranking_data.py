@@ -62,7 +62,7 @@ class RankingData(NamedTuple):
     pairs: list[RankingPair]
     """In the order of the files."""
     sha256: str
-    """Of the names of all files and the digests of their bytes."""
+    """Digest of the names of all files and the digests of their bytes."""
     skipped: list[str]
     """Candidates that a question lists again, each named by file and line."""
 

@@ -26,16 +26,16 @@ class Piece(NamedTuple):
     """What a window of a question holds, counted in tokens."""
 
     item_index: int
-    """Which question."""
+    """Index of the question."""
     first: int
     """Context tokens [first, last)."""
     last: int
     begin: int
     """Where they begin in the window."""
     n_tokens: int
-    """Of the whole window."""
+    """Tokens of the whole window."""
     start_position: int
-    """Of the answer in the window; 0 if it is not wholly there."""
+    """First token of the answer in the window; 0 if it is not wholly there."""
     end_position: int
 
 
