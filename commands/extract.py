@@ -51,8 +51,8 @@ def extract(
 ) -> None:
     """Write a snapshot's hidden states into the activation store.
 
-    Of the workspace's own data, or of another data set: --task says what it is, --data, the first
-    time, where it is. A killed extraction is finished by the same command. A store named with
+    The data are the workspace's own, or another data set: --task says what it is and --data, the
+    first time, where it is. A killed extraction is finished by the same command. A store named with
     --store is the workspace's from then on.
     """
     from bertvision.pipelines.extraction.extract import extract as run

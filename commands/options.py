@@ -46,7 +46,7 @@ MissingEncoding = Annotated[
     str | None,
     typer.Option(
         "--encoding",
-        help="Of what is extracted (default int8): int4, bfloat16, float16, float32.",
+        help="How to store what is extracted: int8 (default), int4, bfloat16, float16, float32.",
     ),
 ]
 Cluster = Annotated[
@@ -54,10 +54,11 @@ Cluster = Annotated[
     typer.Option("--scheduler", help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option(min=16, help="Of added data: tokens of a window (default 128).")
+    int | None, typer.Option(min=16, help="Tokens of a window of added data (default 128).")
 ]
 SkipBad = Annotated[
-    bool | None, typer.Option("--skip-bad", help="Of added data: skip malformed rows, count them.")
+    bool | None,
+    typer.Option("--skip-bad", help="Skip malformed rows of added data, and count them."),
 ]
 Plot = Annotated[Path | None, typer.Option(help="SVG file to write.")]
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
-TEXT = Option("Of the task csv: column of texts.")
-PAIR = Option("Of the task csv: column of second texts.")
-LABEL = Option("Of the task csv: column of labels.")
+TEXT = Option("Column of the texts (task csv).")
+PAIR = Option("Column of the second texts (task csv).")
+LABEL = Option("Column of the labels (task csv).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class FinetuneOptions(Options):
     ] = None
     max_question_length: Annotated[int | None, Option("Tokens of a question (default 64).")] = None
     overlap: Annotated[int | None, Option("Tokens that windows share (default 128).")] = None
-    seed: Annotated[int | None, Option("Of everything random (default 0).")] = None
+    seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
 
     def source(self, split: str) -> str | None:
         """Where a split of the source comes from: an absolute path, or a hub name."""
