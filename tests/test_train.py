@@ -306,7 +306,7 @@ def test_a_head_of_ones_own_trains_and_evaluates_by_its_dotted_path(
 def test_layers_may_be_a_subset(space: Workspace) -> None:
     train(space, ["learned-pooling"], "1e", replace(OPTIONS, layers=(1, 2)))
     head = load_head(space.head_dir("1e", "learned-pooling"))
-    assert head.config["layers"] == [1, 2]
+    assert head.config.layers == (1, 2)
     evaluate(space, ["learned-pooling"], trained_on="1e", tag="0.5e")
 
 
