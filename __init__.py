@@ -41,7 +41,7 @@ _MODULES = {
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
-    "pipelines.workspace.options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
+    "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
     "pipelines.probing.options": ("ProbeOptions",),
     "pipelines.ranking.options": ("RankOptions",),
     # heads of one's own
@@ -111,9 +111,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.training.evaluate import evaluate as evaluate
     from bertvision.pipelines.training.train import train as train
     from bertvision.pipelines.training.trained_head import load_head as load_head
-    from bertvision.pipelines.workspace.options import ExtractOptions as ExtractOptions
-    from bertvision.pipelines.workspace.options import FinetuneOptions as FinetuneOptions
-    from bertvision.pipelines.workspace.options import TrainOptions as TrainOptions
+    from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
+    from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
+    from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 
 

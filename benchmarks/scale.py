@@ -35,7 +35,7 @@ from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.ledger import sealed
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.schema import ShardFile, ShardRecord
+from bertvision.featurestore.format.records import ShardFile, ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader

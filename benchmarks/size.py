@@ -41,7 +41,7 @@ from bertvision.pipelines.files import write_json
 from bertvision.pipelines.text import format_table
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import FILE, Workspace

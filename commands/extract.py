@@ -24,7 +24,7 @@ from bertvision.commands.options import (
 )
 from bertvision.commands.tables import Row
 from bertvision.pipelines.text import format_table, size
-from bertvision.pipelines.workspace.options import ExtractOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 
 
 def extract(

@@ -9,7 +9,7 @@ import typer
 
 from bertvision.commands.experiment import status_table
 from bertvision.commands.options import Json, Workspace, parse_tags, show
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 
 def finetune(

@@ -20,7 +20,7 @@ from bertvision.commands.options import (
 )
 from bertvision.commands.tables import Row, metric_cells, metric_names, number
 from bertvision.pipelines.text import format_table
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 
 
 def train(

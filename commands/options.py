@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertvision.errors import InputError
-from bertvision.pipelines.workspace.options import DATA, LABEL, PAIR, TEXT
+from bertvision.pipelines.workspace.job_options import DATA, LABEL, PAIR, TEXT
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
@@ -150,7 +150,7 @@ def parse_choice(text: str, allowed: tuple[str, ...], option: str) -> Any:
 
 def parse_tags(text: str) -> tuple[str, ...]:
     """``0.1,0.3e,1`` → tags."""
-    from bertvision.featurestore.format.schema import SnapshotTag
+    from bertvision.featurestore.format.names import SnapshotTag
 
     tags = []
     for part in text.split(","):

@@ -18,7 +18,7 @@ from bertvision.commands.options import (
 )
 from bertvision.commands.tables import Row, metric_names, number
 from bertvision.pipelines.text import format_table, size
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 
 _PARTS = ("fine_tuning", "extraction", "training")
 

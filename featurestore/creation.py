@@ -22,7 +22,7 @@ from bertvision.featurestore.format.examples import write_examples
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
-from bertvision.featurestore.format.schema import ROOT, SplitRecord
+from bertvision.featurestore.format.records import ROOT, SplitRecord
 from bertvision.featurestore.storage.storage import Storage
 
 

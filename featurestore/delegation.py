@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bertvision.errors import LockedError, StoreError
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
-from bertvision.featurestore.format.schema import ROOT
+from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.durable import Buffers, fsync
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.storage.opening import open_storage

@@ -11,7 +11,7 @@ import xxhash
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_names, split_records
-from bertvision.featurestore.format.schema import ROOT
+from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import OpenFile

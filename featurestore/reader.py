@@ -26,8 +26,9 @@ from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.format.examples import read_examples
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
-from bertvision.featurestore.format.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.format.records import SplitRecord
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage

@@ -12,7 +12,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.contents import split_names, splits_of
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
-from bertvision.featurestore.format.schema import SnapshotTag, check_name
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage

@@ -26,8 +26,9 @@ from bertvision.featurestore.creation import (
 from bertvision.featurestore.delegation import Grant, withdraw
 from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.schema import ShardFile, ShardRecord, SnapshotTag, check_name
+from bertvision.featurestore.format.records import ShardFile, ShardRecord
 from bertvision.featurestore.format.shard import example_checksums, shard_key
 from bertvision.featurestore.format.shardfile import compress, shard_pieces
 from bertvision.featurestore.split import ActivationSplit

@@ -24,7 +24,7 @@ from bertvision.pipelines.tasks.generated.facts import write_facts
 from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -67,7 +67,7 @@ def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
 
     from bertvision.pipelines.extraction.extract import extract
     from bertvision.pipelines.finetuning.finetune import finetune
-    from bertvision.pipelines.workspace.options import FinetuneOptions
+    from bertvision.pipelines.workspace.job_options import FinetuneOptions
     from bertvision.pipelines.workspace.workspace import Workspace
 
     folder = tmp_path_factory.mktemp("experiment")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["adapter-64-shared", "learned-pooling"]

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.data import ProbeData
-from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Labelled, partition
 

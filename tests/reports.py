@@ -23,7 +23,7 @@ def make_lab(workspace: Workspace, folder: Path) -> Workspace:
     from bertvision.pipelines.results.ensemble import ensemble
     from bertvision.pipelines.results.error_analysis import errors
     from bertvision.pipelines.results.sweep import sweep
-    from bertvision.pipelines.workspace.options import TrainOptions
+    from bertvision.pipelines.workspace.job_options import TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace
 
     shutil.copytree(workspace.root, folder, ignore=shutil.ignore_patterns("heads", "report"))

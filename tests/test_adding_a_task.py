@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from scipy.special import softmax
 
 from bertvision.commands.heads import evaluated_table
-from bertvision.commands.lab import compare_table, errors_table
+from bertvision.commands.systems import compare_table, errors_table
 from bertvision.errors import InputError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -26,7 +26,7 @@ from bertvision.pipelines.tasks.registry import TASKS, TaskEntry
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"

@@ -31,7 +31,7 @@ from bertvision.pipelines.workspace.config import (
     WorkspaceConfig,
 )
 from bertvision.pipelines.workspace.creation import open_workspace
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace

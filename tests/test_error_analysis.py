@@ -30,7 +30,7 @@ from bertvision.pipelines.results.systems import find_system, read_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEAD = f"{HEADS[0]}:0.5e:1e"

@@ -25,7 +25,7 @@ from bertvision.errors import (
     ProvenanceError,
     UnknownNameError,
 )
-from bertvision.featurestore.format.schema import ShardRecord
+from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
@@ -35,7 +35,7 @@ from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.squad.questions import window_labels
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status

@@ -21,7 +21,7 @@ from bertvision.errors import (
     UnknownNameError,
     WorkspaceError,
 )
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.features import ensure_features
@@ -29,7 +29,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.snapshots import load_snapshot

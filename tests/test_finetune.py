@@ -26,7 +26,7 @@ from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import FinetuneConfig
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.snapshots import load_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -37,7 +37,7 @@ import json, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.training.resume import StoppedError
 options = FinetuneOptions(**json.loads(sys.argv[4]))
 try:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertvision.errors import BertvisionError, CorruptStoreError, InputError
 from bertvision.featurestore.creation import SplitSpec
-from bertvision.featurestore.format.schema import SnapshotTag, check_name
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.store import ActivationStore

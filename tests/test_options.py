@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from bertvision.cli import app
-from bertvision.commands.declared import with_options
+from bertvision.commands.declared_options import with_options
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import train
@@ -24,7 +24,7 @@ from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.ranking.options import RankOptions
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig
-from bertvision.pipelines.workspace.options import ExtractOptions, FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions, FinetuneOptions, TrainOptions
 
 COMMANDS = {
     "finetune": (finetune, FinetuneOptions),

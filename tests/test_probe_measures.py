@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from probing import as_data, blobs
 
 from bertvision.errors import InputError
+from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.control import control_labels, unseen_share
-from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.mdl import block_ends, code_length, online_code
 from bertvision.pipelines.probing.measure import measure, measure_control
 from bertvision.pipelines.probing.options import ProbeOptions

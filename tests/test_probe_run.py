@@ -138,8 +138,8 @@ def test_probes_read_the_layer_and_the_rows_they_say(space: Workspace) -> None:
     """The record's scores are those of a probe on features read by hand."""
     import torch
 
+    from bertvision.pipelines.probing.batch import Inputs
     from bertvision.pipelines.probing.data import read_data
-    from bertvision.pipelines.probing.inputs import Inputs
     from bertvision.pipelines.probing.measure import measure
 
     (file,) = run(space, poolings=("mean",), concat=["0+2"])

@@ -10,8 +10,8 @@ import torch
 from probing import as_data, blobs
 from torch import nn
 
-from bertvision.pipelines.probing.batch import EarlyStopping, ProbeBatch, logits
-from bertvision.pipelines.probing.inputs import Inputs
+from bertvision.pipelines.probing.batch import Inputs, ProbeBatch, logits
+from bertvision.pipelines.probing.early_stopping import EarlyStopping
 from bertvision.pipelines.probing.measure import measure
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.scores import majority

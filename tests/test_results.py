@@ -19,7 +19,7 @@ from bertvision import cli
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
 from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.runs import Run

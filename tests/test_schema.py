@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.schema import SnapshotTag, check_name
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 
 
 @given(st.integers(0, 99_000_000))

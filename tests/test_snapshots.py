@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import (
     find_pretrained,
     load_model,

@@ -20,7 +20,7 @@ from stores import Made
 from transformers import AutoModelForQuestionAnswering
 
 from bertvision.errors import DiskSpaceError, LockedError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import open_writer

@@ -14,7 +14,7 @@ from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared"]

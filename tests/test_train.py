@@ -37,7 +37,7 @@ from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -148,7 +148,7 @@ from dataclasses import replace
 from pathlib import Path
 from bertvision.pipelines.training.resume import StoppedError
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 space = Workspace.find(Path(sys.argv[3]))

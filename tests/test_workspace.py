@@ -9,7 +9,7 @@ import yaml
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.creation import new_config, open_workspace
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -37,7 +37,7 @@ from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.sweep import sweep
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
-from bertvision.pipelines.workspace.options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.pretrained import pretrained
 from bertvision.pipelines.workspace.records import read_run_metrics
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
-from bertvision.featurestore.format.schema import SnapshotTag, SplitRecord, check_name
+from bertvision.featurestore.format.names import SnapshotTag, check_name
+from bertvision.featurestore.format.records import SplitRecord
 from bertvision.featurestore.storage.storage import Storage
 
 

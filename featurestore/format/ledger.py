@@ -20,7 +20,7 @@ from bertvision.errors import (
     FormatVersionError,
     StoreNotFoundError,
 )
-from bertvision.featurestore.format.schema import (
+from bertvision.featurestore.format.records import (
     FEATURES,
     FORMAT,
     ROOT,

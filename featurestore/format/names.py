@@ -1,10 +1,104 @@
-"""The names of what a user may choose of the format; light, for a command line lists them."""
+"""Names: those that become paths (snapshots, splits, heads), and those of what can be chosen.
+
+Nothing heavy is imported here: the command line lists them.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Literal
+
+from bertvision.errors import InputError
 
 EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 CompressionName = Literal["none", "zstd", "pcodec"]
 NonFinite = Literal["error", "record"]
 """What to do about NaN and infinity: refuse them, or replace and count them (see `encode`)."""
+
+_TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
+_UNTRAINED = "untrained"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.ASCII)  # no folders, on Windows
+
+
+class SnapshotTag(str):
+    """The encoder at a point of fine-tuning: ``0e`` is pretrained, then ``0.3e``, ``1e``.
+
+    Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
+    favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot. ``untrained``
+    is the encoder's twin with random weights; it comes before ``0e``.
+
+    Raises:
+        InputError: the text is not a tag in canonical form.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
+        if text == _UNTRAINED:
+            return str.__new__(cls, text)
+        if not _TAG.fullmatch(text):
+            raise InputError(
+                f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
+                "such as 0e, 0.3e, 1e or 2e, or untrained"
+            )
+        canonical = cls.of(float(text[:-1]), _checked=True)
+        if canonical != text:
+            raise InputError(f"{text!r} is not in canonical form: write {canonical}")
+        return str.__new__(cls, text)
+
+    @classmethod
+    def is_valid(cls, text: str) -> bool:
+        """Whether the text is a tag in canonical form."""
+        try:
+            cls(text)
+        except InputError:
+            return False
+        return True
+
+    @classmethod
+    def of(cls, fraction: float, *, _checked: bool = False) -> SnapshotTag:
+        """The tag of a fraction of an epoch (``0.3`` → ``0.3e``, ``1`` → ``1e``), to 1e-6."""
+        text = f"{fraction:.6f}".rstrip("0").rstrip(".") + "e"
+        return str.__new__(cls, text) if _checked else cls(text)
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether it is the twin with random weights."""
+        return str.__eq__(self, _UNTRAINED)
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of an epoch, as a number; −1 of ``untrained``, which comes before 0."""
+        return -1.0 if self.is_untrained else float(self[:-1])
+
+    def step(self, steps_per_epoch: int) -> int:
+        """The optimiser step at which the snapshot is taken: round(fraction × steps per epoch)."""
+        return round(self.fraction * steps_per_epoch)
+
+    def __lt__(self, other: str) -> bool:
+        return self.fraction < SnapshotTag(other).fraction
+
+    def __le__(self, other: str) -> bool:
+        return self.fraction <= SnapshotTag(other).fraction
+
+    def __gt__(self, other: str) -> bool:
+        return self.fraction > SnapshotTag(other).fraction
+
+    def __ge__(self, other: str) -> bool:
+        return self.fraction >= SnapshotTag(other).fraction
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it is safe as a folder name of a split, head or task.
+
+    Raises:
+        InputError: it is not 1 to 63 of a-z, 0-9, ``_``, ``-``, or begins with ``_`` or ``-``, or
+            is the name of a device such as ``nul``.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or _DEVICE.fullmatch(name):
+        raise InputError(
+            f"{name!r} is not a {what} name: use 1 to 63 of a-z, 0-9, '_' and '-', "
+            "beginning with a letter or digit, and no name of a device such as con or nul"
+        )
+    return name

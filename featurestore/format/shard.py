@@ -14,7 +14,7 @@ import xxhash
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.format.arrays import group_key
 from bertvision.featurestore.format.encoding import get_encoding
-from bertvision.featurestore.format.schema import ShardRecord, SplitRecord
+from bertvision.featurestore.format.records import ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
     CRC_BYTES,
     INDEX_BYTES,

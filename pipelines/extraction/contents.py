@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bertvision.featurestore.creation import SplitContents
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
-from bertvision.featurestore.format.schema import Provenance
+from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.task import Task

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.schema import ShardRecord
+from bertvision.featurestore.format.records import ShardRecord
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.workspace.records import ExtractionCosts

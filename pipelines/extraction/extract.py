@@ -19,7 +19,7 @@ from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.options import ExtractOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace

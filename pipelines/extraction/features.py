@@ -16,7 +16,7 @@ from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
-from bertvision.pipelines.workspace.options import ExtractOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.snapshots import read_snapshot_info

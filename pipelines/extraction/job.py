@@ -16,7 +16,7 @@ from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace.options import ExtractOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.snapshots import SnapshotInfo, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertvision.errors import NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode
 from bertvision.featurestore.format.names import NonFinite
-from bertvision.featurestore.format.schema import ShardRecord
+from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.tasks.registry import TokenPooling

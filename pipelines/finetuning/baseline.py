@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
@@ -30,7 +30,7 @@ from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_li
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.creation import open_workspace
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
 from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.workspace.status import status

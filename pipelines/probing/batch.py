@@ -1,4 +1,4 @@
-"""Many probes as one: stacked parameters, batched products, one Adam, and when each of them stops.
+"""Many probes as one: inputs side by side, stacked parameters, batched products, one fused Adam.
 
 Every probe starts from the same seed and sees the same batches in the same order, so that what it
 becomes does not depend on which others are trained beside it.
@@ -7,12 +7,66 @@ becomes does not depend on which others are trained beside it.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Features of one width: each input is a pooled layer, or several layers end to end."""
+
+    values: Tensor
+    """(examples, inputs, width) float32, on the device that trains."""
+    mean: Tensor | None = None
+    """(inputs, 1, width) to be subtracted, or None."""
+    scale: Tensor | None = None
+    """(inputs, 1, width) to be multiplied with afterwards."""
+
+    @property
+    def count(self) -> int:
+        """How many inputs there are."""
+        return self.values.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Length of a vector."""
+        return self.values.shape[2]
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Vectors of some examples.
+
+        Args:
+            rows: (batch,) numbers of examples.
+
+        Returns:
+            (inputs, batch, width)
+        """
+        taken = self.values.index_select(0, rows).transpose(0, 1)
+        if self.mean is None or self.scale is None:
+            return taken
+        return (taken - self.mean) * self.scale
+
+    def standardised(self, rows: Tensor) -> Inputs:
+        """The same, with mean 0 and deviation 1 of every feature over some examples.
+
+        A feature that does not vary there becomes 0.
+
+        Args:
+            rows: (examples,) numbers of the examples that set the scale: those of the training.
+        """
+        count = len(rows)
+        total = torch.zeros(self.values.shape[1:], dtype=torch.float64, device=rows.device)
+        square = torch.zeros_like(total)
+        for part in rows.split(1024):
+            total += self.values.index_select(0, part).sum(0, dtype=torch.float64)
+        mean = total / count
+        for part in rows.split(1024):
+            square += (self.values.index_select(0, part).double() - mean).square().sum(0)
+        deviation = (square / count).sqrt()
+        scale = torch.where(deviation > 1e-8 * (1 + mean.abs()), 1 / deviation, 0)
+        return Inputs(self.values, mean.float().unsqueeze(1), scale.float().unsqueeze(1))
 
 
 class ProbeBatch:
@@ -130,50 +184,3 @@ def _hidden(parameters: list[Tensor], x: Tensor) -> Tensor | None:
 def _affine(parameters: list[Tensor], x: Tensor) -> Tensor:
     weight, bias = parameters
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-
-
-class Look(NamedTuple):
-    """What a look at the held-out examples says of each probe."""
-
-    improved: npt.NDArray[np.bool_]
-    """(probes,) whose score is higher than ever before."""
-    stopped: npt.NDArray[np.bool_]
-    """(probes,) that are trained no longer."""
-
-
-class EarlyStopping:
-    """Keep the best, stop after too many looks without a new best.
-
-    The rule is that of SentEval's ``PyTorchClassifier.fit``: misses are counted over the whole
-    training and never forgotten at a new best, and the miss after ``tenacity`` others ends it.
-    """
-
-    def __init__(self, probes: int, tenacity: int) -> None:
-        """Begin without a score.
-
-        Args:
-            probes: how many there are.
-            tenacity: misses that are forgiven.
-        """
-        self.best = np.full(probes, -np.inf)
-        self._misses = np.zeros(probes, np.int64)
-        self._tenacity = tenacity
-
-    def look(self, scores: npt.NDArray[np.float64]) -> Look:
-        """Take the scores of all probes that are still trained.
-
-        Args:
-            scores: (probes,) higher is better.
-        """
-        improved = scores > self.best
-        self.best = np.where(improved, scores, self.best)
-        self._misses += ~improved
-        return Look(improved, self._misses > self._tenacity)
-
-    def keep(self, probes: npt.NDArray[np.bool_]) -> None:
-        """Forget all other probes.
-
-        Args:
-            probes: (probes,) which stay.
-        """
-        self.best, self._misses = self.best[probes], self._misses[probes]

@@ -13,8 +13,8 @@ from bertvision.errors import NonFiniteError, ProvenanceError
 from bertvision.pipelines.extraction.layers import Layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
+from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.data import ProbeData
-from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.mdl import block_ends
 from bertvision.pipelines.probing.measure import measure, measure_control, measure_mdl
 from bertvision.pipelines.probing.options import ProbeOptions

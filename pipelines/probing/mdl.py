@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.pipelines.probing.inputs import Inputs
+from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.trainer import Done, log_likelihoods, train
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.control import Control, control_labels, unseen_share
 from bertvision.pipelines.probing.data import ProbeData
-from bertvision.pipelines.probing.inputs import Inputs
 from bertvision.pipelines.probing.mdl import OnlineCode, online_code
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Fold, Rows

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from bertvision.featurestore.format.schema import Provenance, SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import needed_layers, wanted_layers

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.pipelines.probing.batch import EarlyStopping, ProbeBatch, logits
-from bertvision.pipelines.probing.inputs import Inputs
+from bertvision.pipelines.probing.batch import Inputs, ProbeBatch, logits
+from bertvision.pipelines.probing.early_stopping import EarlyStopping
 from bertvision.pipelines.probing.options import Criterion, ProbeOptions
 
 _LOGITS_AT_ONCE = 1 << 23  # bounds the memory of scoring: 32 MB

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
 from bertvision.pipelines.report.table import Table

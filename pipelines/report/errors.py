@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import Example, Section, make_figure

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import StoreError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.text import signed
 

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.report.drawing import curves
 from bertvision.pipelines.report.section import Section, make_figure
 from bertvision.pipelines.report.table import Table

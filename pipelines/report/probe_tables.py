@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.probing.results import FOLDER
 from bertvision.pipelines.probing.summary import Row
 from bertvision.pipelines.report.table import Table

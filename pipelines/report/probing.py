@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import MOST_PANELS
 from bertvision.pipelines.drawing.svg import SERIES
 from bertvision.pipelines.probing.results import FOLDER, read_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.report.drawing import charts, curves
 from bertvision.pipelines.report.drawing.curves import best_names
 from bertvision.pipelines.report.section import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import WIDE, both, standalone
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.report.table import Table

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.records import digest_of, read_record
 from bertvision.pipelines.results.softmax import Combine, combine_logits

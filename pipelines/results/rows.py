@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results

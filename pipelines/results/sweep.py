@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models.heads import Kind
 from bertvision.models.registry import describe_heads
 from bertvision.pipelines.results.results import Result, read_results
@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run, runs_of
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace

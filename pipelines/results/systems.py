@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import RootModel
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.logits import WindowIndex

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.schema import Provenance, SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.heads import Kind
 from bertvision.pipelines.files import new_folder, sha256_of_files, write_json

@@ -12,7 +12,7 @@ from torch import nn
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.heads import Kind
 from bertvision.pipelines.precision import device, head_precision
@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split

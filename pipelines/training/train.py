@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models.heads import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import new_folder, write_json
@@ -26,7 +26,7 @@ from bertvision.pipelines.training.module import HeadsModule
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
-from bertvision.pipelines.workspace.options import TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunMetrics, read_run_metrics
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace

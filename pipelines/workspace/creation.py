@@ -8,7 +8,7 @@ from typing import Any
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
@@ -29,7 +29,7 @@ from bertvision.pipelines.workspace.config import (
     ModelConfig,
     WorkspaceConfig,
 )
-from bertvision.pipelines.workspace.options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.selection import select_items, source_split
 from bertvision.pipelines.workspace.snapshots import library_versions
 from bertvision.pipelines.workspace.workspace import FILE, Workspace

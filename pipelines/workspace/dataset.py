@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.schema import check_name
+from bertvision.featurestore.format.names import check_name
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import Record, read_record, validated
 from bertvision.pipelines.tasks.config import TaskConfig

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,

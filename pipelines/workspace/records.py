@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from bertvision.featurestore.format.schema import Provenance
+from bertvision.featurestore.format.records import Provenance
 from bertvision.models.heads import Kind
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.tasks.registry import TokenPooling

@@ -10,7 +10,7 @@ from typing import Any
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.options import Options, declared, flag
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.workspace.options import ExtractOptions, TrainOptions
+from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import StoredName

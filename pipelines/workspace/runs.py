@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.schema import check_name
+from bertvision.featurestore.format.names import check_name
 
 _FRACTION, _SEED = re.compile(r"f([01]|0?\.\d{1,4}|[01]\.\d{1,4})"), re.compile(r"s(\d{1,9})")
 

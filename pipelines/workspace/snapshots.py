@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import (
     load_model,
     load_tokenizer,

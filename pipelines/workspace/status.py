@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TASKS, TokenPooling

@@ -27,7 +27,7 @@ from bertvision.errors import (
     UnknownNameError,
     WorkspaceError,
 )
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
 

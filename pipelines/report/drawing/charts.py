@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import Box, legend, panels
 from bertvision.pipelines.drawing.heat import Cell, heat_map
 from bertvision.pipelines.drawing.svg import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bertvision.featurestore.format.schema import SnapshotTag
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import MOST_PANELS, Box, legend, panels, sample, series
 from bertvision.pipelines.drawing.layers import layer_plot
 from bertvision.pipelines.drawing.svg import SERIES, SHAPES, Canvas, Plot, round_range
