@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 from workspaces import answerable_options
 
-from bertvision.commands import lab as commands
+from bertvision.commands import systems as commands
 from bertvision.errors import BertvisionError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
