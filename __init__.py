@@ -30,6 +30,7 @@ _MODULES = {
     "pipelines.probing.run": ("probe",),
     "pipelines.probing.summary": ("probe_rows",),
     "pipelines.ranking.rank": ("rank",),
+    "pipelines.analysis.run": ("cka", "isotropy"),
     "pipelines.report.build": ("write_report",),
     # what it is done with
     "pipelines.workspace.workspace": ("Workspace",),
@@ -76,6 +77,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.outputs import class_loss as class_loss
     from bertvision.models.outputs import span_loss as span_loss
     from bertvision.models.registry import build_head as build_head
+    from bertvision.pipelines.analysis.run import cka as cka
+    from bertvision.pipelines.analysis.run import isotropy as isotropy
     from bertvision.pipelines.extraction.extract import extract as extract
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit

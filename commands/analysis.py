@@ -33,9 +33,9 @@ def cka(
     as_json: Json = False,
 ) -> None:
     """Linear CKA between the layers of two snapshots: table, JSON and an SVG figure."""
-    from bertvision.pipelines.analysis.run import run_cka
+    from bertvision.pipelines.analysis.run import cka as run
 
-    result = run_cka(
+    result = run(
         find_workspace(workspace, store),
         parse_tag(first),
         parse_tag(second),
@@ -61,9 +61,9 @@ def isotropy(
     as_json: Json = False,
 ) -> None:
     """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
-    from bertvision.pipelines.analysis.run import run_isotropy
+    from bertvision.pipelines.analysis.run import isotropy as run
 
-    result = run_isotropy(
+    result = run(
         find_workspace(workspace, store),
         parse_tag(checkpoint),
         split=split,

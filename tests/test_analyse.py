@@ -14,7 +14,8 @@ from figures import Drawing
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
-from bertvision.pipelines.analysis.run import run_cka, run_isotropy
+from bertvision.pipelines.analysis.run import cka as run_cka
+from bertvision.pipelines.analysis.run import isotropy as run_isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.scheduler import _one_blas_thread
 from bertvision.pipelines.workspace.workspace import Workspace

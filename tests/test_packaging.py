@@ -159,7 +159,7 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart finetune extract ensure_features train evaluate load_head sweep
-    ensemble compare probe probe_rows rank write_report
+    ensemble compare probe probe_rows rank cka isotropy write_report
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions

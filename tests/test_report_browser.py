@@ -13,7 +13,7 @@ from browser import CHROMIUM, as_printed, measure, pdf, screenshot
 from PIL import Image
 from reports import make_lab
 
-from bertvision.pipelines.analysis.run import run_cka, run_isotropy
+from bertvision.pipelines.analysis.run import cka, isotropy
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -130,8 +130,8 @@ def test_it_is_drawn_in_its_theme(full: Path, tmp_path: Path, width: int, dark: 
 def test_figures_of_their_own_cover_nothing_and_have_a_theme(
     workspace: OpenWorkspace, tmp_path: Path, dark: bool
 ) -> None:
-    run_cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
-    run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
+    cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
+    isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
     for path in sorted(tmp_path.glob("*.svg")):
         figure = path.read_text(encoding="utf-8")
         page = f'<html><head><meta http-equiv="x"></head><body>{figure}</body></html>'

@@ -6,15 +6,17 @@ import logging
 from pathlib import Path
 
 from bertvision.featurestore.lazy import check_same_rows
-from bertvision.pipelines.analysis.cka import CkaResult, cka
-from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.cka import cka as cka_of_arrays
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
 
-def run_cka(
+def cka(
     workspace: Workspace,
     first: str,
     second: str,
@@ -47,7 +49,7 @@ def run_cka(
     path = _plot_path(workspace, name, plot)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
     check_same_rows(x, y)
-    result = cka(
+    result = cka_of_arrays(
         x.dask(),
         y.dask(),
         names=(x.name, y.name),
@@ -62,7 +64,7 @@ def run_cka(
     return result
 
 
-def run_isotropy(
+def isotropy(
     workspace: Workspace,
     tag: str,
     *,
@@ -88,7 +90,7 @@ def run_isotropy(
     """
     path = _plot_path(workspace, f"isotropy-{tag}-{split}", plot)
     x = workspace.split(tag, split).require_complete()
-    result = isotropy(
+    result = isotropy_of_array(
         x.dask(),
         max_tokens=max_tokens,
         seed=seed,
