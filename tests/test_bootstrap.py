@@ -120,7 +120,7 @@ def test_swapping_the_systems_swaps_the_sign_alone(
 def test_the_seed_decides_the_draws_and_blocks_of_draws_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bertvision.pipelines.results.results import bootstrap
+    from bertvision.pipelines.results import bootstrap
 
     random = np.random.default_rng(5)
     first, second = random.random(50), random.random(50)
