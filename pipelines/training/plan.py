@@ -140,6 +140,6 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunCon
         field, there, here = difference
         raise WorkspaceError(
             f"{run.name} was trained on {tag} before with {field} = {there}, now it is "
-            f"{field} = {here}: give --overwrite to replace it"
+            f"{field.rpartition('.')[2]} = {here}: give --overwrite to replace it"
         )
     return True
