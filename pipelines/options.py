@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -52,6 +53,7 @@ class Options:
 
         model = _model(type(self))  # type: ignore[arg-type]  # a class is hashable, says Python
         values = {flag(k, o)[2:]: getattr(self, k) for k, (_, o) in declared(type(self)).items()}
+        values = {k: str(x) if isinstance(x, PurePath) else x for k, x in values.items()}
         for name, value in validated(model, values):
             object.__setattr__(self, name, value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,7 @@ def test_an_option_is_named_as_the_command_line_names_it() -> None:
 def test_values_are_kept_in_one_form() -> None:
     assert TrainOptions(layers=[0, 2]) == TrainOptions(layers=(0, 2))  # type: ignore[arg-type]
     assert len({TrainOptions(), TrainOptions(epochs=1)}) == 1
+
+
+def test_a_path_may_be_given_as_a_path() -> None:
+    assert FinetuneOptions(train=Path("a/train.json")).train == str(Path("a/train.json"))  # type: ignore[arg-type]

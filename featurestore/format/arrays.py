@@ -1,6 +1,6 @@
 """The Zarr side of a split: its metadata, and the arrays that are written with the plan.
 
-zarr writes all of it, into memory, from where it goes to the store's place durably. Reading does
+zarr writes all of it, into memory, from where it goes to the store durably. Reading does
 not ask the metadata in the store, which anybody can edit: what an array is stands in the ledger. So
 a declared shape of 10^15, another codec or a fill value changes nothing, and nothing is allocated
 that the files there could not fill.

@@ -57,7 +57,7 @@ class ShardReader:
     are copied once. Compressed layers are decoded when they are first asked for, and kept.
 
     Args:
-        place: of the store.
+        storage: of the store.
         record: of the split.
         committed: of the shard.
         lengths: (examples of the shard,) tokens of each.

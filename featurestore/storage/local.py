@@ -86,7 +86,7 @@ class LocalStorage(Storage):
         return shutil.disk_usage(path).free
 
     def _make_folder(self, path: Path) -> None:
-        """Make a folder of the place; its name, and those above it, are on the disk then.
+        """Make a folder of the storage; its name, and those above it, are on the disk then.
 
         Those of folders that are there too: who made them may have died before it came to that, or
         be another thread that is about to.
@@ -98,12 +98,12 @@ class LocalStorage(Storage):
         make_folder(self._real.parent)
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            with suppress(PermissionError):  # the folder above the place may be another user's
+            with suppress(PermissionError):  # the folder above the storage may be another user's
                 fsync(folder.parent)
             self._flushed.add(folder)
 
     def _inside(self, key: str) -> Path:
-        """The path of a key, which neither leads out of the place nor is reached by a link."""
+        """The path of a key, which neither leads out of the storage nor is reached by a link."""
         path = self._real / key
         inside = path == self._real or self._real in path.parents
         if not inside or os.path.realpath(path) != str(path):

@@ -144,7 +144,7 @@ class RemoteStorage(Storage):
         return data
 
     def _writable(self) -> Objects:
-        """What can be written to, by the holder of every lock that this place was asked for."""
+        """What can be written to, by the holder of every lock that this storage was asked for."""
         if self._objects is None:
             raise InputError(
                 f"{self._url} can only be read: a store is written to a local folder or to S3 "

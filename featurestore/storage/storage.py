@@ -50,7 +50,7 @@ class OpenFile(Protocol):
 
 
 class Storage(ABC):
-    """A folder of files; ``str(place)`` finds it again and holds no credentials."""
+    """A folder of files; ``str(storage)`` finds it again and holds no credentials."""
 
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:
         """The bytes of a file.
@@ -61,7 +61,7 @@ class Storage(ABC):
 
         Raises:
             FileNotFoundError: there is none.
-            CorruptStoreError: it is larger, or the key leads out of the place.
+            CorruptStoreError: it is larger, or the key leads out of the storage.
         """
         file = self.open(key)
         try:
@@ -110,7 +110,7 @@ class Storage(ABC):
 
         Raises:
             FileNotFoundError: there is none.
-            CorruptStoreError: the key leads out of the place.
+            CorruptStoreError: the key leads out of the storage.
         """
 
     @abstractmethod

@@ -168,7 +168,7 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
         raise InputError(
             f"{source!r} is no file here, and loading it as a data set (split {split!r}) failed "
             f"with {type(error).__name__}: {str(error).strip()}. Check the name, the split and the "
-            "network, or download the files and give their folder"
+            "network, or download it and give the file or its folder"
         ) from error
     if missing := [c for c in columns if c not in rows.column_names]:
         raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")

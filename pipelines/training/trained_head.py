@@ -86,7 +86,15 @@ def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
         module.load_state_dict(load_file(folder / "model.safetensors"))
     except InputError:
         raise
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
         raise WorkspaceError(
             f"the head {folder} is damaged: {error}; train it again with --overwrite"
         ) from error
