@@ -41,11 +41,11 @@ def attempt(url, *commands, **environment):
         print(done.output, done.exception if done.exit_code not in (0, 1, 2) else "")
     try:
         store = ActivationStore.open(url)
-        print(repr(store), repr(store.place), repr(store["1e"]["train"]))
+        print(repr(store), repr(store.storage), repr(store["1e"]["train"]))
         for batch in ActivationLoader(store["1e"]["train"]):
             pass
-        with store.place.lock("ledger/.lock", "writing"):
-            store.place.write("f", b"1")
+        with store.storage.lock("ledger/.lock", "writing"):
+            store.storage.write("f", b"1")
     except Exception as error:
         traceback.print_exc()
         seen.append(type(error).__name__)
