@@ -39,6 +39,8 @@ _MODULES = {
     "featurestore.split": ("ActivationSplit",),
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
+    "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
+    "featurestore.format.plan": ("ShardPlan",),
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
@@ -67,6 +69,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.errors import BertvisionError as BertvisionError
     from bertvision.errors import BertvisionWarning as BertvisionWarning
     from bertvision.featurestore.batch import ActivationBatch as ActivationBatch
+    from bertvision.featurestore.format.plan import ShardPlan as ShardPlan
+    from bertvision.featurestore.sampler import Sampler as Sampler
+    from bertvision.featurestore.sampler import SequentialSampler as SequentialSampler
+    from bertvision.featurestore.sampler import ShuffleSampler as ShuffleSampler
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader

@@ -1,10 +1,4 @@
-"""The order of examples: a pure function of (seed, epoch, rank, world size). No IO.
-
-Whole shards are visited in a seeded random order. The example of the shard at position p is drawn
-at time p + buffer · u with u uniform in [0, 1), and examples are sorted by that time. So at time t
-only shards with t − buffer < p ≤ t are needed: a shuffle buffer of `buffer` shards whose memory is
-bounded whatever the size of the store, and that needs no state but the position.
-"""
+"""The batches of one rank in one epoch: a sampler's sequence, checked, dealt out and cut. No IO."""
 
 from __future__ import annotations
 
@@ -12,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.sampler import Sampler, checked_sequence, piece_of_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +23,8 @@ class EpochOrder:
         shards: (shards of this rank,) int64 in the order they are first needed.
         first_batch: (shards,) the batch that first needs each of ``shards``; non-decreasing.
         last_batch: (shards,) the batch that last needs each of ``shards``.
+        digest: of the order of all ranks; a stream is resumed inside an epoch only where it is the
+            same again.
     """
 
     examples: npt.NDArray[np.int64]
@@ -33,6 +32,7 @@ class EpochOrder:
     shards: npt.NDArray[np.int64]
     first_batch: npt.NDArray[np.int64]
     last_batch: npt.NDArray[np.int64]
+    digest: str
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -43,62 +43,44 @@ class EpochOrder:
 
 
 def epoch_order(
-    shard_of_example: npt.NDArray[np.integer],
+    plan: ShardPlan,
+    sampler: Sampler,
     *,
-    batch_size: int,
-    seed: int,
     epoch: int,
+    batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-    buffer: int = 8,
-    shuffle: bool = True,
 ) -> EpochOrder:
-    """The order of one rank's examples; over all ranks every example comes exactly once.
+    """The order of one rank's examples; over all ranks the sampler's sequence comes once.
 
-    Ranks take equal, contiguous pieces of the shard sequence (they differ by at most one example),
-    so that at most one shard is read by two neighbours, and yield equally many batches wherever
-    each has at least one example for each.
+    Ranks take equal, contiguous pieces of it (they differ by at most one example), and yield
+    equally many batches wherever each has at least one example for each.
 
     Args:
-        shard_of_example: (examples,) non-decreasing.
+        plan: of the split.
+        sampler: gives the sequence.
+        epoch: from 0.
         batch_size: examples per batch and rank.
-        seed: of the shuffling.
-        epoch: from 0; another epoch is another order.
         rank: of this process.
         world_size: how many processes share the epoch.
-        buffer: how many shards' examples are mixed.
-        shuffle: False gives the stored order.
 
     Raises:
-        InputError: a count below 1, or a rank outside the world.
+        InputError: a count below 1, a rank outside the world, or a sequence that is none.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("world_size", world_size),
-        ("buffer", buffer),
-    ):
+    for name, value in (("batch_size", batch_size), ("world_size", world_size)):
         if value < 1:
             raise InputError(f"{name} is {value}: it must be at least 1")
     if not 0 <= rank < world_size:
         raise InputError(f"rank {rank} is outside the world of {world_size}")
-    shard = np.asarray(shard_of_example, dtype=np.int64)
-    n = shard.size
-    position = np.arange(int(shard[-1]) + 1)
-    if shuffle:
-        rng = np.random.default_rng([seed, epoch])
-        position = rng.permutation(position.size)
-    # a stable sort by the shard's position lays the shards one after another
-    sequence = np.argsort(position[shard], kind="stable")
-    low, high = n * rank // world_size, n * (rank + 1) // world_size
-    mine = sequence[low:high]
-    if shuffle:
-        rng = np.random.default_rng([seed, epoch, rank])
-        time = position[shard[mine]] + buffer * rng.random(mine.size)
-        mine = mine[np.argsort(time, kind="stable")]
-    largest = -(-n // world_size)
+    sequence = checked_sequence(sampler, plan, epoch, world_size)
+    mine = piece_of_rank(sequence, rank, world_size)
+    largest = -(-sequence.size // world_size)
     boundaries = _boundaries(mine.size, batch_size, -(-largest // batch_size))
     batch_of_example = np.repeat(np.arange(boundaries.size - 1), np.diff(boundaries))
-    return EpochOrder(mine, boundaries, *_shard_spans(shard[mine], batch_of_example))
+    spans = _shard_spans(plan.shard[mine].astype(np.int64), batch_of_example)
+    digest = xxhash.xxh3_128(f"{batch_size} {world_size} ".encode())
+    digest.update(np.ascontiguousarray(sequence, "<i8").data)
+    return EpochOrder(mine, boundaries, *spans, digest.hexdigest())
 
 
 def _boundaries(n: int, batch_size: int, batches: int) -> npt.NDArray[np.int64]:

@@ -182,7 +182,8 @@ def test_documented_code_runs(page: Path, i: int, in_workspace: Path) -> None:
     if match := re.match(r"# (\w+)\.py\n", source):  # a module of the reader's own
         (in_workspace / f"{match[1]}.py").write_text(source)
     namespace: dict[str, Any] = {"__name__": f"documented_{i}"}
-    exec(compile(source, f"{page.name}[{i}]", "exec"), namespace)
+    # as a reader runs it, without the __future__ imports of this file
+    exec(compile(source, f"{page.name}[{i}]", "exec", dont_inherit=True), namespace)
 
 
 def test_own_head_of_the_heads_page_is_found_by_its_dotted_path(in_workspace: Path) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.featurestore.order import epoch_order
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.order import EpochOrder
+from bertvision.featurestore.order import epoch_order as order_of
+from bertvision.featurestore.sampler import Sampler, SequentialSampler, ShuffleSampler
 
 shards = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(
     lambda sizes: np.repeat(np.arange(len(sizes)), sizes)
@@ -23,6 +30,27 @@ options = st.fixed_dictionaries(
         "shuffle": st.booleans(),
     }
 )
+
+
+def plan_of(shard: np.ndarray) -> ShardPlan:
+    """A plan of examples of one token, so many in each shard."""
+    n, capacity = len(shard), 64
+    first = np.searchsorted(shard, shard)
+    return ShardPlan(
+        example_id=np.arange(n),
+        n_tokens=np.ones(n, np.int32),
+        first_token=shard * capacity + np.arange(n) - first,
+        shard=shard.astype(np.int32),
+        shard_tokens=capacity,
+        seed=None,
+    )
+
+
+def epoch_order(
+    shard: np.ndarray, *, seed: int, buffer: int = 8, shuffle: bool = True, **rest: Any
+) -> EpochOrder:
+    sampler = ShuffleSampler(seed, buffer) if shuffle else SequentialSampler()
+    return order_of(plan_of(shard), sampler, **rest)
 
 
 @given(shards, options)
@@ -84,8 +112,77 @@ def test_a_batch_mixes_as_many_shards_as_the_buffer_holds() -> None:
         ({"buffer": 0}, "buffer is 0"),
         ({"world_size": 0}, "world_size is 0"),
         ({"rank": 2, "world_size": 2}, "rank 2 is outside"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_bad_arguments_are_named(bad: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         epoch_order(np.zeros(3, int), **{"batch_size": 1, "seed": 0, "epoch": 0, **bad})
+
+
+def test_the_default_order_is_the_one_of_earlier_versions() -> None:
+    # so that a training that was interrupted goes on as it began
+    order = epoch_order(
+        np.repeat(np.arange(4), 5), batch_size=4, seed=3, epoch=2, rank=1, world_size=2, buffer=2
+    )
+    assert order.examples.tolist() == [11, 14, 13, 5, 10, 12, 6, 8, 9, 7]
+
+
+@dataclass
+class Fixed(Sampler):
+    """An order that was written down."""
+
+    order: Any
+
+    def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+        return self.order
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ([0, 1, 2, 2], r"Fixed\(order=\[0, 1, 2, 2\]\) in epoch 5 names example 2 2 times.*2 of 4"),
+        ([0, 1, 3], "names example 2 0 times.*1 of 4.*exactly_once = False"),
+        ([0, 1, 2, 4], "names example 4: the split has those from 0 to 3"),
+        ([0, 1, 2, -1], "names example -1"),
+        ([0.0, 1.0, 2.0, 3.0], "float64 of shape"),
+        ([[0, 1], [2, 3]], r"shape \(2, 2\)"),
+        ([], "shape"),
+    ],
+)
+def test_a_sequence_that_is_no_order_of_the_examples_is_refused(order: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        order_of(plan_of(np.array([0, 0, 1, 1])), Fixed(order), epoch=5, batch_size=2)
+
+
+def test_ranks_share_any_order_and_one_that_samples_may_repeat() -> None:
+    plan = plan_of(np.repeat(np.arange(5), 5))
+    backwards = list(range(24, -1, -1))
+    ranks = [
+        order_of(plan, Fixed(backwards), epoch=0, batch_size=4, rank=r, world_size=3)
+        for r in range(3)
+    ]
+    assert [i for order in ranks for i in order.examples.tolist()] == backwards
+    assert {len(order) for order in ranks} == {3}
+    assert len({order.digest for order in ranks}) == 1
+    sampler = Fixed([7, 7, 0])
+    sampler.exactly_once = False
+    drawn = order_of(plan, sampler, epoch=0, batch_size=2)
+    assert [drawn.batch(i).tolist() for i in range(len(drawn))] == [[7, 7], [0]]
+    assert drawn.shards.tolist() == [1, 0]
+    sampler.order = [7, 25]
+    with pytest.raises(InputError, match="names example 25"):
+        order_of(plan, sampler, epoch=0, batch_size=2)
+
+
+def test_samplers_are_named_with_what_their_order_depends_on() -> None:
+    class Own(Sampler):
+        def __init__(self) -> None:
+            self.weights = [0.5] * 100
+
+        def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+            return [0]
+
+    assert repr(ShuffleSampler(3, 2)) == "ShuffleSampler(seed=3, buffer=2)"
+    assert repr(SequentialSampler()) == "SequentialSampler()"
+    assert repr(Own()) == "Own(weights=[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...])"

@@ -161,6 +161,7 @@ PUBLIC = """
     quickstart finetune extract ensure_features train evaluate load_head sweep
     ensemble compare probe probe_rows rank cka isotropy write_report
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
+    Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss

@@ -5,20 +5,28 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
+import json
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from stores import Made, shard_path
 
 from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
+from bertvision.featurestore import readahead
 from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.readahead import BufferPool
+from bertvision.featurestore.sampler import Sampler
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.stream import ActivationLoader, BufferPool
+from bertvision.featurestore.stream import ActivationLoader
 
 LENGTHS = np.random.default_rng(1).integers(1, 33, 90).tolist()
 
@@ -91,6 +99,111 @@ def test_resume_is_exact_anywhere_in_three_epochs(split: ActivationSplit, reader
         while len(rest) < len(whole) - position:
             rest += [seen(batch) for batch in resumed]
         assert rest == whole[position:]
+
+
+@dataclass
+class ByLength(Sampler):
+    """Jumps through the whole store."""
+
+    descending: bool = False
+
+    def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+        order = np.argsort(plan.n_tokens, kind="stable")
+        return np.roll(order[::-1] if self.descending else order, epoch)
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_an_order_of_ones_own_is_shared_by_ranks_and_resumed_exactly(
+    split: ActivationSplit, monkeypatch: pytest.MonkeyPatch, readers: int
+) -> None:
+    monkeypatch.setattr(readahead, "_MOST_OPEN", 3)  # of the split's shards: they come back
+
+    def stream(rank: int) -> ActivationLoader:
+        return ActivationLoader(
+            split, sampler=ByLength(), batch_size=7, readers=readers, rank=rank, world_size=2
+        )
+
+    drawn = []
+    for rank in (0, 1):
+        loader, whole = stream(rank), []
+        for _ in range(2):
+            whole += [seen(batch) for batch in loader]
+        drawn += [i for examples, _ in whole[: len(loader)] for i in examples]
+        for position in (3, len(loader), len(loader) + 1):
+            one = stream(rank)
+            for _ in zip(range(position), itertools.chain(one, one), strict=False):
+                pass
+            other = stream(rank)
+            other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+            rest: list[object] = []
+            while len(rest) < len(whole) - position:
+                rest += [seen(batch) for batch in other]
+            assert rest == whole[position:]
+    assert drawn == np.argsort(split.plan.n_tokens, kind="stable").tolist()
+
+
+def test_no_more_shards_are_open_than_a_system_allows(
+    split: ActivationSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: set[ShardReader] = set()
+    most, opening, closing = 0, ShardReader.__init__, ShardReader.close
+
+    def opened(self: ShardReader, *args: Any) -> None:
+        nonlocal most
+        opening(self, *args)
+        held.add(self)
+        most = max(most, len(held))
+
+    def closed(self: ShardReader) -> None:
+        held.discard(self)
+        closing(self)
+
+    monkeypatch.setattr(readahead, "_MOST_OPEN", 4)
+    monkeypatch.setattr(ShardReader, "__init__", opened)
+    monkeypatch.setattr(ShardReader, "close", closed)
+    assert split.plan.n_shards > 20
+    loader = ActivationLoader(split, sampler=ByLength(), batch_size=2, readers=0)
+    assert len(list(loader)) == len(loader)
+    assert most <= 4 + 2
+    assert not held
+
+
+def test_a_position_is_refused_in_another_order_than_its_own(split: ActivationSplit) -> None:
+    loader = ActivationLoader(split, sampler=ByLength(), batch_size=4)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["sampler"] == "ByLength(descending=False)"
+    for other in (
+        ActivationLoader(split, batch_size=4),
+        ActivationLoader(split, sampler=ByLength(descending=True), batch_size=4),
+    ):
+        with pytest.raises(InputError, match=r"of ByLength\(descending=False\), .* the same"):
+            other.load_state_dict(state)
+    for options in ({"batch_size": 5}, {"batch_size": 4, "world_size": 2}):
+        other = ActivationLoader(split, sampler=ByLength(), **options)
+        with pytest.raises(InputError, match="another order of epoch 0"):
+            other.load_state_dict(state)
+        other.load_state_dict({**state, "epoch": 1, "batch": 0})  # between epochs it may change
+    plain = ActivationLoader(split, batch_size=4)
+    plain.load_state_dict({"epoch": 1, "batch": 2})  # as earlier versions saved it
+    assert len(examples(plain)) == len(plain) - 2
+
+
+def test_samplers_that_are_none_or_change_the_length_are_refused(split: ActivationSplit) -> None:
+    class Growing(Sampler):
+        exactly_once = False
+
+        def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+            return np.arange(20 * (epoch + 1))
+
+    with pytest.raises(InputError, match="subclass of bertvision.Sampler"):
+        ActivationLoader(split, sampler=torch.utils.data.SequentialSampler(split))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave shuffle, seed and buffer out"):
+        ActivationLoader(split, sampler=ByLength(), seed=1)
+    loader = ActivationLoader(split, sampler=Growing())
+    assert len(examples(loader)) == 2
+    with pytest.raises(InputError, match=r"Growing\(\) gives 3 batches in epoch 1, 2 in epoch 0"):
+        examples(loader)
 
 
 def test_layers_are_a_subset_and_unshuffled_is_stored_order(split: ActivationSplit) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.sampler import Sampler
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 
@@ -49,11 +51,19 @@ class ActivationDataModule(pl.LightningDataModule):
         seed: of the shuffling.
         readers: threads that read shards.
         buffer: shards in the shuffle buffer; by default as many as fit in 768 MiB.
+        sampler: an order of your own for training, in place of ``seed`` and ``buffer``.
         dtype: of the decoded hidden states.
 
     Raises:
-        StoreNotFoundError: there is no store, snapshot or split of that name.
+        StoreNotFoundError: there is no store.
+        UnknownNameError: it has no snapshot or split of that name; the message says which it has.
         IncompleteSplitError: a split's extraction has not ended.
+        InputError: a layer is not stored.
+
+    >>> data = bertvision.ActivationDataModule("activations", "1e", val="dev", batch_size=20)
+    >>> batch = next(iter(data.train_dataloader()))  # a Trainer's module is given it decoded
+    >>> batch.hidden_states.shape
+    torch.Size([863, 3, 32])
     """
 
     def __init__(
@@ -68,28 +78,29 @@ class ActivationDataModule(pl.LightningDataModule):
         seed: int = 0,
         readers: int = 2,
         buffer: int | None = None,
+        sampler: Sampler | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._snapshot = ActivationStore.open(store)[checkpoint]
-        self._train = train
+        snapshot = ActivationStore.open(store)[checkpoint]
+        self._train = _checked(snapshot[train], layers)
         self._dtype = dtype
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "layers": layers,
-            "seed": seed,
             "readers": readers,
-            "buffer": buffer,
         }
+        self._order: dict[str, Any] = {"seed": seed, "buffer": buffer, "sampler": sampler}
         self._position: dict[str, Any] | None = None
         self.train_loader: ActivationLoader | None = None
         if val is not None:
+            held_out = _checked(snapshot[val], layers)
             # defined only then: Lightning warns of a validation loader nobody uses
-            self.val_dataloader = lambda: self._loader(val, shuffle=False)  # type: ignore[method-assign]
+            self.val_dataloader = lambda: self._loader(held_out, shuffle=False)  # type: ignore[method-assign]
 
     def train_dataloader(self) -> ActivationLoader:
         """The shuffled stream of the training split, of this rank."""
-        self.train_loader = self._loader(self._train, shuffle=True)
+        self.train_loader = self._loader(self._train, **self._order)
         if self._position is not None:
             self.train_loader.load_state_dict(self._position)
             self._position = None
@@ -111,12 +122,18 @@ class ActivationDataModule(pl.LightningDataModule):
         """Decode on the device."""
         return decoded(batch, self._dtype)
 
-    def _loader(self, split: str, *, shuffle: bool) -> ActivationLoader:
+    def _loader(self, split: ActivationSplit, **order: Any) -> ActivationLoader:
         trainer = self.trainer
         return ActivationLoader(
-            self._snapshot[split],
-            shuffle=shuffle,
+            split,
             rank=trainer.global_rank if trainer else 0,
             world_size=trainer.world_size if trainer else 1,
             **self._options,
+            **order,
         )
+
+
+def _checked(split: ActivationSplit, layers: Sequence[int] | None) -> ActivationSplit:
+    """The split, whole and with these layers: a wrong name is better said before the training."""
+    split.layer_positions(layers)
+    return split.require_complete()

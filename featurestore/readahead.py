@@ -1,0 +1,152 @@
+"""What a stream holds ready: threads, the open shards of its next batches, and their memory."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.order import EpochOrder
+from bertvision.featurestore.reader import SplitReader
+
+_EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
+_MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
+_Result = TypeVar("_Result")
+
+
+class BufferPool:
+    """Memory that is used again as soon as nobody refers to it.
+
+    Filling fresh memory costs several times more than filling pages that were touched before. A
+    buffer is free when only the pool refers to it, which CPython's reference count tells exactly:
+    views, tensors made from them and tensors made from those all hold the buffer. So a batch that
+    somebody keeps is never overwritten.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[npt.NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An uninitialised array over a free buffer of at least its size, or over a new one."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        with self._lock:
+            for i in range(len(self._buffers)):
+                # 2: the list and getrefcount's own argument
+                if sys.getrefcount(self._buffers[i]) == 2:
+                    if self._buffers[i].size >= nbytes:
+                        return self._buffers[i][:nbytes].view(dtype).reshape(shape)
+                    # too small: replace it, so that the pool does not grow with ever larger ones
+                    self._buffers[i] = np.empty(nbytes, np.uint8)
+                    return self._buffers[i].view(dtype).reshape(shape)
+            buffer = np.empty(nbytes, np.uint8)
+            self._buffers.append(buffer)
+            return buffer.view(dtype).reshape(shape)
+
+
+class Threads:
+    """A thread pool, or the caller's own thread where there are none."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, name) if threads else None
+
+    def submit(self, function: Callable[..., _Result], *args: Any) -> Future[_Result]:
+        """The result to come of a call, or the one that has come."""
+        if self._executor is not None:
+            return self._executor.submit(function, *args)
+        done: Future[_Result] = Future()
+        done.set_result(function(*args))
+        return done
+
+    def shutdown(self) -> None:
+        """Wait for the calls that have begun; the others are not made."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class OpenShards:
+    """The open shards of an epoch: each is opened a little before it is first needed.
+
+    An order that comes back to more shards than may be open has them opened again.
+    """
+
+    def __init__(
+        self,
+        split: SplitReader,
+        positions: Sequence[int],
+        order: EpochOrder,
+        start: int,
+        readers: int,
+    ) -> None:
+        shards = order.shards.tolist()
+        self._first = dict(zip(shards, order.first_batch.tolist(), strict=True))
+        self._last = dict(zip(shards, order.last_batch.tolist(), strict=True))
+        self._upcoming = deque(shard for shard in shards if self._first[shard] > start)
+        self._order = order
+        self._split = split
+        self._positions = positions
+        self._prefetch = readers > 0
+        # small shards (of few layers, say) are nearer to a distant store when more are on the way
+        fitting = min(_MOST_EARLY, _EARLY_BYTES // shard_bytes(split, len(positions)))
+        self._early = max(readers, fitting) if readers else 0
+        self._threads = Threads(self._early, "bertvision-shard")
+        self._open: dict[int, Future[ShardReader]] = {}
+        self._pending: deque[set[int]] = deque()  # shards of the batches that are being read
+
+    def need(self, batch: int) -> None:
+        """Open what a batch needs, and a few of the shards that come next."""
+        needed = self._split.plan.shard[self._order.batch(batch)].tolist()
+        self._pending.append(set(needed))
+        for shard in dict.fromkeys(needed):
+            self._begin(shard)
+        while self._upcoming and self._first[self._upcoming[0]] <= batch:
+            self._upcoming.popleft()
+        early = sum(self._first[shard] > batch for shard in self._open)
+        for _ in range(min(self._early - early, len(self._upcoming))):
+            self._begin(self._upcoming.popleft())
+
+    def _begin(self, shard: int) -> None:
+        if shard not in self._open:
+            self._open[shard] = self._threads.submit(self._prefetched, shard)
+
+    def get(self, shard: int) -> ShardReader:
+        """A shard that is open or about to be."""
+        return self._open[shard].result()
+
+    def done(self, batch: int) -> None:
+        """Let go of the shards that no later batch needs, and of those that are too many."""
+        self._pending.popleft()
+        pending = set().union(*self._pending)
+        surplus = len(self._open) - _MOST_OPEN
+        for shard in list(self._open):
+            if self._last[shard] <= batch or (surplus > 0 and shard not in pending):
+                self._open.pop(shard).result().close()
+                surplus -= 1
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._threads.shutdown()
+        for shard in self._open.values():
+            if not shard.cancelled() and shard.exception() is None:
+                shard.result().close()
+
+    def _prefetched(self, shard: int) -> ShardReader:
+        reader = self._split.open_shard(shard)
+        if self._prefetch:
+            reader.prefetch(self._positions)
+        return reader
+
+
+def shard_bytes(split: SplitReader, layers: int) -> int:
+    """Bytes of the codes of so many layers of a shard."""
+    width = split.encoding.codes_size(split.record.hidden_size)
+    itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
+    return int(split.record.shard_tokens * layers * width * itemsize)

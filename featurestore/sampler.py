@@ -1,0 +1,159 @@
+"""Samplers: the order in which the examples of a split come in an epoch. No IO, no state."""
+
+from __future__ import annotations
+
+import reprlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.plan import ShardPlan
+
+
+class Sampler(ABC):
+    """Says in which order the examples of a split come; subclass it for an order of your own.
+
+    A sampler is a pure function: what is random in it is drawn from a seed of its own and the
+    epoch. So a stream is resumed by calling it again, and all ranks agree without a word. Its
+    ``repr`` identifies it where a stream is resumed; a dataclass, or plain attributes, will do.
+
+    An order that stays near a few shards for a while is read fast; one that jumps through the whole
+    store seeks for every example.
+
+    >>> import numpy as np
+    >>> class LongestFirst(bertvision.Sampler):
+    ...     def sequence(self, plan, epoch, world_size):
+    ...         return np.argsort(-plan.n_tokens, kind="stable")
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+    >>> batch = next(iter(bertvision.ActivationLoader(split, sampler=LongestFirst())))
+    >>> int(batch.lengths[0]) == split.plan.n_tokens.max()
+    True
+    """
+
+    exactly_once: bool = True
+    """Whether each example comes once in each epoch, which is then checked. False lets a sampler
+    repeat examples and leave some out, equally many in every epoch."""
+
+    @abstractmethod
+    def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+        """The order of one epoch, of all ranks together.
+
+        Args:
+            plan: where each example lies: ``plan.n_tokens`` and ``plan.shard`` have a value for
+                each, in stored order.
+            epoch: from 0.
+            world_size: how many ranks share the epoch: each takes one of so many equal,
+                contiguous pieces of the sequence, in batches.
+
+        Returns:
+            (examples drawn,) positions in the split.
+        """
+
+    def __repr__(self) -> str:
+        arguments = (f"{name}={reprlib.repr(value)}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+
+@dataclass(frozen=True)
+class ShuffleSampler(Sampler):
+    """The default: shards in a random order, their examples mixed through a bounded buffer.
+
+    The example of the shard at position p is drawn at time p + buffer · u with u uniform in [0, 1),
+    and examples are sorted by that time. So at time t only shards with t − buffer < p ≤ t are
+    needed: a shuffle buffer of `buffer` shards, which bounds what is read at a time whatever the
+    size of the store. Ranks take neighbouring pieces of the sequence of shards and mix their own,
+    so that at most one shard is read by two of them.
+
+    Attributes:
+        seed: from 0; with the epoch it gives the order.
+        buffer: how many shards' examples are mixed.
+
+    Raises:
+        InputError: the seed is negative, or the buffer below 1.
+
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+    >>> bertvision.ActivationLoader(split, sampler=bertvision.ShuffleSampler(seed=1, buffer=4))
+    <ActivationLoader 1e/train: 3 batches of 16 examples, next is batch 0 of epoch 0>
+      ShuffleSampler(seed=1, buffer=4)
+    """
+
+    seed: int = 0
+    buffer: int = 8
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}: it must be 0 or more")
+        if self.buffer < 1:
+            raise InputError(f"buffer is {self.buffer}: it must be at least 1")
+
+    def sequence(  # noqa: D102
+        self, plan: ShardPlan, epoch: int, world_size: int
+    ) -> npt.NDArray[np.int64]:
+        position = np.random.default_rng([self.seed, epoch]).permutation(plan.n_shards)
+        time = position[plan.shard].astype(np.float64)
+        # a stable sort by the shard's position lays the shards one after another
+        sequence = np.argsort(time, kind="stable")
+        for rank in range(world_size):
+            piece = piece_of_rank(sequence, rank, world_size)
+            rng = np.random.default_rng([self.seed, epoch, rank])
+            drawn = time[piece] + self.buffer * rng.random(piece.size)
+            piece[:] = piece[np.argsort(drawn, kind="stable")]
+        return sequence
+
+
+@dataclass(frozen=True)
+class SequentialSampler(Sampler):
+    """Examples in stored order, which for other splits than train is that of the data.
+
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["dev"]
+    >>> loader = bertvision.ActivationLoader(split, sampler=bertvision.SequentialSampler())
+    >>> next(iter(loader)).examples[:4].tolist()
+    [0, 1, 2, 3]
+    """
+
+    def sequence(  # noqa: D102
+        self, plan: ShardPlan, epoch: int, world_size: int
+    ) -> npt.NDArray[np.int64]:
+        return np.arange(len(plan))
+
+
+def piece_of_rank(
+    sequence: npt.NDArray[np.int64], rank: int, world_size: int
+) -> npt.NDArray[np.int64]:
+    """The part of an epoch that a rank draws, a view; parts differ by at most one example."""
+    n = sequence.size
+    return sequence[n * rank // world_size : n * (rank + 1) // world_size]
+
+
+def checked_sequence(
+    sampler: Sampler, plan: ShardPlan, epoch: int, world_size: int
+) -> npt.NDArray[np.int64]:
+    """What a sampler gives for an epoch, if it is an order of the split's examples.
+
+    Raises:
+        InputError: it is not; the message names the sampler and an example.
+    """
+    given = np.asarray(sampler.sequence(plan, epoch, world_size))
+    where = f"{sampler} in epoch {epoch}"
+    if given.ndim != 1 or given.size == 0 or not np.issubdtype(given.dtype, np.integer):
+        raise InputError(
+            f"{where} gives {given.dtype} of shape {given.shape}: a sampler returns a sequence of "
+            "integers, the positions of examples in the split"
+        )
+    if outside := given[(given < 0) | (given >= len(plan))].tolist():
+        raise InputError(
+            f"{where} names example {outside[0]}: the split has those from 0 to {len(plan) - 1}"
+        )
+    sequence = given.astype(np.int64, copy=False)
+    if sampler.exactly_once:
+        times = np.bincount(sequence, minlength=len(plan))
+        if (wrong := np.flatnonzero(times != 1)).size:
+            example = int(wrong[0])
+            raise InputError(
+                f"{where} names example {example} {times[example]} times, and so {wrong.size} of "
+                f"{len(plan)}: name each once, or set `exactly_once = False` in the class"
+            )
+    return sequence
