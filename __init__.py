@@ -53,7 +53,6 @@ _MODULES = {
     "models.classification": ("ClassificationHead",),
     "models.outputs": ("ClassOutput", "SpanOutput", "class_loss", "span_loss"),
     # tasks of one's own
-    "pipelines.tasks.registry": ("TaskEntry",),
     "pipelines.tasks.task": ("Task",),
     "pipelines.tasks.config": ("TaskConfig",),
     "pipelines.tasks.data": ("Sentence", "TaskData"),
@@ -102,7 +101,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
     from bertvision.pipelines.tasks.data import TaskData as TaskData
-    from bertvision.pipelines.tasks.registry import TaskEntry as TaskEntry
     from bertvision.pipelines.tasks.sentences.rows import RawSentence as RawSentence
     from bertvision.pipelines.tasks.sentences.rows import SentenceRows as SentenceRows
     from bertvision.pipelines.tasks.sentences.rows import require_fields as require_fields

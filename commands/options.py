@@ -97,18 +97,26 @@ def open_data(
     Returns:
         The workspace, and the name of the data set (None: its own).
     """
-    from bertvision.pipelines.tasks.registry import TASKS, check_task
+    from bertvision.pipelines.tasks.registry import (
+        TASKS,
+        find_task,
+        is_task,
+        name_task,
+        path_name,
+    )
     from bertvision.pipelines.workspace.creation import feature_workspace
     from bertvision.pipelines.workspace.dataset import add_dataset, check_own, is_added
 
     space = feature_workspace(workspace, model)
-    if data is None and task is not None and is_added(space.root, task):
-        return space, task
+    if task is not None and is_task(task):
+        name_task(task)
+    if data is None and task is not None and is_added(space.root, path_name(task)):
+        return space, path_name(task)
     if data is None and task in (None, space.config.task.name):
         return space, None
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
-    source = data or TASKS[check_task(task)].hub
+    source = data or find_task(task).hub
     named = None if data is None else Path(data).name.split(".")[0]
     if named in TASKS and named != task and Path(str(data)).is_file():
         raise InputError(

@@ -11,10 +11,8 @@ not, for two classes.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -26,6 +24,7 @@ from bertvision.models.cost import is_costly, multiplications
 from bertvision.models.heads import Kind
 from bertvision.models.zoo import HEADS as HEADS
 from bertvision.models.zoo import HeadSpec as HeadSpec
+from bertvision.plugins import load_class, offered
 
 BERT_LARGE_PARAMETERS = 335_141_888
 """Parameters of the BERT-large-uncased encoder with pooler."""
@@ -158,13 +157,13 @@ def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
         kind=kind,
         multiplications=count,
         costly=is_costly(kind, count, layers, hidden),
-        source=spec.source if spec else _plugins()[name].value,
+        source=spec.source if spec else _plugins()[name],
     )
 
 
-def _plugins() -> dict[str, EntryPoint]:
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    return {point.name: point for point in found if point.name not in HEADS}
+def _plugins() -> dict[str, str]:
+    """Name → dotted path of the heads that installed packages offer."""
+    return {name: path for name, path in offered(ENTRY_POINT_GROUP).items() if name not in HEADS}
 
 
 def _load_plugin(name: str) -> Callable[..., object]:
@@ -175,21 +174,9 @@ def _load_plugin(name: str) -> Callable[..., object]:
             f"there is no head {name!r}: {hint}`bertvision heads` lists them; "
             "a class of your own is given as package.module:Class"
         )
-    return _resolve(f"{plugins[name].module}:{plugins[name].attr}")
+    return _resolve(plugins[name])
 
 
 def _resolve(target: str) -> Callable[..., object]:
-    """Import ``package.module:Class``."""
-    module_name, _, attribute = target.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"head {target!r} cannot be imported ({error}): give package.module:Class of an "
-            "importable module"
-        ) from error
-    if not callable(found):
-        raise InputError(f"head {target!r} is not a class: give package.module:Class")
+    found: Callable[..., object] = load_class(target, "head")
     return found

@@ -1,9 +1,12 @@
-"""The page about adding a task: its file and its line, added as written, and run to the end."""
+"""The page about adding a task: its file, taken as it is written, and run to the end."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.special import softmax
 
+from bertvision import plugins
 from bertvision.commands.heads import evaluated_table
 from bertvision.commands.systems import compare_table, errors_table
 from bertvision.errors import InputError
@@ -22,7 +26,14 @@ from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks import registry
-from bertvision.pipelines.tasks.registry import TASKS, TaskEntry
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.registry import (
+    TASKS,
+    TaskEntry,
+    check_task,
+    find_task,
+    name_task,
+)
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
@@ -58,17 +69,14 @@ def write_data(folder: Path, rows: int, split: str, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def added(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of the task, added as the page says; its file is in a package of its own."""
-    package = tmp_path_factory.mktemp("package")
-    (package / "tone.py").write_text(block("python", "# tone.py"))
-    name, line = re.fullmatch(r'"(\w+)": (.*),\n', block("text", '"')).groups()  # type: ignore[union-attr]
-    entry = eval(line, {"TaskEntry": TaskEntry})
+def added(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The task's dotted path; its file is in the current folder, as the page says."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "tone.py").write_text(block("python", "# tone.py"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(package)
-        target = entry.target.replace("bertvision.pipelines.tasks.sentences.tone", "tone")
-        patch.setitem(TASKS, name, entry._replace(target=target))
-        yield name
+        patch.chdir(folder)
+        yield "tone:ToneTask"
+    sys.modules.pop("tone", None)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +106,60 @@ def space(added: str, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory)
     return made
 
 
-def test_the_task_is_small_and_one_line(added: str) -> None:
+def test_the_task_is_small_and_the_page_s_commands_name_it(added: str) -> None:
     assert len(block("python", "# tone.py").splitlines()) < 50
-    assert load_task(added).name == added == "tone"
-    assert "tone" not in registry.__doc__
-    assert TASKS[added].max_length == 64
+    assert f"--task {added} " in block("bash", "bertvision finetune")
+    assert f'"{added}"' in block("toml", "[project")
+    entry = find_task(name_task(added))
+    assert entry == TaskEntry(added, "macro_f1", "cls", None, 64, "classification")
+
+
+def test_a_class_is_imported_only_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace that somebody else made, with a module beside it, runs no code."""
+    (tmp_path / "theirs.py").write_text(
+        block("python", "# tone.py") + f"\nopen({str(tmp_path / 'ran')!r}, 'w').close()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    config = TaskConfig(name="theirs:ToneTask")  # as reading a workspace does
+    with pytest.raises(InputError, match="BERTVISION_TASKS=theirs:ToneTask"):
+        load_task(config.name)
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("BERTVISION_TASKS", "other:Task,theirs:ToneTask")
+    assert load_task(config.name).headline == "macro_f1"
+    assert (tmp_path / "ran").exists()
+    assert str(tmp_path) not in sys.path
+    sys.modules.pop("theirs")
+
+
+def test_a_task_of_an_installed_package_has_its_own_name(
+    added: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("tone", added, registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
+    assert check_task("tone") == "tone"
+    assert load_task("tone").name == "tone"
+    assert find_task("tone").max_length == 64
+    with pytest.raises(InputError, match=r"no task: did you mean tone\b"):
+        check_task("tome")
+
+
+def test_what_is_no_task_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "not_a_task.py").write_text("class Thing: pass\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"'not_a_task:Thing' has no headline.*SentenceTask"):
+        find_task(name_task("not_a_task:Thing"))
+    with pytest.raises(InputError, match=r"'nowhere:Thing' cannot be imported.*current folder"):
+        find_task(name_task("nowhere:Thing"))
+    sys.modules.pop("not_a_task")
+
+
+def test_the_registry_says_of_each_task_what_its_class_says() -> None:
+    for name, entry in TASKS.items():
+        assert load_task(name).kind == entry.kind, name
 
 
 def test_bert_and_heads_learn_three_classes(space: Workspace) -> None:
@@ -129,10 +186,10 @@ def test_scores_are_those_of_the_predictions(space: Workspace) -> None:
         assert row["accuracy"] == pytest.approx(100 * right)
 
 
-def test_store_keeps_the_labels_and_the_text(space: Workspace) -> None:
+def test_store_keeps_the_labels_and_the_text(space: Workspace, added: str) -> None:
     split = space.split(TAG, "dev-cls")
     items = space.items("dev")
-    assert load_task("tone").items_of(split.table()) == items
+    assert load_task(added).items_of(split.table()) == items
     ids = split.plan.example_id
     labels = split.array("label")
     assert [items[i].label for i in ids] == labels.tolist()

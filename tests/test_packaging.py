@@ -165,7 +165,7 @@ PUBLIC = """
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
-    TaskEntry Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
+    Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
     SentenceTask RawSentence SentenceRows require_fields
 """.split()  # noqa: SIM905
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertvision import plugins
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.models import registry
 from bertvision.models.outputs import class_loss, span_loss
@@ -121,7 +122,7 @@ def test_own_span_head_has_nothing_to_do_with_classes(own_module: str) -> None:
 
 def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("own-head", f"{own_module}:OwnHead", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([point]))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
     assert isinstance(build_head("own-head", layers=3, hidden=8), OwnHead)
     info = describe_heads(layers=3, hidden=16)[-1]
     assert info.name == "own-head"
@@ -136,7 +137,7 @@ def test_plugin_says_its_kind_and_is_described_with_the_pooler_output(
     own_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint("own", f"{own_module}:OwnClassifier", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([point]))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
     info = describe_heads(layers=3, hidden=9)[-1]
     assert (info.name, info.kind, info.costly) == ("own", "classification", False)
     assert info.total == (3 + 1) * 9 * 2 + 2

@@ -17,7 +17,7 @@ from bertvision.pipelines.extraction.job import ExtractionJob, load_encoder
 from bertvision.pipelines.extraction.split_extraction import Extracted as Extracted
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
+from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
@@ -90,7 +90,7 @@ def _dataset(options: ExtractOptions) -> str | None:
 
 def _wanted(data: Dataset, options: ExtractOptions) -> tuple[list[str], tuple[TokenPooling, ...]]:
     """The splits of the data that are meant, and what of their windows is kept."""
-    default = tuple(dict.fromkeys(options.tokens or (TASKS[data.config.name].tokens,)))
+    default = tuple(dict.fromkeys(options.tokens or (find_task(data.config.name).tokens,)))
     if "all" in default and len(default) > 1:
         raise InputError(
             f"{', '.join(default)}: all tokens and poolings are extracted by two calls, or leave "

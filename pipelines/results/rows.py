@@ -16,7 +16,7 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label
-from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
     METRICS,
@@ -106,7 +106,7 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
     """
     results = read_results(workspace, split)
     task = workspace.config.task.name
-    kind = TASKS[task].kind
+    kind = find_task(task).kind
     runs = [_run(workspace, result, task) for result in results]
     costs = read_costs(workspace, results)
     for run, cost in zip(runs, costs, strict=True):
@@ -121,7 +121,7 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
         row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
     metrics = (headline(r.rules) for r in results)
     first: Mapping[str, float] = next((m for m in metrics if kind_of_metrics(m) == kind), {})
-    key = headline_metric(task, first) if first else TASKS[task].headline
+    key = headline_metric(task, first) if first else find_task(task).headline
     return Results(
         bert=[r for r in rows if r["system"] == "bert"],
         heads=[r for r in rows if r["system"] == "head"],

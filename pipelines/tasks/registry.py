@@ -1,13 +1,20 @@
 """The tasks by name: what can be said of a task without importing anything heavy.
 
-A task is a class in one file (see `task.Task`) and a line in `TASKS`.
+A task is a class in one file (see `task.Task`) and a line in `TASKS`. One of a user's own needs no
+line: it is named by the dotted path ``package.module:Class``, or offered by an installed package as
+an entry point of the group ``bertvision.tasks``; then its class says what a line would.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from bertvision.errors import InputError, did_you_mean
+from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
     from bertvision.models.heads import Kind
@@ -97,13 +104,76 @@ SQUAD = ("squad_v1", "squad_v2")
 """Tasks that follow from the data: on the command line their names are those of data sets."""
 
 
+ENTRY_POINT_GROUP = "bertvision.tasks"
+
+TRUST = "BERTVISION_TASKS"
+"""Variable of the environment: dotted paths that may be imported, with commas between them."""
+
+_named: set[str] = set()
+
+
+def is_task(name: str) -> bool:
+    """Whether ``name`` is one of `TASKS`, of an installed package, or a dotted path."""
+    return name in TASKS or is_dotted_path(name) or name in offered(ENTRY_POINT_GROUP)
+
+
 def check_task(name: str) -> str:
-    """Return ``name`` if it is that of a task.
+    """Return ``name`` if it is that of a task; nothing is imported.
 
     Raises:
         InputError: it is not.
     """
-    if name not in TASKS:
-        hint = did_you_mean(name, TASKS)
-        raise InputError(f"{name!r} is no task: {hint}there are {', '.join(TASKS)}")
+    if not is_task(name):
+        known = [*TASKS, *offered(ENTRY_POINT_GROUP)]
+        hint = did_you_mean(name, known)
+        raise InputError(
+            f"{name!r} is no task: {hint}there are {', '.join(known)}; a class of your own is "
+            "given as package.module:Class"
+        )
     return name
+
+
+def find_task(name: str) -> TaskEntry:
+    """What there is to say of a task.
+
+    A class of one's own is imported for that, but only where the user named it: a workspace that
+    somebody else made runs no code.
+
+    Raises:
+        InputError: there is none, or its class may not or cannot be imported.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    check_task(name)
+    if not is_dotted_path(name):
+        return _entry_of(offered(ENTRY_POINT_GROUP)[name])
+    trusted = {*_named, *os.environ.get(TRUST, "").split(",")}
+    if name not in trusted and name.partition(":")[0] not in sys.modules:
+        raise InputError(
+            f"the task {name} is code of somebody's own: set {TRUST}={name} in the environment, or "
+            "import its module in Python, to have it imported here"
+        )
+    return _entry_of(name)
+
+
+def name_task(name: str) -> str:
+    """`check_task`, of a name that the user gave: its class may be imported from now on."""
+    _named.add(check_task(name))
+    return name
+
+
+def path_name(name: str) -> str:
+    """The name of a task as files may carry it; of a dotted path what is safe of it."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()) if is_dotted_path(name) else name
+
+
+@cache
+def _entry_of(target: str) -> TaskEntry:
+    task = load_class(target, "task")
+    missing = [field for field in TaskEntry._fields[1:] if not hasattr(task, field)]
+    if missing:
+        raise InputError(
+            f"task {target!r} has no {missing[0]}: make it a class that inherits from "
+            "bertvision.SentenceTask or bertvision.Task"
+        )
+    return TaskEntry(target, *(getattr(task, field) for field in TaskEntry._fields[1:]))

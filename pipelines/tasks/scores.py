@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
-from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.registry import find_task
 
 if TYPE_CHECKING:
     from bertvision.models.heads import Kind
@@ -90,5 +90,5 @@ def headline_metric(task: str, metrics: Mapping[str, float]) -> str:
         task: its name.
         metrics: of a system.
     """
-    key = TASKS[task].headline
+    key = find_task(task).headline
     return key if key in metrics else "pearson"

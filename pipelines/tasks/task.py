@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
@@ -17,9 +16,10 @@ from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.registry import TASKS, check_task
+from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.plugins import load_class
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,18 @@ class Task(ABC):
     An *item* is a row of its data: a question of SQuAD, a sentence or a pair elsewhere.
     """
 
+    kind: ClassVar[Kind] = "classification"
+    """``span`` where a span of the text is looked for, so that logits are of tokens; else they are
+    of windows."""
+    headline: ClassVar[str] = "accuracy"
+    """The metric that stands for a system where there is room for one number. This and the next
+    three are those of a task of one's own: the line in `TASKS` says them of the others."""
+    tokens: ClassVar[TokenPooling] = "all"
+    """What extraction keeps unless told otherwise."""
+    hub: ClassVar[str | None] = None
+    """Data set on the hub, ``owner/name`` or ``owner/name:config``."""
+    max_length: ClassVar[int] = 386
+    """Longest window in tokens, unless told otherwise."""
     model_class: ClassVar[type[Any]]
     """An ``AutoModelFor…`` of transformers: the encoder with the task's output layer."""
     settings: ClassVar[tuple[str, ...]] = ("max_length",)
@@ -49,11 +61,6 @@ class Task(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    @property
-    def kind(self) -> Kind:
-        """Whether it is about spans, so that logits are of tokens, or of windows (`TaskEntry`)."""
-        return TASKS[self.name].kind
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
         """Settings of the model's configuration beside those of the checkpoint."""
@@ -155,6 +162,5 @@ def load_task(name: str) -> Task:
     Raises:
         InputError: there is none.
     """
-    module, _, attribute = TASKS[check_task(name)].target.partition(":")
-    task: Task = getattr(import_module(module), attribute)(name)
+    task: Task = load_class(find_task(name).target, "task")(name)
     return task

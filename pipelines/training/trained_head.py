@@ -17,7 +17,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models.heads import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
-from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
@@ -127,7 +127,7 @@ def task_of_kind(kind: Kind, task: str) -> Task:
 
     Classification heads beside spans learn whether there is an answer.
     """
-    return load_task(task if kind == TASKS[task].kind else "answerable")
+    return load_task(task if kind == find_task(task).kind else "answerable")
 
 
 def kind_of_run(run: Run, task: str) -> Kind:
@@ -146,7 +146,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
-    if kind == "span" and TASKS[task].kind != "span":
+    if kind == "span" and find_task(task).kind != "span":
         raise InputError(
             f"{run.head} is a span head, but the task {task} has no spans to score: choose from "
             "`bertvision heads --kind classification`"

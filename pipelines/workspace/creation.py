@@ -19,7 +19,7 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.registry import SQUAD, TASKS, check_task
+from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import check_columns
 from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import Task, load_task
@@ -50,6 +50,8 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
     """
+    if options.task is not None and is_task(options.task):
+        name_task(options.task)
     try:
         workspace = Workspace.find(root)
     except WorkspaceError:
@@ -87,7 +89,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             f"--task {name} cannot be fine-tuned on: it is for `bertvision probe`, `bertvision "
             "rank` or `bertvision extract`; choose another task"
         )
-    given = {"max_length": TASKS[name].max_length, **options.given(TaskConfig), "name": name}
+    given = {"max_length": find_task(name).max_length, **options.given(TaskConfig), "name": name}
     task = validated(TaskConfig, given)
     check_columns(load_task(name), task)
     if options.own_task and task.answerable_only:

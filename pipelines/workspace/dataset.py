@@ -18,7 +18,7 @@ from bertvision.featurestore.format.names import check_name
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import Record, read_record, validated
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.registry import TASKS, check_task
+from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
 from bertvision.pipelines.tasks.sentences.labelled import check_columns
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
@@ -156,7 +156,7 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         InputError: the data cannot be read, or there is no such task.
         WorkspaceError: a data set of this name was added from something else; names the field.
     """
-    entry, kind = TASKS[check_task(task)], load_task(task)
+    entry, kind = find_task(name_task(task)), load_task(task)
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
     name = dataset_name(task, source)
@@ -219,7 +219,7 @@ def dataset_name(task: str, source: str) -> str:
         InputError: the file's name cannot be one.
     """
     if task != "csv":
-        return task
+        return path_name(task)
     name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
     if not name or name in _RESERVED or name in TASKS or len(name) > 40:
         raise InputError(

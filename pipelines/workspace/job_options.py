@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.featurestore.format.names import CompressionName, NonFinite
 from bertvision.pipelines.options import Option, Options, PrecisionName
-from bertvision.pipelines.tasks.registry import SQUAD, TASKS, TokenPooling
+from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -86,11 +86,12 @@ class FinetuneOptions(Options):
     @property
     def own_task(self) -> str | None:
         """The task that ``task`` names, where it does not name a data set."""
-        return self.task if self.task in TASKS and self.task not in SQUAD else None
+        own = self.task is not None and is_task(self.task) and self.task not in SQUAD
+        return self.task if own else None
 
     @property
     def _hub(self) -> str | None:
-        return TASKS[self.own_task].hub if self.own_task else self.task
+        return find_task(self.own_task).hub if self.own_task else self.task
 
     def given(self, section: type[BaseModel]) -> dict[str, Any]:
         """The options that were given, of those that ``section`` has under the same name."""

@@ -9,7 +9,7 @@ from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.tasks.registry import TASKS, TokenPooling
+from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.heads import trained_heads
@@ -88,7 +88,7 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     if not path.is_file():
         return None
     metrics = headline(read_record(path, BertScores, BERT_COMMAND).rules)
-    first = ("exact", TASKS[workspace.config.task.name].headline, "accuracy", "f1", "pearson")
+    first = ("exact", find_task(workspace.config.task.name).headline, "accuracy", "f1", "pearson")
     return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
 
 
@@ -105,7 +105,7 @@ def _next_for_bert(
         commands.append("bertvision finetune --resume")
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
-        kept, begun = TASKS[task].tokens, splits.own(tag)
+        kept, begun = find_task(task).tokens, splits.own(tag)
         missing = [s for s in workspace.splits() if StoredName(s, kept).name not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
@@ -115,7 +115,7 @@ def _next_for_bert(
 def _finish(workspace: Workspace, split: ActivationSplit) -> str:
     """The command that ends an extraction."""
     data = workspace.dataset(StoredName.parse(split.split).dataset)
-    return extraction_command(split, TASKS[data.config.name].tokens)
+    return extraction_command(split, find_task(data.config.name).tokens)
 
 
 def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:

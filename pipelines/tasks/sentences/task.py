@@ -36,6 +36,8 @@ class SentenceTask(Task):
     and is empty where the labels are scores.
     """
 
+    tokens = "cls"
+    max_length = 128
     model_class = AutoModelForSequenceClassification
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""

@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.squad.questions import QuestionTask
 class SpanTask(QuestionTask):
     """``squad_v2``, which may answer with nothing, and ``squad_v1``, which always answers."""
 
+    kind = "span"
     model_class = AutoModelForQuestionAnswering
 
     def __init__(self, name: str) -> None:
