@@ -5,29 +5,41 @@ VENV ?= .venv
 WORKSPACE ?= quickstart
 
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
+
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+timed = echo '$(1)'; begin=$$(date +%s); $(1) && \
+  echo "Installed in $$(( $$(date +%s) - begin )) s; $(VENV) takes $$(du -sh $(VENV) | cut -f1)."
 
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 
-.PHONY: help install quickstart test test-slow check docs bench-env bench clean
+.PHONY: help install install-dev quickstart test test-slow check docs bench-env bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## Make the virtual environment .venv and install everything pinned
+install: $(RUN_STAMP) ## Make the virtual environment .venv with what running needs, pinned
 
-$(STAMP): pyproject.toml constraints.txt
+install-dev: $(STAMP) ## Add the development tools to it
+
+$(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "bertvision needs Python 3.11 or newer, and '$(PYTHON)' is none:" \
 	    "name one with  make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Installing into $(VENV): downloads DOWNLOADS."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check \
-	  --editable '.[dev]' --constraint constraints.txt
+	@$(call timed,$(PIP_INSTALL) --editable '.[quickstart]' --constraint constraints.txt)
 	@touch $@
 
-quickstart: $(STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
+$(STAMP): $(RUN_STAMP)
+	@echo "Adding the development tools to $(VENV): downloads DEVDOWN."
+	@$(call timed,$(PIP_INSTALL) --editable '.[dev]' --constraint constraints.txt)
+	@touch $@
+
+quickstart: $(RUN_STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
 	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
 
 test: $(STAMP) ## Run the tests

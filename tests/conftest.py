@@ -10,6 +10,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from hypothesis import settings
+
+# how long an example takes is a matter of the machine and of what else it does
+settings.register_profile("bertvision", deadline=None)
+settings.load_profile("bertvision")
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace
