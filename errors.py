@@ -86,6 +86,16 @@ class LockedError(StoreError):
     """Another process is writing the same split, snapshots or heads."""
 
 
+def counted(n: int, what: str) -> str:
+    """A number of things: ``1 shard``, ``1,200 shards``.
+
+    Args:
+        n: how many.
+        what: one of them; an s makes it several.
+    """
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
 def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:
     """A hint for a message: ``did you mean train? ``; empty where no name is close, or it is one.
 

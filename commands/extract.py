@@ -18,6 +18,7 @@ from bertvision.commands.options import (
     Store,
     TextColumn,
     Workspace,
+    check_storing,
     open_data,
     parse_tags,
     show,
@@ -61,9 +62,11 @@ def extract(
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    check_storing(options.encoding, options.precision)
+    named = parse_tags(checkpoint) if checkpoint else None
     space, dataset = open_data(workspace, model, task, data, **settings)
     made = space.snapshots()
-    tags = parse_tags(checkpoint) if checkpoint else [only_tag(made or ["0e"], "snapshots")]
+    tags = named or [only_tag(made or ["0e"], "snapshots")]
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
     done = []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.names import EncodingName
+from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.workspace.job_options import DATA, LABEL, PAIR, TEXT
 
 if TYPE_CHECKING:
@@ -104,31 +106,46 @@ def open_data(
         name_task,
         path_name,
     )
-    from bertvision.pipelines.workspace.creation import feature_workspace
+    from bertvision.pipelines.workspace.creation import planned_workspace
     from bertvision.pipelines.workspace.dataset import add_dataset, check_own, is_added
 
-    space = feature_workspace(workspace, model)
+    space = planned_workspace(workspace, model)
     if task is not None and is_task(task):
         name_task(task)
     if data is None and task is not None and is_added(space.root, path_name(task)):
         return space, path_name(task)
     if data is None and task in (None, space.config.task.name):
-        return space, None
+        return space.ensure_written(), None
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
-    source = data or find_task(task).hub
+    source = data or find_task(name_task(task)).hub
     named = None if data is None else Path(data).name.split(".")[0]
-    if named in TASKS and named != task and Path(str(data)).is_file():
+    # a file of one's own may have any name; but `probe cola sst2 --data cola.tsv` would take the
+    # sentences of one data set for another's
+    if named in TASKS and named != task and task != "csv" and Path(str(data)).is_file():
         raise InputError(
-            f"--data {data} is named like the task {named}, and is to be read as {task}: give the "
-            f"file of {task}, or the folder that holds both"
+            f"--data {data}: by its name this file holds {named}, but it would be read as {task}. "
+            f"Give the file of {task}; for several data sets at once, the folder that holds a "
+            "file of each; or give the file another name"
         )
     if source is None:
         return space, space.dataset(task).name  # which says that it was not added
     if task == space.config.task.name and task != "csv":
         check_own(space.dataset(), source)
         return space, None
-    return space, add_dataset(space.root, task, source, **settings).name
+    added = add_dataset(space.root, task, source, **settings)
+    return space.ensure_written(), added.name
+
+
+def check_storing(encoding: str | None, precision: str) -> None:
+    """Refuse options of an extraction before a workspace is made for it.
+
+    Raises:
+        InputError: there is no such encoding or precision.
+    """
+    if encoding is not None:
+        parse_choice(encoding, get_args(EncodingName), "--encoding")
+    parse_choice(precision, get_args(PrecisionName), "--precision")
 
 
 def parse_poolings(text: str) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from bertvision.commands.options import (
     Store,
     TextColumn,
     Workspace,
+    check_storing,
     open_data,
     parse_layers,
     parse_names,
@@ -95,16 +96,19 @@ def probe(
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    tags, poolings, joined = parse_tags(checkpoint), parse_poolings(pool), parse_names(concat) or []
+    single = parse_layers(layers)
+    check_storing(encoding, precision)
     found = []
     opened = [open_data(workspace, model, name, data, **settings) for name in dict.fromkeys(task)]
     for space, dataset in opened:
         found += run(
             space.at(store),
             dataset,
-            parse_tags(checkpoint),
-            layers=parse_layers(layers),
-            poolings=parse_poolings(pool),
-            concat=parse_names(concat) or [],
+            tags,
+            layers=single,
+            poolings=poolings,
+            concat=joined,
             untrained=untrained,
             control=control,
             mdl=mdl,

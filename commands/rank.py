@@ -16,6 +16,7 @@ from bertvision.commands.options import (
     Precision,
     Store,
     Workspace,
+    check_storing,
     open_data,
     parse_choice,
     parse_names,
@@ -75,6 +76,7 @@ def rank(
 
     names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
+    check_storing(encoding, precision)
     space, dataset = open_data(workspace, model, task, data)
     result = run(
         space.at(store),

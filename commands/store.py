@@ -10,7 +10,7 @@ import typer
 
 from bertvision.commands.options import Json, Store, Workspace, find_workspace, parse_tag, show
 from bertvision.commands.tables import Row, mapping_table
-from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
+from bertvision.errors import CorruptStoreError, FormatVersionError, InputError, counted
 from bertvision.pipelines.text import format_table, size
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def store_verify(
             split = _split(workspace, store, name)
             found[name] = split.verify()
             if lacking := len(split.missing_shards()):
-                missing[name] = f", but {lacking} of {split.record.shards} shards are not written"
+                total = counted(split.record.shards, "shard")
+                missing[name] = (
+                    f", but {lacking} of {total} {'is' if lacking == 1 else 'are'} not written"
+                )
         except (CorruptStoreError, FormatVersionError) as error:
             found[name] = [f"{name}: {error}"]
     show(found, as_json, lambda _: _verdicts(found, missing))
@@ -126,7 +129,9 @@ def splits_table(splits: Sequence[Row]) -> str:
                 size(s["bytes"]),
                 size(s["bytes_per_example"] or 0),
                 f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
-                "yes" if s["complete"] else f"{s['shards_committed']} of {s['shards']} shards",
+                "yes"
+                if s["complete"]
+                else f"{s['shards_committed']} of {counted(s['shards'], 'shard')}",
             ]
             for s in splits
         ],
@@ -141,7 +146,10 @@ def repaired_table(splits: Sequence[Row]) -> str:
         line
         for s in splits
         for line in (
-            [*s["damage"], f"{s['name']}: repaired, {len(s['shards'])} shards extracted again"]
+            [
+                *s["damage"],
+                f"{s['name']}: repaired, {counted(len(s['shards']), 'shard')} extracted again",
+            ]
             if s["damage"]
             else [f"{s['name']}: whole"]
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from bertvision.errors import CorruptStoreError
+from bertvision.errors import CorruptStoreError, counted
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.records import ROOT
@@ -122,7 +122,7 @@ def _in_the_shards(split: SplitReader) -> Iterator[Damage]:
 
 def _check_shard(split: SplitReader, shard: int, readable: bool) -> None:
     if shard >= split.record.shards:
-        raise CorruptStoreError(f"the plan has only {split.record.shards} shards")
+        raise CorruptStoreError(f"the plan has only {counted(split.record.shards, 'shard')}")
     record = split.ledger.find_shard(shard)
     for name, file in record.files.items() if record else ():
         try:

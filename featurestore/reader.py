@@ -21,6 +21,7 @@ from bertvision.errors import (
     IncompleteSplitError,
     InputError,
     UnknownNameError,
+    counted,
 )
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
@@ -134,8 +135,8 @@ class SplitReader:
         """
         if missing := self.missing_shards():
             raise IncompleteSplitError(
-                f"{self.name} lacks {len(missing)} of {self.record.shards} shards (first: "
-                f"{missing[0]}): run `bertvision extract --checkpoint {self.tag} "
+                f"{self.name} lacks {len(missing)} of {counted(self.record.shards, 'shard')} "
+                f"(first: {missing[0]}): run `bertvision extract --checkpoint {self.tag} "
                 f"--split {self.split}` again to finish it"
             )
         return self

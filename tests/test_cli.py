@@ -73,7 +73,7 @@ def test_status_offers_to_finish_what_was_begun_with_the_same_options(copy: Path
     assert "train" not in found["stored"]["1e"]
     shards = json.loads(done("store", "info", "1e/train", "-w", copy, "--json"))["shards"]
     assert f"{shards - 1} of {shards} shards" in done("store", "ls", "-w", copy)
-    verdict = f"1e/train: whole, but 1 of {shards} shards are not written\n"
+    verdict = f"1e/train: whole, but 1 of {shards} shards is not written\n"
     assert verdict in done("store", "verify", "-w", copy)
 
 

@@ -116,6 +116,12 @@ def test_malformed_predictions_are_named(dev_json: Path, text: str, message: str
     assert re.fullmatch(f"Error: .*{message}.*\n", result.stderr)
 
 
+def test_data_given_for_predictions_are_named(dev_json: Path) -> None:
+    result = run("score", dev_json, dev_json)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is a file of questions in SQuAD's form, not of predictions" in result.stderr
+
+
 def test_what_click_refuses_is_plain_text_and_status_2() -> None:
     for args in (["bogus"], ["store", "bogus"], ["train"], ["heads", "--hidden", "x"]):
         result = run(*args)

@@ -201,6 +201,37 @@ def test_a_disk_that_is_too_small_is_refused_before_computing(
     assert not (tmp_path / "copy/activations").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "advised", "not_advised"),
+    [
+        (
+            {"encoding": "float32"},
+            r"fewer --layers or take a smaller --encoding \(bfloat16, float16, int8, int4\)$",
+            "--pool",
+        ),
+        (
+            {"encoding": "int8", "layers": [1]},
+            r"--store or take a smaller --encoding \(int4\)$",
+            "--layers",
+        ),
+        ({"encoding": "int4", "layers": [1]}, r": free some space or name another --store$", "int"),
+        ({"encoding": "int4", "tokens": ("mean", "max")}, r"one --pool at a time$", "encoding"),
+    ],
+)
+def test_on_a_small_disk_only_what_helps_is_advised(
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict,
+    advised: str,
+    not_advised: str,
+) -> None:
+    monkeypatch.setattr(split_extraction, "free_bytes", lambda path: 10)
+    with pytest.raises(DiskSpaceError, match=advised) as raised:
+        extract(workspace.at(str(tmp_path / "s")), "1e", splits=["dev"], **options)
+    assert not_advised not in str(raised.value).partition(" are free: ")[2]
+
+
 def test_the_number_of_hidden_states_is_checked(workspace: Workspace) -> None:
     snapshot = load_snapshot(workspace.snapshot_dir("1e"))
     encoder = Encoder(snapshot.model.base_model, {"all": [0, 2]}, "32")

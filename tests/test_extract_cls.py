@@ -21,15 +21,21 @@ from workspaces import answerable_options
 from bertvision.errors import (
     DiskSpaceError,
     InputError,
+    LockedError,
     NonFiniteError,
     ProvenanceError,
+    StoreError,
     UnknownNameError,
+    WorkspaceError,
 )
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -391,10 +397,13 @@ def test_another_store_is_kept_only_once_a_split_is_begun_in_it(
         ("1e", {"precision": "16"}),
         ("1e", {"store": "nowhere://bucket/store"}),
         ("1e", {"store": str(tmp_path / "file")}),
+        ("1e", {"store": "http://127.0.0.1:9/store"}),
     ):
-        with pytest.raises((InputError, OSError)):
+        with pytest.raises((InputError, OSError, StoreError)):
             extract(empty, tag, **{"store": elsewhere, **options})
         assert held.read_bytes() == before
+    _extract_with_failures_on_the_way(empty, elsewhere, tmp_path)
+    assert held.read_bytes() == before
     extract(empty, "1e", splits=["dev"], store=elsewhere)
     assert Workspace.find(empty.root).activations == Path(elsewhere)
     assert not (empty.root / "activations").exists()
@@ -405,6 +414,23 @@ def test_another_store_is_kept_only_once_a_split_is_begun_in_it(
     with pytest.raises(ProvenanceError):
         extract(again, "1e", splits=["dev"], encoding="int4", store=str(tmp_path / "other/store"))
     assert held.read_bytes() == kept
+
+
+def _extract_with_failures_on_the_way(space: Workspace, store: str, folder: Path) -> None:
+    """The data are gone, another process writes the split, the disk is too small for it."""
+    source = Path(space.config.data["dev"].source)
+    source.rename(folder / "gone")
+    with pytest.raises(WorkspaceError, match="cannot be read again"):
+        extract(Workspace.find(space.root), "1e", splits=["dev"], store=store)
+    (folder / "gone").rename(source)
+    lock = Ledger(open_storage(store), "1e", "dev-cls").lock()
+    with lock, pytest.raises(LockedError):
+        extract(space, "1e", splits=["dev"], store=store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split_extraction, "free_bytes", lambda storage: 4000)
+        for tokens in (("cls",), ("mean", "max")):  # two that fit each, but not both
+            with pytest.raises(DiskSpaceError):
+                extract(space, "1e", splits=["dev"], tokens=tokens, store=store)
 
 
 @pytest.mark.parametrize("nonfinite", ["error", "record"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.sentences.labelled import check_columns
+from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.task import load_task
 
 ROWS = [
@@ -187,9 +187,9 @@ def test_field_may_be_longer_than_a_csv_reader_expects(tmp_path: Path):
 @pytest.mark.parametrize("column", ["text", "pair", "label"])
 def test_columns_are_named_of_labelled_files_alone(name: str, column: str):
     with pytest.raises(InputError, match=rf"--{column} body: .*--task csv.*columns of {name}"):
-        check_columns(load_task(name), TaskConfig(name=name, **{column: "body"}))
-    check_columns(load_task(name), TaskConfig(name=name))
-    check_columns(load_task("csv"), TaskConfig(name="csv", **{column: "body"}))
+        with_columns(load_task(name), TaskConfig(name=name, **{column: "body"}))
+    with_columns(load_task(name), TaskConfig(name=name))
+    with_columns(load_task("csv"), TaskConfig(name="csv", **{column: "body"}))
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv"])
@@ -242,8 +242,8 @@ def test_malformed_object_is_named_with_its_line_or_skipped(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": None}, r"has the columns \['a', 'c', 'b'\].*--text is missing"),
-        ({"label": None}, "--label is missing"),
+        ({"text": None}, r"has the columns \['a', 'c', 'b'\], 'text' not among them: .*--text"),
+        ({"label": None}, "'label' not among them: .*--label"),
         ({"text": "sentence"}, r"'sentence' not among them"),
         ({"pair": "d"}, r"'d' not among them"),
     ],

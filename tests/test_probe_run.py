@@ -415,6 +415,53 @@ def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path
     assert "--data" in lost.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["csv", "--data", "none.csv"], "none.csv"),
+        (["csv", "--data", "mr.csv", "--label", "stars"], "'stars' not among them"),
+        (["cola", "--data", "mr.csv"], "by its name this file holds mr"),
+        (["mr"], "--data"),
+        (["features", "--data", "mr.csv"], "'features' is no task"),
+        (["csv", "--data", "mr.csv", "--encoding", "int7"], "--encoding 'int7'"),
+        (["csv", "--data", "mr.csv", "--pool", "median"], "--pool 'median'"),
+        (["csv", "--data", "mr.csv", "--layers", "a"], "--layers 'a'"),
+    ],
+)
+def test_a_command_that_fails_leaves_no_new_workspace(
+    tiny_bert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    """A folder that a mistake has made would be found by every later command."""
+    from bertvision.cli import app
+
+    (tmp_path / "mr.csv").write_text("text,label\nGood.,1\nBad.,0\n")
+    monkeypatch.chdir(tmp_path)
+    command = ["probe", *arguments, "--model", str(tiny_bert), "--workspace", "w"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mr.csv"]
+
+
+def test_a_file_of_ones_own_may_be_named_like_a_task(tiny_bert: Path, tmp_path: Path) -> None:
+    """It is no data set of that task, so that both can be added; its columns are the default."""
+    from bertvision.commands.options import open_data
+
+    source = tmp_path / "mr.csv"
+    source.write_text("text,label\nGood.,1\nBad.,0\n")
+    space, name = open_data(tmp_path / "w", str(tiny_bert), "csv", str(source))
+    assert name == "csv_mr"
+    held = Workspace.find(space.root).dataset(name)
+    assert (held.config.text, held.config.label, held.splits) == ("text", "label", ("all",))
+    assert [item.text for item in held.items("all")] == ["Good.", "Bad."]
+    again = open_data(space.root, None, "csv", str(source), text="text")
+    assert again[1] == name
+
+
 def test_the_module_is_not_left_locked(space: Workspace) -> None:
     """Two at once would overwrite each other's files."""
     from bertvision.errors import LockedError

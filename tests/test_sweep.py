@@ -11,6 +11,7 @@ import pytest
 
 from bertvision.commands.sweep import sweep_table
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
@@ -135,3 +136,14 @@ def test_bad_requests_are_named_before_anything_is_trained(
     with pytest.raises(error, match=message):
         sweep(swept, **arguments, options=OPTIONS)
     assert files(swept) == before
+
+
+def test_a_workspace_without_a_task_has_no_heads_to_sweep(tiny_bert: Path, tmp_path: Path) -> None:
+    """All tokens may be stored there too: what counts is the kind that the task says."""
+    from bertvision.pipelines.workspace.creation import feature_workspace
+
+    space = feature_workspace(tmp_path / "w", str(tiny_bert))
+    for heads in ((), ("learned-pooling",), ("cls-learned-pooling",)):
+        with pytest.raises(InputError, match="hidden states alone, without a task that heads"):
+            sweep(space, heads)
+    assert read_rows(space).heads == []

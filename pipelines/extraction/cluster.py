@@ -17,7 +17,7 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertvision.errors import BertvisionError, InputError
+from bertvision.errors import BertvisionError, InputError, counted
 from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction.cluster_worker import forget, write_shards
@@ -187,7 +187,8 @@ class _Dealer:
                 "worker --memory-limit`, one worker per GPU); what was committed is whole: run the "
                 "same command again, it goes on from there"
             ) from error
-        log.warning("%d shards from %d on are tried again: %r", len(piece.shards), first, error)
+        many = counted(len(piece.shards), "shard")
+        log.warning("%s from %d on will be tried again: %r", many, first, error)
         # one by one, so that one that kills its worker does not take others along
         return [Piece({shard: kept}, failed) for shard, kept in piece.shards.items()]
 

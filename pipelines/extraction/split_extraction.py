@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertvision.errors import DiskSpaceError, InputError
+import numpy as np
+
+from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.encoding import ENCODINGS, ChannelStats
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.storage.opening import open_storage
-from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writer import (
     SplitWriter,
     expected_bytes,
@@ -121,22 +122,21 @@ class SplitExtraction:
         plan = next(iter(self.contents.values())).plan
         with ExitStack() as stack:
             writers: dict[TokenPooling, SplitWriter] = {}
-            fresh: dict[TokenPooling, bool] = {}
+            fresh = {
+                kept: not Ledger(self.storage, spec.tag, spec.split).exists
+                for kept, spec in self.specs.items()
+            }
+            self._check_space(sum(total[kept] for kept in fresh if fresh[kept]))
             for kept, spec in self.specs.items():
-                ledger, contents = Ledger(self.storage, spec.tag, spec.split), self.contents[kept]
-                fresh[kept] = not ledger.exists
-                if fresh[kept]:
-                    _check_space(self.storage, total[kept])
                 again = (shards or ()) if mend else None
                 calibrate = partial(self._channel_stats, kept)
-                opened = open_writer(self.storage, spec, contents, calibrate, mend=again)
+                opened = open_writer(self.storage, spec, self.contents[kept], calibrate, mend=again)
                 writers[kept] = stack.enter_context(opened)
-            self.workspace.keep_at(self.options.store)
             pending = _pending(writers, shards)
             lacking = Counter(kept for missing in pending.values() for kept in missing)
-            _check_space(
-                self.storage, sum(total[k] * n // plan.n_shards for k, n in lacking.items())
-            )
+            self._check_space(sum(total[k] * n // plan.n_shards for k, n in lacking.items()))
+            # only now: whatever fails before leaves the workspace with the store that it had
+            self.workspace.keep_at(self.options.store)
             count = sum(len(plan.examples_of(shard)) for shard in pending)
             costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
             bar = stack.enter_context(progress(count, f"extract {self._name}", "example"))
@@ -166,6 +166,23 @@ class SplitExtraction:
             for kept, spec in self.specs.items()
         ]
 
+    def _check_space(self, needed: int) -> None:
+        free = free_bytes(self.storage)
+        if free is None or needed <= free:
+            return
+        advice = ["free some space", "name another --store"]
+        if any(len(spec.layers) > 1 for spec in self.specs.values()):
+            advice.append("keep fewer --layers")
+        if len(self.specs) > 1:
+            advice.append("extract one --pool at a time")
+        spec = next(iter(self.specs.values()))
+        if smaller := _smaller(spec.encoding, spec.hidden_size):
+            advice.append(f"take a smaller --encoding ({', '.join(smaller)})")
+        raise DiskSpaceError(
+            f"{size(needed)} are needed in {self.storage}, {size(free)} are free: "
+            f"{', '.join(advice[:-1])} or {advice[-1]}"
+        )
+
     @property
     def _name(self) -> str:
         """The stored splits in words."""
@@ -177,11 +194,11 @@ class SplitExtraction:
     def _say(self, total: int) -> None:
         plan, free = next(iter(self.contents.values())).plan, free_bytes(self.storage)
         log.info(
-            "%s: %d windows, %d tokens, %d shards, %s; free on the disk: %s",
+            "%s: %s, %s, %s, %s; free on the disk: %s",
             self._name,
-            len(plan),
-            int(self.windows.n_tokens.sum()),
-            plan.n_shards * len(self.specs),
+            counted(len(plan), "window"),
+            counted(int(self.windows.n_tokens.sum()), "token"),
+            counted(plan.n_shards * len(self.specs), "shard"),
             size(total),
             "unknown" if free is None else size(free),
         )
@@ -245,10 +262,11 @@ def _pending(
     return dict(sorted(pending.items()))
 
 
-def _check_space(storage: Storage, needed: int) -> None:
-    free = free_bytes(storage)
-    if free is not None and needed > free:
-        raise DiskSpaceError(
-            f"{size(needed)} are needed in {storage}, {size(free)} are free: free some space, keep "
-            "fewer --layers, extract one --split at a time, or use --encoding int8 or int4"
-        )
+def _smaller(encoding: str, hidden_size: int) -> list[str]:
+    """The encodings that take less room, the largest of them first."""
+    sizes = {
+        name: found.codes_size(hidden_size) * np.dtype(found.zarr_dtype).itemsize
+        for name, found in ENCODINGS.items()
+    }
+    smaller = [name for name in sizes if sizes[name] < sizes[encoding]]
+    return sorted(smaller, key=lambda name: -sizes[name])

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.lock import exclusive
@@ -122,7 +123,7 @@ def _complete(cache: ProbeCache, wanted: list[Wanted], needs: list[Need], memory
     """Measure what is missing of a snapshot and write it, group by group."""
     groups = cache.missing(wanted, needs, memory)
     if not groups:
-        log.info("%s of %s: all %d probes are there", cache.data.name, cache.tag, len(wanted))
+        log.info("%s of %s: %s there", cache.data.name, cache.tag, counted(len(wanted), "probe"))
         return
     total = sum(cache.work(group) for group in groups)
     with progress(total, f"{cache.data.name} {cache.tag}", "probe") as bar:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import WorkspaceError, counted
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, layers_text
@@ -150,7 +150,7 @@ def _rank_chunk(
         places = [inputs.index(system.layers) for system in chosen]
         read = scaled(vectors.take(places), scorer, job.candidates.get("train"))
         read = Vectors(*(values.to(device()) for values in read))
-        log.info("%s: %s with %d inputs, seed %d", name, scorer, len(chosen), seed)
+        log.info("%s: %s with %s, seed %d", name, scorer, counted(len(chosen), "input"), seed)
         trained = train(scorer, read, job.candidates, job.training, seed=seed)
         scores = {part: score(trained.scorer, read, job.candidates[part]) for part in job.ranked}
         for i, system in enumerate(chosen):

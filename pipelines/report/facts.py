@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertvision.errors import StoreError, WorkspaceError
+from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.task import load_task
@@ -90,7 +90,7 @@ def _heads(workspace: Workspace) -> str:
         return "none trained yet"
     names = {config.head for config in configs}
     settings = [
-        f"{len(names)} heads in {len(configs)} trainings",
+        f"{counted(len(names), 'head')} in {counted(len(configs), 'training')}",
         "trained on " + _each(SnapshotTag(config.trained_on) for config in configs),
     ]
     for key, name in (
@@ -114,7 +114,8 @@ def _stored(workspace: Workspace) -> list[str]:
     except (StoreError, OSError) as error:
         return [f"the store at {workspace.activations} cannot be read: {error}"]
     return [
-        f"{i['tag']}/{i['split']}: {i['examples']:,} windows, {i['encoding']}, {size(i['bytes'])}"
+        f"{i['tag']}/{i['split']}: {counted(i['examples'], 'window')}, {i['encoding']}, "
+        f"{size(i['bytes'])}"
         for i in own
     ] + _added(infos) or ["none in the store now"]
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from bertvision.errors import InputError, UnknownNameError
+from bertvision.errors import InputError, UnknownNameError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models.heads import Kind
 from bertvision.models.registry import describe_heads
@@ -76,7 +76,7 @@ def sweep(
     targets = {k: _tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
     for kind, group in kinds.items():
         for tag in sources[kind]:
-            log.info("train %d heads on %s", len(group), tag)
+            log.info("train %s on %s", counted(len(group), "head"), tag)
             train(workspace, group, tag, options)
     for kind, group in kinds.items():
         for tag in targets[kind]:
@@ -93,7 +93,7 @@ def sweep(
                     precision=options.precision,
                 )
             ]
-            log.info("evaluate %d heads on %s", len(missing), tag)
+            log.info("evaluate %s on %s", counted(len(missing), "head"), tag)
             for first in range(0, len(missing), _TOGETHER):
                 evaluate_across(
                     workspace,

@@ -103,12 +103,12 @@ TASKS: dict[str, TaskEntry] = {
 SQUAD = ("squad_v1", "squad_v2")
 """Tasks that follow from the data: on the command line their names are those of data sets."""
 
-
 ENTRY_POINT_GROUP = "bertvision.tasks"
 
 TRUST = "BERTVISION_TASKS"
 """Variable of the environment: dotted paths that may be imported, with commas between them."""
 
+_WITHOUT_DATA = "features"  # says of a workspace that it has no task: nobody chooses it
 _named: set[str] = set()
 
 
@@ -124,12 +124,7 @@ def check_task(name: str) -> str:
         InputError: it is not.
     """
     if not is_task(name):
-        known = [*TASKS, *offered(ENTRY_POINT_GROUP)]
-        hint = did_you_mean(name, known)
-        raise InputError(
-            f"{name!r} is no task: {hint}there are {', '.join(known)}; a class of your own is "
-            "given as package.module:Class"
-        )
+        raise _no_task(name)
     return name
 
 
@@ -157,9 +152,23 @@ def find_task(name: str) -> TaskEntry:
 
 
 def name_task(name: str) -> str:
-    """`check_task`, of a name that the user gave: its class may be imported from now on."""
+    """`check_task`, of a name that the user gave: its class may be imported from now on.
+
+    Raises:
+        InputError: there is no such task, or none that has data.
+    """
+    if name == _WITHOUT_DATA:
+        raise _no_task(name)
     _named.add(check_task(name))
     return name
+
+
+def _no_task(name: str) -> InputError:
+    known = [*(task for task in TASKS if task != _WITHOUT_DATA), *offered(ENTRY_POINT_GROUP)]
+    return InputError(
+        f"{name!r} is no task: {did_you_mean(name, known)}there are {', '.join(known)}; a class of "
+        "your own is given as package.module:Class"
+    )
 
 
 def path_name(name: str) -> str:

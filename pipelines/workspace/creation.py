@@ -20,7 +20,7 @@ from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
-from bertvision.pipelines.tasks.sentences.labelled import check_columns
+from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import (
@@ -83,15 +83,14 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         )
     if options.task is not None and (options.data or (options.train and options.dev)):
         check_task(options.task)  # it names no data set, where the data are named
-    name = options.own_task or "squad_v2"
+    name = name_task(options.own_task or "squad_v2")
     if not load_task(name).learns:
         raise InputError(
             f"--task {name} cannot be fine-tuned on: it is for `bertvision probe`, `bertvision "
             "rank` or `bertvision extract`; choose another task"
         )
     given = {"max_length": find_task(name).max_length, **options.given(TaskConfig), "name": name}
-    task = validated(TaskConfig, given)
-    check_columns(load_task(name), task)
+    task = with_columns(load_task(name), validated(TaskConfig, given))
     if options.own_task and task.answerable_only:
         raise InputError(
             f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
@@ -124,9 +123,11 @@ def _check_sources(kind: Task, options: FinetuneOptions) -> None:
     source = options.source("train" if "train" in needed else "dev")
     is_file = options.data is not None and Path(str(source)).is_file()
     if is_file and source and needed - set(held := kind.splits(source)):
+        named = ["examples" if split == "all" else f"{split} data" for split in held]
         raise InputError(
-            f"--data {options.data} holds {', '.join(held)}, not {' and '.join(sorted(needed))}: "
-            "give a folder or file with both, or --train FILE and --dev FILE"
+            f"--data {options.data} is one file of {' and '.join(named)}, and fine-tuning needs "
+            "data to train on and other data (dev) to be scored on: give --train FILE and --dev "
+            "FILE, or with --data a folder that holds both"
         )
     if options.train is not None and options.train == options.dev:
         log.warning("--train and --dev are the same: scores will be those of the training data")
@@ -138,8 +139,26 @@ def feature_workspace(
     """Open a workspace, or make one for the hidden states of an encoder alone.
 
     Args:
-        root: its folder; None means the one the current folder stands in, or else makes the
-            current folder one.
+        root: as of `planned_workspace`.
+        model: likewise.
+        revision: likewise.
+
+    Raises:
+        WorkspaceError: as of `planned_workspace`, likewise InputError.
+    """
+    return planned_workspace(root, model, revision).ensure_written()
+
+
+def planned_workspace(
+    root: Path | None, model: str | None, revision: str | None = None
+) -> Workspace:
+    """Open a workspace, or say what a new one for the hidden states of an encoder will be.
+
+    Nothing is written: a command that fails on its data leaves no new workspace behind.
+
+    Args:
+        root: its folder; None means the one the current folder stands in, or else plans the
+            current folder to be one.
         model: hub name or local folder of any encoder; None must find a workspace.
         revision: branch, tag or commit on the hub.
 
@@ -158,7 +177,7 @@ def feature_workspace(
         task = TaskConfig(name="features")
         finetune = FinetuneConfig(save_at=(SnapshotTag("0e"),))
         checkpoint = find_pretrained(model, revision)
-        return Workspace.create(place, _config(checkpoint, task, finetune, {}))
+        return Workspace(place, _config(checkpoint, task, finetune, {}))
     _check_agreement(workspace, FinetuneOptions(model=model))
     return workspace
 

@@ -19,7 +19,7 @@ from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import Record, read_record, validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
-from bertvision.pipelines.tasks.sentences.labelled import check_columns
+from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.selection import select_items, source_split
@@ -162,10 +162,8 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     name = dataset_name(task, source)
     given = {"max_length": entry.max_length, **settings, "name": task}
     config = validated(TaskConfig, {k: v for k, v in given.items() if v is not None})
-    check_columns(kind, config)
+    config = with_columns(kind, config)
     splits = kind.splits(source)
-    if not splits:
-        raise InputError(f"--task {task} has no data: choose a task of docs/tasks.md, such as cola")
     data: dict[str, DataConfig] = {}
     for split in splits:
         found = kind.read(source, split, config)
@@ -215,13 +213,16 @@ def check_own(own: Dataset, source: str) -> None:
 def dataset_name(task: str, source: str) -> str:
     """The name of a data set: its task's, or of a labelled file the file's.
 
+    A file that is named like a task is no data set of that task: of ``mr.csv`` it is ``csv_mr``.
+
     Raises:
         InputError: the file's name cannot be one.
     """
     if task != "csv":
         return path_name(task)
     name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
-    if not name or name in _RESERVED or name in TASKS or len(name) > 40:
+    name = f"csv_{name}" if name in TASKS else name
+    if not name or name in _RESERVED or len(name) > 40:
         raise InputError(
             f"{source}: a data set is named by its file, and {name!r} cannot be one's name: rename "
             "the file to something of its own, of at most 40 letters, digits and '_'"

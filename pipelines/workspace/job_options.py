@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
-TEXT = Option("Column of the texts (task csv).")
+TEXT = Option("Column of the texts (task csv; default text).")
 PAIR = Option("Column of the second texts (task csv).")
-LABEL = Option("Column of the labels (task csv).")
+LABEL = Option("Column of the labels (task csv; default label).")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,10 @@ class Workspace:
         config.write(root / FILE)
         return cls(root, config)
 
+    def ensure_written(self) -> Workspace:
+        """Itself, made on the disk where it was only planned (see `create`)."""
+        return self if (self.root / FILE).is_file() else self.create(self.root, self.config)
+
     @classmethod
     def find(cls, root: Path | None = None) -> Workspace:
         """Open the workspace at ``root``, or the one the current folder stands in.

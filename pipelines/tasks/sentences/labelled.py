@@ -1,4 +1,4 @@
-"""A user's own labelled sentences: ``--task csv --text COLUMN --label COLUMN [--pair COLUMN]``.
+"""A user's own labelled sentences: ``--task csv [--text COLUMN --label COLUMN --pair COLUMN]``.
 
 A source is a file, or a folder with ``train``, ``dev`` and perhaps ``test`` in one of the forms:
 
@@ -7,7 +7,7 @@ A source is a file, or a folder with ``train``, ``dev`` and perhaps ``test`` in 
 - ``.jsonl``: an object a line.
 
 Each may also end with ``.gz``. A column ``id`` names the rows; those without one are named by
-their lines, ``line 2``.
+their lines, ``line 2``. The columns are ``text`` and ``label``, unless named otherwise.
 
 **Classes or scores.** The labels of training are scores, to be told by regression, where every one
 of them is a number and at least one of these is not whole (2.5). All others are names of classes,
@@ -85,19 +85,17 @@ class LabelledTask(SentenceTask):
         text, digest = read_text(path)
         rows = SentenceRows(str(path), skip_bad=config.skip_bad)
         if form.endswith(".jsonl"):
-            columns = _columns(config, f"{path} has an object a line")
-            return rows.add_lines(text_lines(text), _object_parser(columns)), digest
+            return rows.add_lines(text_lines(text), _object_parser(_columns(config))), digest
         records = _csv(text, path) if form.endswith(".csv") else _tsv(text)
         header = next(records).fields
-        columns = _columns(config, f"{path} has the columns {header}")
-        return rows.add_lines(records, _record_parser(columns, header, path)), digest
+        return rows.add_lines(records, _record_parser(_columns(config), header, path)), digest
 
 
-def check_columns(task: Task, config: TaskConfig) -> None:
-    """Refuse names of columns that a task would not look at: its files have columns of their own.
+def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
+    """The settings of a task with the columns that are read, ``text`` and ``label`` by default.
 
     Raises:
-        InputError: it is no task of labelled files, and a column is named.
+        InputError: it is no task of labelled files, which has columns of its own, and one is named.
     """
     named = [name for name in ("text", "pair", "label") if getattr(config, name) is not None]
     if named and not isinstance(task, LabelledTask):
@@ -105,6 +103,10 @@ def check_columns(task: Task, config: TaskConfig) -> None:
             f"--{named[0]} {getattr(config, named[0])}: names a column of a file of your own, "
             f"--task csv; the columns of {task.name} are known: leave it out"
         )
+    if not isinstance(task, LabelledTask):
+        return config
+    columns = _columns(config)
+    return config.model_copy(update={"text": columns.text, "label": columns.label})
 
 
 def classes_of(rows: SentenceRows) -> tuple[str, ...]:
@@ -143,14 +145,8 @@ class _Columns(NamedTuple):
         return [self.text, *([] if self.pair is None else [self.pair]), self.label]
 
 
-def _columns(config: TaskConfig, what: str) -> _Columns:
-    if config.text is None or config.label is None:
-        option = "--text" if config.text is None else "--label"
-        raise InputError(
-            f"{what}: name those of the text and of its label with --text and --label, {option} is "
-            "missing; --pair names that of a second text"
-        )
-    return _Columns(config.text, config.pair, config.label)
+def _columns(config: TaskConfig) -> _Columns:
+    return _Columns(config.text or "text", config.pair, config.label or "label")
 
 
 def _record_parser(
@@ -160,8 +156,9 @@ def _record_parser(
         if header.count(column) != 1:
             times = "more than once" if column in header else "not"
             raise InputError(
-                f"{path}, line 1: has the columns {header}, {column!r} {times} among them: --text, "
-                "--pair and --label name columns"
+                f"{path}, line 1: has the columns {header}, {column!r} {times} among them: name "
+                "those of the text and of its label with --text and --label, where they are not "
+                "'text' and 'label', and that of a second text with --pair"
             )
 
     def parse(record: _Record) -> RawSentence:
@@ -183,7 +180,10 @@ def _object_parser(columns: _Columns) -> Callable[[Line], RawSentence]:
         if not isinstance(row, dict):
             raise InputError("is JSON, but no object")
         if missing := [column for column in columns.named if column not in row]:
-            raise InputError(f"has the keys {list(row)}, but not {missing}")
+            raise InputError(
+                f"has the keys {list(row)}, but not {missing}: name those of the text and of its "
+                "label with --text and --label, where they are not 'text' and 'label'"
+            )
         texts = [row[column] for column in columns.named[:-1]]
         label = row[columns.label]
         if not all(isinstance(text, str) for text in texts):

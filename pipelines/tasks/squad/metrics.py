@@ -169,6 +169,11 @@ def score_files(
         InputError: a file is malformed, or does not cover the questions.
     """
     texts = _read_mapping(predictions)
+    if isinstance(texts.get("data"), list):
+        raise InputError(
+            f"{predictions} is a file of questions in SQuAD's form, not of predictions: give first "
+            'the predictions, {"question id": "answer text", …}, and then the data'
+        )
     for question_id, text in texts.items():
         if not isinstance(text, str):
             raise InputError(
