@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 from hypothesis import settings
+
+# a shell that starts the tests in the background has them ignore SIGINT, and their children too
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # how long an example takes is a matter of the machine and of what else it does
 settings.register_profile("bertvision", deadline=None)
