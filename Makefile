@@ -29,13 +29,14 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "bertvision needs Python 3.11 or newer, and '$(PYTHON)' is none:" \
 	    "name one with  make PYTHON=python3.12 ..." >&2; exit 1; }
-	@echo "Installing into $(VENV): downloads DOWNLOADS."
+	@echo "Installing what running needs into $(VENV): about 0.5 GB to download" \
+	  "(several GB where pip takes PyTorch's build for CUDA)."
 	$(PYTHON) -m venv $(VENV)
 	@$(call timed,$(PIP_INSTALL) --editable '.[quickstart]' --constraint constraints.txt)
 	@touch $@
 
 $(STAMP): $(RUN_STAMP)
-	@echo "Adding the development tools to $(VENV): downloads DEVDOWN."
+	@echo "Adding the development tools to $(VENV): about 0.1 GB to download."
 	@$(call timed,$(PIP_INSTALL) --editable '.[dev]' --constraint constraints.txt)
 	@touch $@
 
