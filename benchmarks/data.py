@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.format.encoding import ChannelStats, encode, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats, encode
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer

@@ -36,7 +36,8 @@ from harness import arguments, drop_cache, interleave, report, warm_cache
 from pinned import PinnedBuffers
 
 from bertvision.featurestore.batch import ActivationBatch
-from bertvision.featurestore.format.encoding import encode, get_encoding
+from bertvision.featurestore.format.encoding import encode
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import open_writer

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.format.encoding import ChannelStats, decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.encoders.encoder import Encoder, channel_stats

@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_records
-from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import write_examples
+from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import CompressionName
-from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ROOT, SplitRecord
 from bertvision.featurestore.storage.storage import Storage
 

@@ -24,45 +24,23 @@ from bertvision.errors import (
     counted,
 )
 from bertvision.featurestore.format import arrays
-from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import read_examples
-from bertvision.featurestore.format.ledger import Ledger
-from bertvision.featurestore.format.names import SnapshotTag, check_name
-from bertvision.featurestore.format.plan import PLAN_ARRAYS, ShardPlan
-from bertvision.featurestore.format.records import SplitRecord
+from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.shard import ShardReader
-from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.stored_split import StoredSplit
 
 Empty: TypeAlias = Callable[[tuple[int, ...], str], npt.NDArray[Any]]
 
 
-class SplitReader:
-    """The parts of one split of one snapshot.
-
-    Args:
-        store: folder, URL or storage of the store.
-        tag: of the snapshot.
-        split: its name.
-
-    Raises:
-        StoreNotFoundError: there is no such split.
-        CorruptStoreError: its record is damaged.
-        FormatVersionError: it was written in a newer format.
-    """
+class SplitReader(StoredSplit):
+    """The parts of one split of one snapshot; made and raising as `StoredSplit`."""
 
     def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:
-        self.storage = open_storage(store)
-        self.tag = SnapshotTag(tag)
-        self.split = check_name(split, "split")
-        self.ledger = Ledger(self.storage, self.tag, self.split)
-        self.record: SplitRecord = self.ledger.read_split()
+        super().__init__(store, tag, split)
         self.encoding = get_encoding(self.record.encoding)
-
-    @property
-    def name(self) -> str:
-        """``tag/split``."""
-        return f"{self.tag}/{self.split}"
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """A per-example or per-token array of the split, whole: (examples, …) or (token axis, …).
@@ -116,11 +94,6 @@ class SplitReader:
             return self.stats
         index = torch.as_tensor(positions)
         return ChannelStats(self.stats.mean[index], self.stats.std[index])
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every shard of the plan is committed."""
-        return not self.missing_shards()
 
     def missing_shards(self) -> list[int]:
         """Shards of the plan that the ledger does not name."""

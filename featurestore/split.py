@@ -110,18 +110,12 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
 
         return to_dataset(self, layers)
 
-    def info(self) -> dict[str, Any]:
-        """What the split holds, in JSON types (see `inspect.info`)."""
-        from bertvision.featurestore.inspect import info
-
-        return info(self)
-
     def verify(self) -> list[str]:
         """Read everything again and compare it with the ledger.
 
         Returns:
             What is wrong, a line each, naming the shard; empty when all is well.
         """
-        from bertvision.featurestore.inspect import find_damage
+        from bertvision.featurestore.damage import find_damage
 
         return [damage.what for damage in find_damage(self)]

@@ -13,12 +13,14 @@ from bertvision.errors import (
 from bertvision.featurestore.format.contents import split_names, splits_of
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
-from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.stored_split import StoredSplit
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from bertvision.featurestore.split import ActivationSplit
 
 
 class ActivationStore(Mapping[str, "SnapshotSplits"]):
@@ -76,6 +78,10 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         """All splits of all snapshots."""
         return [snapshot[split] for snapshot in self.values() for split in snapshot]
 
+    def stored_splits(self) -> list[StoredSplit]:
+        """All splits of all snapshots as the ledger describes them, which is light."""
+        return [StoredSplit(self.storage, *names) for names in split_names(self.storage)]
+
     def to_xarray(self) -> xr.DataTree:
         """The complete splits as a lazy tree, ``tree["0.3e/train"]`` (see `lazy.to_dataset`)."""
         import xarray as xr
@@ -129,6 +135,8 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
                 f"{', '.join(self.splits())}; "
                 "`bertvision status` says what can be extracted"
             )
+        from bertvision.featurestore.split import ActivationSplit
+
         return ActivationSplit(self.store.storage, self.tag, split)
 
     def __iter__(self) -> Iterator[str]:

@@ -24,7 +24,8 @@ from bertvision.featurestore.creation import (
     write_shared,
 )
 from bertvision.featurestore.delegation import Grant, withdraw
-from bertvision.featurestore.format.encoding import ChannelStats, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan

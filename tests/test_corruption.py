@@ -17,7 +17,7 @@ from faults import contents
 from stores import Made, record_path, shard_path
 
 from bertvision.errors import BertvisionError, CorruptStoreError
-from bertvision.featurestore import inspect
+from bertvision.featurestore import damage
 from bertvision.featurestore.split import ActivationSplit
 
 LENGTHS = [5, 31, 40, 17, 20, 9, 33]
@@ -70,7 +70,7 @@ class Stored:
                 return self.open().table().equals(self.table)
             except BertvisionError:
                 return False
-        return name.endswith("zarr.json") and inspect.arrays.same_metadata(data, self.bytes[name])
+        return name.endswith("zarr.json") and damage.arrays.same_metadata(data, self.bytes[name])
 
     def damaged(self, name: str, data: bytes) -> None:
         """See that this content of a file is never read as something else, and is found."""
@@ -102,7 +102,7 @@ def known_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
         return lookup
 
     for name in ("split_metadata", "root_files"):
-        monkeypatch.setattr(inspect.arrays, name, once(getattr(inspect.arrays, name)))
+        monkeypatch.setattr(damage.arrays, name, once(getattr(damage.arrays, name)))
 
 
 STORES = [("int8", "none"), ("int4", "zstd"), ("float32", "pcodec")]

@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.format.encoding import (
-    ENCODINGS,
-    ChannelStats,
-    decode,
-    decode_numpy,
-    encode,
-    get_encoding,
-)
+from bertvision.featurestore.format.encoding import ChannelStats, decode, decode_numpy, encode
+from bertvision.featurestore.format.layout import ENCODINGS, get_encoding
 
 # Relative Frobenius error of Gaussian hidden states: half a unit in the last place of the
 # mantissa for floats; for integers, range / (2 · levels · sqrt(3)) with a range of about 2.5 sd

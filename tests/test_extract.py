@@ -17,7 +17,8 @@ from bertvision.errors import (
     ProvenanceError,
     UnknownNameError,
 )
-from bertvision.featurestore.format.encoding import decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import decode, encode
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.encoders.encoder import Encoder, channel_stats

@@ -7,7 +7,8 @@ import torch
 from hidden_states import hidden_states, identity, stats_of
 
 from bertvision.errors import NonFiniteError
-from bertvision.featurestore.format.encoding import ENCODINGS, decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import decode, encode
+from bertvision.featurestore.format.layout import ENCODINGS, get_encoding
 
 QUANTISED = ["int8", "int4"]
 NAN, INF = float("nan"), float("inf")

@@ -20,7 +20,7 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
 )
-from bertvision.featurestore.format.encoding import ENCODINGS
+from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import expected_bytes
 

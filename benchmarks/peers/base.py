@@ -14,7 +14,8 @@ import torch
 from data import Synthetic
 from torch import Tensor
 
-from bertvision.featurestore.format.encoding import ChannelStats, decode, encode, get_encoding
+from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
+from bertvision.featurestore.format.layout import get_encoding
 
 BATCH = 16
 Content = Literal["float16", "int8"]

@@ -24,7 +24,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.records import ROOT, ArrayRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (

@@ -12,11 +12,12 @@ from bertvision.featurestore.storage.storage import Storage
 
 
 def split_names(storage: Storage) -> list[tuple[str, str]]:
-    """(tag, split) of every split that was created; folders of other names are not looked at.
+    """(tag, split) of every split that was created, tags ordered as numbers.
 
-    A split whose record was lost is named as long as shards of it are recorded.
+    Folders of other names are not looked at. A split whose record was lost is named as long as
+    shards of it are recorded.
     """
-    tags = sorted(filter(SnapshotTag.is_valid, storage.names(LEDGER)))
+    tags = sorted(map(SnapshotTag, filter(SnapshotTag.is_valid, storage.names(LEDGER))))
     return [(tag, split) for tag in tags for split in splits_of(storage, tag)]
 
 

@@ -12,7 +12,7 @@ statistics. bfloat16 is no Zarr data type: its bits are stored as uint16.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,83 +20,19 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.featurestore.format.names import EncodingName, NonFinite
+from bertvision.featurestore.format.layout import ENCODINGS, Encoding
+from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.quantise import Quantiser
 
 _BLOCK_BYTES = 1 << 21  # float32 scratch: small enough for the cache, large enough for few blocks
 
 
-class Encoding(NamedTuple):
-    """How one encoding is held in torch and in Zarr.
-
-    Attributes:
-        name: of the encoding.
-        torch_dtype: of the codes; no two encodings share one, so codes tell their encoding.
-        zarr_dtype: of the codes on disk and in numpy.
-        quantiser: None for the float encodings.
-        scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
-    """
-
-    name: EncodingName
-    torch_dtype: torch.dtype
-    zarr_dtype: str
-    quantiser: Quantiser | None = None
-    scale_dtype: str = "float32"
-
-    @property
-    def quantised(self) -> bool:
-        """Whether codes come with a scale and channel statistics."""
-        return self.quantiser is not None
-
-    @property
-    def scale_torch_dtype(self) -> torch.dtype:
-        """The scale's type in torch."""
-        dtype: torch.dtype = getattr(torch, self.scale_dtype)
-        return dtype
-
-    def codes_size(self, hidden: int) -> int:
-        """Length of the last axis of codes for so many channels.
-
-        Raises:
-            InputError: the encoding does not take that number of channels.
-        """
-        packed = self.quantiser.packed if self.quantiser else 1
-        if hidden % packed:
-            raise InputError(
-                f"encoding {self.name} packs {packed} channels in a byte and cannot hold {hidden}: "
-                "choose int8"
-            )
-        return hidden // packed
-
-    def scale_shape(self, hidden: int) -> tuple[int, ...]:
-        """Shape of the scale of one (token, layer): () for int8, (groups,) for int4."""
-        return self.quantiser.scale_shape(hidden) if self.quantiser else ()
-
-
-ENCODINGS: dict[str, Encoding] = {
-    encoding.name: encoding
-    for encoding in (
-        Encoding("int8", torch.int8, "int8", Quantiser(levels=127)),
-        Encoding("int4", torch.uint8, "uint8", Quantiser(levels=7, group=64, packed=2), "uint8"),
-        Encoding("bfloat16", torch.bfloat16, "uint16"),
-        Encoding("float16", torch.float16, "float16"),
-        Encoding("float32", torch.float32, "float32"),
-    )
+_QUANTISERS = {
+    encoding.name: Quantiser(encoding.levels, encoding.group, encoding.packed)
+    for encoding in ENCODINGS.values()
+    if encoding.quantised
 }
 _BY_DTYPE = {encoding.torch_dtype: encoding for encoding in ENCODINGS.values()}
-
-
-def get_encoding(name: str) -> Encoding:
-    """The encoding of that name.
-
-    Raises:
-        InputError: there is none.
-    """
-    if name not in ENCODINGS:
-        raise InputError(
-            f"unknown encoding {name!r}: choose one of {', '.join(get_args(EncodingName))}"
-        )
-    return ENCODINGS[name]
 
 
 class ChannelStats(NamedTuple):
@@ -136,7 +72,7 @@ def encode(
 
     Args:
         hidden_states: (tokens, layers, hidden), any float dtype.
-        encoding: from `get_encoding`.
+        encoding: from `layout.get_encoding`.
         stats: channel statistics on the same device; required by the quantised encodings.
         nonfinite: what to do about NaN, infinity and values too large for the encoding: refuse
             them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
@@ -155,7 +91,7 @@ def encode(
     )
     scratch = _scratch(hidden_states.shape, device)
     blocks = _blocks(tokens, len(scratch))
-    quantiser = encoding.quantiser
+    quantiser = _QUANTISERS.get(encoding.name)
     if quantiser is None:
         total = torch.empty((tokens, layers), dtype=codes.dtype, device=device)
         for block in blocks:
@@ -216,7 +152,8 @@ def decode(
         InputError: quantised codes without their scale or statistics.
     """
     encoding = _BY_DTYPE[codes.dtype]
-    if encoding.quantiser is None:
+    quantiser = _QUANTISERS.get(encoding.name)
+    if quantiser is None:
         return codes.to(dtype, memory_format=torch.contiguous_format).contiguous()
     if scale is None or stats is None:
         raise InputError(f"{encoding.name} codes need their scale and channel statistics")
@@ -226,7 +163,7 @@ def decode(
     for block in _blocks(len(codes), len(scratch)):
         out = hidden_states[block]
         h = out if dtype == torch.float32 else scratch[: len(out)]
-        encoding.quantiser.dequantise_(codes[block], scale[block], h)
+        quantiser.dequantise_(codes[block], scale[block], h)
         torch.addcmul(stats.mean, h, stats.std, out=h)
         if dtype != torch.float32:
             out.copy_(h)
@@ -245,18 +182,19 @@ def decode_numpy(
         codes: (tokens, layers, width) in the encoding's Zarr dtype.
         scale: (tokens, layers, …), for the quantised encodings.
         stats: channel statistics, for the quantised encodings.
-        encoding: from `get_encoding`.
+        encoding: from `layout.get_encoding`.
 
     Raises:
         InputError: quantised codes without their scale or statistics.
     """
     if encoding.name == "bfloat16":
         return (codes.astype(np.uint32) << 16).view(np.float32)
-    if encoding.quantiser is None:
+    quantiser = _QUANTISERS.get(encoding.name)
+    if quantiser is None:
         return codes.astype(np.float32)
     if scale is None or stats is None:
         raise InputError(f"{encoding.name} codes need their scale and channel statistics")
-    hidden_states = encoding.quantiser.dequantise_numpy(codes, scale)
+    hidden_states = quantiser.dequantise_numpy(codes, scale)
     hidden_states *= stats.std.numpy()
     hidden_states += stats.mean.numpy()
     return hidden_states

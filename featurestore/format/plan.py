@@ -22,11 +22,6 @@ SHARD_TOKENS = 4096
 that losing one to a crash costs seconds, and that a shuffle buffer of several fits in memory."""
 
 _WINDOW = 256
-PLAN_DTYPES = {
-    "example_id": "int64", "n_tokens": "int32", "first_token": "int64", "shard": "int32",
-}  # fmt: skip
-PLAN_ARRAYS = tuple(PLAN_DTYPES)
-"""The arrays that a plan is stored as."""
 
 
 @dataclass(frozen=True, eq=False)

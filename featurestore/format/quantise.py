@@ -40,10 +40,6 @@ class Quantiser(NamedTuple):
     group: int = 0
     packed: int = 1
 
-    def scale_shape(self, hidden: int) -> tuple[int, ...]:
-        """Shape of the scale of so many channels."""
-        return (-(-hidden // self.group),) if self.group else ()
-
     @property
     def largest_step(self) -> float:
         """The largest step that a scale can tell."""
@@ -57,7 +53,7 @@ class Quantiser(NamedTuple):
         Args:
             z: (…, hidden) float32, standardised.
             codes: (…, hidden / packed), int8 or uint8.
-            scale: (…, *scale_shape), float32 or uint8.
+            scale: (…, *`Encoding.scale_shape`), float32 or uint8.
             step: like ``scale``, float32: the step wanted; above `largest_step`, infinite or NaN
                 where z has a value that codes and scale cannot express.
         """
@@ -86,7 +82,8 @@ class Quantiser(NamedTuple):
         NaN becomes 0, the channel's mean; the others the largest magnitude of their group.
         """
         replaced = ~(z.abs() <= self.levels * self.largest_step)
-        largest = z.new_zeros((*z.shape[:-1], *self.scale_shape(z.shape[-1])))
+        groups = (-(-z.shape[-1] // self.group),) if self.group else ()
+        largest = z.new_zeros((*z.shape[:-1], *groups))
         for values, most in self._groups(z.masked_fill(replaced, 0).abs_(), largest):
             most.copy_(values.amax(dim=-1))
         z.nan_to_num_(nan=0.0)

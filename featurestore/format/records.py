@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.layout import PLAN_DTYPES, get_encoding
 from bertvision.featurestore.format.names import (
     CompressionName,
     EncodingName,
 )
-from bertvision.featurestore.format.plan import PLAN_DTYPES
 
 FORMAT = "1.0"
 """Format of the store: readers refuse a higher major number."""
@@ -141,7 +139,7 @@ class SplitRecord(Header):
         """See that it does not contradict itself, before memory is spent on what it says."""
         encoding = get_encoding(self.encoding)
         width = encoding.codes_size(self.hidden_size)
-        chunk = self.shard_tokens * width * np.dtype(encoding.zarr_dtype).itemsize
+        chunk = self.shard_tokens * width * encoding.code_bytes
         if self.compression != "none" and chunk > _MOST_DECODED_BYTES:
             raise ValueError(
                 f"a compressed layer of a shard has {chunk} bytes, {_MOST_DECODED_BYTES} at most "

@@ -13,7 +13,7 @@ import xxhash
 
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.format.arrays import group_key
-from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.records import ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
     CRC_BYTES,

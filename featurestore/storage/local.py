@@ -7,9 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.storage.durable import (
@@ -20,7 +18,10 @@ from bertvision.featurestore.storage.durable import (
     write_durably,
 )
 from bertvision.featurestore.storage.lock import exclusive
-from bertvision.featurestore.storage.storage import OpenFile, Storage
+from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class LocalStorage(Storage):
@@ -33,6 +34,19 @@ class LocalStorage(Storage):
 
     def __str__(self) -> str:
         return str(self.root)
+
+    def read(self, key: str, most: int = SMALL_BYTES) -> bytes:  # noqa: D102
+        file = self._open(key)
+        try:
+            if file.size > most:
+                raise CorruptStoreError(
+                    f"{self}/{key} has {file.size} bytes, {most} at most are due"
+                )
+            data = bytearray(file.size)
+            file.fill(memoryview(data), 0)
+            return bytes(data)
+        finally:
+            file.close()
 
     def write(self, key: str, content: Buffers) -> None:  # noqa: D102
         path = self._inside(key)
@@ -65,6 +79,9 @@ class LocalStorage(Storage):
             fsync(folder)
 
     def open(self, key: str) -> OpenFile:  # noqa: D102
+        return self._open(key)
+
+    def _open(self, key: str) -> _LocalFile:
         path = self._inside(key)
         if path.exists() and not path.is_file():
             # a folder, or a pipe on which a reader would wait for ever
@@ -136,10 +153,14 @@ class _LocalFile:
             self.prefetch(offset, length)
 
     def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
-        read = os.preadv(self._descriptor, [out.data], offset)
-        if read == out.nbytes:
+        self.fill(out.data, offset)
+
+    def fill(self, view: memoryview, offset: int) -> None:
+        """As `read_into`, of any contiguous memory."""
+        read = os.preadv(self._descriptor, [view], offset)
+        if read == view.nbytes:
             return
-        view = out.data.cast("B")
+        view = view.cast("B")
         while read < len(view):
             more = os.preadv(self._descriptor, [view[read:]], offset + read)
             if not more:

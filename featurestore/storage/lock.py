@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import filelock
-
 from bertvision.errors import LockedError
 
 
@@ -23,6 +21,8 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     Raises:
         LockedError: another process holds it.
     """
+    import filelock  # here, because whoever only reads needs none
+
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=-1 if wait else 0)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.storage.durable import Buffers
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SMALL_BYTES = 1 << 26
 """Records and metadata are smaller."""
@@ -52,6 +51,7 @@ class OpenFile(Protocol):
 class Storage(ABC):
     """A folder of files; ``str(storage)`` finds it again and holds no credentials."""
 
+    @abstractmethod
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:
         """The bytes of a file.
 
@@ -63,18 +63,6 @@ class Storage(ABC):
             FileNotFoundError: there is none.
             CorruptStoreError: it is larger, or the key leads out of the storage.
         """
-        file = self.open(key)
-        try:
-            if file.size > most:
-                raise CorruptStoreError(
-                    f"{self}/{key} has {file.size} bytes, {most} at most are due"
-                )
-            data = np.empty(file.size, np.uint8)
-            if file.size:
-                file.read_into(data, 0)
-            return data.tobytes()
-        finally:
-            file.close()
 
     @abstractmethod
     def write(self, key: str, content: Buffers) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.extraction.job import ExtractionJob, load_encoder
 from bertvision.pipelines.extraction.split_extraction import Extracted as Extracted
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction

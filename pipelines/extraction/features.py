@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.encoding import get_encoding
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format.ledger import Ledger
-from bertvision.featurestore.inspect import find_damage
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.pipelines.extraction.extract import extract

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.options import Options, declared, flag
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
@@ -42,7 +42,7 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
     return shlex.join(words)
 
 
-def stored_options(split: ActivationSplit) -> ExtractOptions:
+def stored_options(split: StoredSplit) -> ExtractOptions:
     """The options that extract a stored split again, as it is."""
     record, parsed = split.record, StoredName.parse(split.split)
     made_from: Mapping[str, Any] = record.provenance
@@ -59,7 +59,7 @@ def stored_options(split: ActivationSplit) -> ExtractOptions:
     )
 
 
-def extraction_command(split: ActivationSplit, tokens: TokenPooling) -> str:
+def extraction_command(split: StoredSplit, tokens: TokenPooling) -> str:
     """The command that ends the extraction of a split: with the options it was begun with.
 
     Args:

@@ -1,9 +1,9 @@
-"""Describe and verify a split."""
+"""Verify a split: read every committed byte again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -29,46 +29,6 @@ class Damage(NamedTuple):
 
     what: str
     shard: int | None = None
-
-
-def info(split: SplitReader) -> dict[str, Any]:
-    """What a split holds, in JSON types: sizes in bytes, completeness, provenance.
-
-    ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames padded
-    to ``dense_length`` tokens, the layout of the original research.
-    """
-    r, plan = split.record, split.plan
-    committed = sorted(split.ledger.shards() & set(range(r.shards)))
-    found = (split.ledger.find_shard(shard) for shard in committed)
-    records = [record for record in found if record is not None]
-    stored = sum(file.bytes for record in records for file in record.files.values())
-    done = sum(record.examples for record in records)
-    given = r.provenance.get("max_length")
-    length = given if isinstance(given, int) and given > 0 else int(plan.n_tokens.max())
-    if r.provenance.get("tokens") == "cls":
-        length = 1  # the original too kept no more of these than a vector
-    dense = 4 * length * len(r.layers) * r.hidden_size
-    return {
-        "tag": str(split.tag),
-        "split": split.split,
-        "complete": len(committed) == r.shards,
-        "shards": r.shards,
-        "shards_committed": len(committed),
-        "examples": r.examples,
-        "tokens": r.tokens,
-        "encoding": r.encoding,
-        "compression": r.compression,
-        "layers": list(r.layers),
-        "hidden_size": r.hidden_size,
-        "bytes": stored,
-        "bytes_per_example": stored / done if done else None,
-        "times_smaller_than_dense_float32": dense * done / stored if stored else None,
-        "dense_length": length,
-        "nonfinite": sum(record.nonfinite for record in records),
-        "format": r.format,
-        "provenance": dict(r.provenance),
-        "versions": dict(r.versions),
-    }
 
 
 def find_damage(split: SplitReader) -> list[Damage]:

@@ -1,0 +1,96 @@
+"""StoredSplit: what the ledger tells of a split, without its arrays and without torch.
+
+Commands that only say what there is stand on it; `reader.SplitReader` adds the arrays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.names import SnapshotTag, check_name
+from bertvision.featurestore.format.records import SplitRecord
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
+
+
+class StoredSplit:
+    """One split of one snapshot, as the ledger describes it.
+
+    Args:
+        store: folder, URL or storage of the store.
+        tag: of the snapshot.
+        split: its name.
+
+    Raises:
+        StoreNotFoundError: there is no such split.
+        CorruptStoreError: its record is damaged.
+        FormatVersionError: it was written in a newer format.
+    """
+
+    def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:
+        self.storage = open_storage(store)
+        self.tag = SnapshotTag(tag)
+        self.split = check_name(split, "split")
+        self.ledger = Ledger(self.storage, self.tag, self.split)
+        self.record: SplitRecord = self.ledger.read_split()
+
+    @property
+    def name(self) -> str:
+        """``tag/split``."""
+        return f"{self.tag}/{self.split}"
+
+    def committed_shards(self) -> list[int]:
+        """Shards that the split's record counts and the ledger names."""
+        return sorted(shard for shard in self.ledger.shards() if shard < self.record.shards)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every shard is committed."""
+        return len(self.committed_shards()) == self.record.shards
+
+    def info(self) -> dict[str, Any]:
+        """What a split holds, in JSON types: sizes in bytes, completeness, provenance.
+
+        ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames padded
+        to ``dense_length`` tokens, the layout of the original research.
+        """
+        r, committed = self.record, self.committed_shards()
+        found = (self.ledger.find_shard(shard) for shard in committed)
+        records = [record for record in found if record is not None]
+        stored = sum(file.bytes for record in records for file in record.files.values())
+        done = sum(record.examples for record in records)
+        given = r.provenance.get("max_length")
+        length = given if isinstance(given, int) and given > 0 else self._longest()
+        if r.provenance.get("tokens") == "cls":
+            length = 1  # the original too kept no more of these than a vector
+        dense = 4 * length * len(r.layers) * r.hidden_size
+        return {
+            "tag": str(self.tag),
+            "split": self.split,
+            "complete": len(committed) == r.shards,
+            "shards": r.shards,
+            "shards_committed": len(committed),
+            "examples": r.examples,
+            "tokens": r.tokens,
+            "encoding": r.encoding,
+            "compression": r.compression,
+            "layers": list(r.layers),
+            "hidden_size": r.hidden_size,
+            "bytes": stored,
+            "bytes_per_example": stored / done if done else None,
+            "times_smaller_than_dense_float32": dense * done / stored if stored else None,
+            "dense_length": length,
+            "nonfinite": sum(record.nonfinite for record in records),
+            "format": r.format,
+            "provenance": dict(r.provenance),
+            "versions": dict(r.versions),
+        }
+
+    def _longest(self) -> int:
+        """Tokens of the longest example; of a split that does not say it, out of its arrays."""
+        from bertvision.featurestore.format import arrays
+
+        group, described = arrays.group_key(self.record), self.record.arrays["n_tokens"]
+        return int(arrays.read_array(self.storage, group, "n_tokens", described).max())
