@@ -107,7 +107,8 @@ def open_data(
         path_name,
     )
     from bertvision.pipelines.workspace.creation import planned_workspace
-    from bertvision.pipelines.workspace.dataset import add_dataset, check_own, is_added
+    from bertvision.pipelines.workspace.dataset import add_dataset, check_own
+    from bertvision.pipelines.workspace.dataset_record import is_added
 
     space = planned_workspace(workspace, model)
     if task is not None and is_task(task):

@@ -23,7 +23,10 @@ app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """The snapshots and splits that are stored."""
-    show([split.info() for split in _store(workspace, store).splits()], as_json, splits_table)
+    from bertvision.featurestore.inspect import info
+
+    found = _store(workspace, store).stored_splits()
+    show([info(split) for split in found], as_json, splits_table)
 
 
 @app.command("info")

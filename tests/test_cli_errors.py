@@ -12,6 +12,7 @@ from terminal import done, run, with_heads
 from workspaces import write_squad
 
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.workspace.workspace import Workspace
 
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
@@ -141,11 +142,12 @@ def test_ctrl_c_is_status_130_and_a_bug_keeps_its_traceback(
 
         return method
 
-    for method in ("verify", "missing_shards"):
-        monkeypatch.setattr(ActivationSplit, method, interrupt(KeyboardInterrupt))
+    methods = {StoredSplit: "committed_shards", ActivationSplit: "verify"}
+    for kind, method in methods.items():
+        monkeypatch.setattr(kind, method, interrupt(KeyboardInterrupt))
     result = run(*command, "-w", space)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Stopped; what was finished is kept.\n"
-    for method in ("verify", "missing_shards"):
-        monkeypatch.setattr(ActivationSplit, method, interrupt(ZeroDivisionError))
+    for kind, method in methods.items():
+        monkeypatch.setattr(kind, method, interrupt(ZeroDivisionError))
     assert isinstance(run(*command, "-w", space).exception, ZeroDivisionError)

@@ -25,6 +25,7 @@ from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.resume import ResumeFile
@@ -68,7 +69,7 @@ def finetune(
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
     """
     workspace = open_workspace(root, options, resume=resume)
-    if not load_task(workspace.config.task.name).learns:
+    if not find_task(workspace.config.task.name).learns:
         raise InputError(
             f"workspace {workspace.root} is for hidden states alone, without a task: make another "
             "one with --workspace, --model, --task and --data (or --train and --dev)"

@@ -8,6 +8,7 @@ from typing import Any
 from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.rows import Results
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.heads import trained_heads
@@ -41,7 +42,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         (
             "Task",
             "none: for hidden states alone"
-            if not loaded.learns
+            if not find_task(task.name).learns
             else f"{task.name}, windows of {task.max_length} tokens"
             + (f", overlap {task.overlap}" if "overlap" in loaded.settings else "")
             + (f", classes {', '.join(task.classes)}" if 0 < len(task.classes) <= 20 else "")
@@ -52,7 +53,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
         (
             "Fine-tuning",
             ""
-            if not loaded.learns
+            if not find_task(task.name).learns
             else f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, "
             f"batch {tuned.batch_size}"
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")

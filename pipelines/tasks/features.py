@@ -23,7 +23,6 @@ class FeaturesTask(Task):
     """
 
     model_class = AutoModel
-    learns = False
 
     def splits(self, source: str) -> tuple[str, ...]:
         """There are none."""

@@ -17,7 +17,7 @@ from bertvision.errors import InputError, did_you_mean
 from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
-    from bertvision.models.heads import Kind
+    from bertvision.models.kind import Kind
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
@@ -42,6 +42,8 @@ class TaskEntry(NamedTuple):
     kind: Kind = "classification"
     """The kind of its heads: ``span`` where a span of the text is looked for, so that logits are of
     tokens; else they are of windows, and scores are a classification too."""
+    learns: bool = True
+    """Whether an encoder can be fine-tuned on it."""
 
 
 def _spans() -> TaskEntry:
@@ -49,8 +51,11 @@ def _spans() -> TaskEntry:
     return TaskEntry(target, "f1", "all", kind="span")
 
 
-def _sentences(target: str, headline: str, *, hub: str | None = None) -> TaskEntry:
-    return TaskEntry(f"bertvision.pipelines.tasks.{target}", headline, "cls", hub, max_length=128)
+def _sentences(
+    target: str, headline: str, *, hub: str | None = None, learns: bool = True
+) -> TaskEntry:
+    target = f"bertvision.pipelines.tasks.{target}"
+    return TaskEntry(target, headline, "cls", hub, max_length=128, learns=learns)
 
 
 def _glue(name: str, headline: str = "accuracy") -> TaskEntry:
@@ -96,8 +101,10 @@ TASKS: dict[str, TaskEntry] = {
     "mpqa": _downstream(),
     "trec": _downstream(),
     "csv": _sentences("sentences.labelled:LabelledTask", "accuracy"),
-    "wikiqa": _sentences("sentences.wikiqa:WikiqaTask", "map"),
-    "features": TaskEntry("bertvision.pipelines.tasks.features:FeaturesTask", "", "all"),
+    "wikiqa": _sentences("sentences.wikiqa:WikiqaTask", "map", learns=False),
+    "features": TaskEntry(
+        "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
+    ),
 }
 
 SQUAD = ("squad_v1", "squad_v2")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from bertvision.models.heads import Kind
+    from bertvision.models.kind import Kind
 
 Labels = dict[str, npt.NDArray[Any]]
 
@@ -41,19 +41,19 @@ class Task(ABC):
     of windows."""
     headline: ClassVar[str] = "accuracy"
     """The metric that stands for a system where there is room for one number. This and the next
-    three are those of a task of one's own: the line in `TASKS` says them of the others."""
+    four are those of a task of one's own: the line in `TASKS` says them of the others."""
     tokens: ClassVar[TokenPooling] = "all"
     """What extraction keeps unless told otherwise."""
     hub: ClassVar[str | None] = None
     """Data set on the hub, ``owner/name`` or ``owner/name:config``."""
     max_length: ClassVar[int] = 386
     """Longest window in tokens, unless told otherwise."""
+    learns: ClassVar[bool] = True
+    """Whether an encoder can be fine-tuned on it."""
     model_class: ClassVar[type[Any]]
     """An ``AutoModelFor…`` of transformers: the encoder with the task's output layer."""
     settings: ClassVar[tuple[str, ...]] = ("max_length",)
     """Fields of `TaskConfig` that decide the windows."""
-    learns: ClassVar[bool] = True
-    """Whether an encoder can be fine-tuned on it."""
     words: ClassVar[tuple[str, str]] = ("texts", "items")
     """What people call that which `group` keeps together, and the items."""
     tunes: bool = False

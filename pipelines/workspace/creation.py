@@ -84,7 +84,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     if options.task is not None and (options.data or (options.train and options.dev)):
         check_task(options.task)  # it names no data set, where the data are named
     name = name_task(options.own_task or "squad_v2")
-    if not load_task(name).learns:
+    if not find_task(name).learns:
         raise InputError(
             f"--task {name} cannot be fine-tuned on: it is for `bertvision probe`, `bertvision "
             "rank` or `bertvision extract`; choose another task"

@@ -14,28 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.names import check_name
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.records import Record, read_record, validated
+from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
+from bertvision.pipelines.workspace.dataset_record import (
+    DatasetRecord,
+    read_dataset_record,
+    record_path,
+)
 from bertvision.pipelines.workspace.selection import select_items, source_split
 
 if TYPE_CHECKING:
     from bertvision.pipelines.tasks.windows import Windows
 
 _RESERVED = ("train", "tune", "dev", "test", "all")
-
-
-class DatasetRecord(Record):
-    """``datasets/<name>.json``: where an added data set comes from, and how it is read."""
-
-    task: TaskConfig
-    data: dict[str, DataConfig]
-    """By split."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +127,7 @@ def read_dataset(root: Path, name: str) -> Dataset:
         UnknownNameError: it was not added.
         WorkspaceError: its record is damaged.
     """
-    path = _path(root, name)
-    if not path.is_file():
-        held = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
-        raise UnknownNameError(
-            f"{root} has no data set {name!r} (there are: {held}): say where it is with --data PATH"
-        )
-    again = "bertvision extract --task TASK --data PATH"
-    mend = "delete it and name the data with --data again"
-    record = read_record(path, DatasetRecord, again, mend)
+    record = read_dataset_record(root, name)
     return Dataset(name, load_task(record.task.name), record.task, record.data)
 
 
@@ -171,8 +159,8 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
     added = Dataset(name, kind, config, data)
-    if not _path(root, name).is_file():
-        write_json(_path(root, name), DatasetRecord(task=config, data=data).to_json())
+    if not record_path(root, name).is_file():
+        write_json(record_path(root, name), DatasetRecord(task=config, data=data).to_json())
         return added
     held = read_dataset(root, name)
     if difference := first_difference(_told(held), _told(added)):
@@ -180,14 +168,9 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         raise WorkspaceError(
             f"data set {name} of {root} was added with {setting} = {there!r}, now it is "
             f"{here!r}: leave the option out, use another --workspace, or delete "
-            f"{_path(root, name)} and what was made from it"
+            f"{record_path(root, name)} and what was made from it"
         )
     return held
-
-
-def is_added(root: Path, name: str) -> bool:
-    """Whether a data set of this name was added to the workspace at ``root``."""
-    return _path(root, name).is_file()
 
 
 def check_own(own: Dataset, source: str) -> None:
@@ -228,10 +211,6 @@ def dataset_name(task: str, source: str) -> str:
             "the file to something of its own, of at most 40 letters, digits and '_'"
         )
     return name
-
-
-def _path(root: Path, name: str) -> Path:
-    return root / "datasets" / f"{check_name(name, 'data set')}.json"
 
 
 def _told(dataset: Dataset) -> dict[str, object]:

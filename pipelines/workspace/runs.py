@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import check_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _FRACTION, _SEED = re.compile(r"f([01]|0?\.\d{1,4}|[01]\.\d{1,4})"), re.compile(r"s(\d{1,9})")
 
@@ -113,6 +114,8 @@ def ranks(rows: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.int64]:
     Returns:
         (examples,) a permutation of 0 … examples − 1.
     """
+    import numpy as np
+
     rank = np.random.default_rng([seed, 2]).permutation(len(rows)).astype(np.int64)
     return np.take(rank, rows)
 

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-import numpy as np
-
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
@@ -129,6 +127,8 @@ def hold_out(
 
 def _subset(items: list[T], limit: int, group: Callable[[T], str], *, seed: int) -> list[T]:
     """At most ``limit`` items: whole groups in a seeded order, as many as fit."""
+    import numpy as np
+
     sizes = Counter(map(group, items))
     groups = list(sizes)
     chosen: set[str] = set()

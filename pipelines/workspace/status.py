@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
-from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.dataset_record import read_dataset_record
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import BertScores, read_run_config
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
@@ -30,13 +30,11 @@ def status(workspace: Workspace) -> dict[str, Any]:
     config = workspace.config
     made = workspace.snapshots()
     wanted = sorted({*config.finetune.tags, *made})
-    stored = workspace.stored()
-    held = [workspace.split(tag, name) for tag, names in stored.items() for name in names]
-    whole = {split.name: split.is_complete for split in held}
-    splits = _Stored(
-        [split for split in held if whole[split.name]],
-        [split for split in held if not whole[split.name]],
-    )
+    whole: list[StoredSplit] = []
+    unfinished: list[StoredSplit] = []
+    for split in workspace.stored_splits():
+        (whole if split.is_complete else unfinished).append(split)
+    splits = _Stored(whole, unfinished)
     heads = [{"trained_on": str(tag), "name": name} for tag, name in trained_heads(workspace)]
     return {
         "workspace": str(workspace.root),
@@ -61,8 +59,8 @@ def status(workspace: Workspace) -> dict[str, Any]:
 class _Stored(NamedTuple):
     """The stored splits, of all data sets."""
 
-    whole: list[ActivationSplit]
-    unfinished: list[ActivationSplit]
+    whole: list[StoredSplit]
+    unfinished: list[StoredSplit]
 
     def own(self, tag: SnapshotTag) -> set[str]:
         """Names of those of the workspace's own data, at a snapshot, begun or whole."""
@@ -71,12 +69,12 @@ class _Stored(NamedTuple):
 
 def _laboratory(workspace: Workspace) -> list[str]:
     """Where nothing is left undone: all other heads, and what came out."""
-    if load_task(workspace.config.task.name).learns:
+    if find_task(workspace.config.task.name).learns:
         return ["bertvision sweep", "bertvision report"]
     return ["bertvision report"] if (workspace.root / "probes").is_dir() else []
 
 
-def _by_tag(splits: Iterable[ActivationSplit]) -> dict[str, list[str]]:
+def _by_tag(splits: Iterable[StoredSplit]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for split in splits:
         found.setdefault(str(split.tag), []).append(split.split)
@@ -100,7 +98,7 @@ def _next_for_bert(
     """Commands that need BERT: snapshots to make and score, splits to extract or to finish."""
     commands = []
     task = workspace.config.task.name
-    due = workspace.config.finetune.tags if load_task(task).learns else ()
+    due = workspace.config.finetune.tags if find_task(task).learns else ()
     if any(tag not in made or _bert_scores(workspace, tag) is None for tag in due):
         commands.append("bertvision finetune --resume")
     for tag in made:
@@ -112,10 +110,11 @@ def _next_for_bert(
     return commands
 
 
-def _finish(workspace: Workspace, split: ActivationSplit) -> str:
+def _finish(workspace: Workspace, split: StoredSplit) -> str:
     """The command that ends an extraction."""
-    data = workspace.dataset(StoredName.parse(split.split).dataset)
-    return extraction_command(split, find_task(data.config.name).tokens)
+    dataset = StoredName.parse(split.split).dataset
+    task = read_dataset_record(workspace.root, dataset).task if dataset else workspace.config.task
+    return extraction_command(split, find_task(task.name).tokens)
 
 
 def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:

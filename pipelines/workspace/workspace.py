@@ -33,6 +33,7 @@ from bertvision.pipelines.workspace.runs import Run
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
+    from bertvision.featurestore.stored_split import StoredSplit
     from bertvision.pipelines.tasks.windows import Windows
     from bertvision.pipelines.workspace.dataset import Dataset
 
@@ -180,13 +181,19 @@ class Workspace:
 
     def stored(self) -> dict[str, list[str]]:
         """Names of the stored splits, complete or not, by tag."""
+        names: dict[str, list[str]] = {}
+        for split in self.stored_splits():
+            names.setdefault(str(split.tag), []).append(split.split)
+        return names
+
+    def stored_splits(self) -> list[StoredSplit]:
+        """The stored splits, complete or not, as the ledger describes them, by tag and name."""
         from bertvision.featurestore.store import ActivationStore
 
         try:
-            store = ActivationStore.open(self.activations)
+            return ActivationStore.open(self.activations).stored_splits()
         except StoreNotFoundError:
-            return {}
-        return {str(tag): list(store[tag]) for tag in store}
+            return []
 
     def split(self, tag: str, split: str) -> ActivationSplit:
         """A stored split.

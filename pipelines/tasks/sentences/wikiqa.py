@@ -23,8 +23,6 @@ SPLITS = ("queries", "passages")
 class WikiqaTask(SentenceTask):
     """Queries and passages, unlabelled: the label is that of a pair."""
 
-    learns = False
-
     def splits(self, source: str) -> tuple[str, ...]:
         """Queries and passages, whichever of train, dev and test there are."""
         return SPLITS

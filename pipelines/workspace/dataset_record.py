@@ -1,0 +1,46 @@
+"""``datasets/<name>.json``: where added data sets come from, read without their tasks' code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertvision.errors import UnknownNameError
+from bertvision.featurestore.format.names import check_name
+from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.workspace.config import DataConfig
+
+
+class DatasetRecord(Record):
+    """``datasets/<name>.json``: where an added data set comes from, and how it is read."""
+
+    task: TaskConfig
+    data: dict[str, DataConfig]
+    """By split."""
+
+
+def record_path(root: Path, name: str) -> Path:
+    """Where the record of a data set of the workspace at ``root`` lies, or will lie."""
+    return root / "datasets" / f"{check_name(name, 'data set')}.json"
+
+
+def is_added(root: Path, name: str) -> bool:
+    """Whether a data set of this name was added to the workspace at ``root``."""
+    return record_path(root, name).is_file()
+
+
+def read_dataset_record(root: Path, name: str) -> DatasetRecord:
+    """The record of an added data set.
+
+    Raises:
+        UnknownNameError: it was not added.
+        WorkspaceError: its record is damaged.
+    """
+    path = record_path(root, name)
+    if not path.is_file():
+        held = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        raise UnknownNameError(
+            f"{root} has no data set {name!r} (there are: {held}): say where it is with --data PATH"
+        )
+    again = "bertvision extract --task TASK --data PATH"
+    return read_record(path, DatasetRecord, again, "delete it and name the data with --data again")
