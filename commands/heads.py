@@ -100,7 +100,7 @@ def heads(
     as_json: Json = False,
 ) -> None:
     """List the heads with their parameters, by default at BERT-large's dimensions."""
-    from bertvision.models.kind import Kind
+    from bertvision.models import Kind
     from bertvision.models.registry import describe_heads
 
     if workspace is not None:

@@ -2,3 +2,8 @@
 
 Nothing here knows a disk, a store or Lightning.
 """
+
+from typing import Literal
+
+Kind = Literal["span", "classification"]
+"""What the logits of a head are of: the tokens of a span, or the classes of an example."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 
 _TOKENS = 64  # of a window, so that convolutions over tokens see what they usually see
 _COSTLY = {"span": 0.25, "classification": 8.0}

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
+from bertvision.models import Kind
 from bertvision.models.adapters import IndependentAdapter, SharedAdapter
-from bertvision.models.kind import Kind
 from bertvision.models.outputs import SpanOutput, pad_packed
 from bertvision.models.pooling import Pooling, make_pooling
 from bertvision.models.reduction import Reduction

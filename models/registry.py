@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from bertvision.errors import InputError, UnknownNameError, did_you_mean
+from bertvision.models import Kind
 from bertvision.models.cost import count_parameters as count_parameters
 from bertvision.models.cost import is_costly, multiplications
-from bertvision.models.kind import Kind
 from bertvision.models.zoo import HEADS as HEADS
 from bertvision.models.zoo import HeadSpec as HeadSpec
 from bertvision.plugins import load_class, offered

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 
 _PAPER = "BERT Vision"
 _MIX = "Peters et al. 2018; Tenney et al. 2019"

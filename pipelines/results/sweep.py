@@ -13,7 +13,7 @@ from typing import Any
 
 from bertvision.errors import InputError, UnknownNameError, counted
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows

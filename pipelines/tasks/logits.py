@@ -22,7 +22,7 @@ from bertvision.featurestore.storage.durable import write_durably
 from bertvision.pipelines.tasks.windows import Windows
 
 if TYPE_CHECKING:
-    from bertvision.models.kind import Kind
+    from bertvision.models import Kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from bertvision.errors import InputError, did_you_mean
 from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
-    from bertvision.models.kind import Kind
+    from bertvision.models import Kind
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""

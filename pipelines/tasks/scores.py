@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # pydantic takes that of typing from Py
 from bertvision.pipelines.tasks.registry import find_task
 
 if TYPE_CHECKING:
-    from bertvision.models.kind import Kind
+    from bertvision.models import Kind
 
 METRICS: dict[str, str] = {
     "exact": "EM",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from bertvision.models.kind import Kind
+    from bertvision.models import Kind
 
 Labels = dict[str, npt.NDArray[Any]]
 

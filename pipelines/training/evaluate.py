@@ -13,7 +13,7 @@ from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, head_precision
 from bertvision.pipelines.records import read_record

@@ -14,7 +14,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.task import Task

@@ -15,7 +15,7 @@ from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.precision import resolve_precision

@@ -15,7 +15,7 @@ from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task

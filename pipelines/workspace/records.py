@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from bertvision.featurestore.format.records import Provenance
-from bertvision.models.kind import Kind
+from bertvision.models import Kind
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import Rules
