@@ -23,10 +23,8 @@ app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """The snapshots and splits that are stored."""
-    from bertvision.featurestore.inspect import info
-
     found = _store(workspace, store).stored_splits()
-    show([info(split) for split in found], as_json, splits_table)
+    show([split.info() for split in found], as_json, splits_table)
 
 
 @app.command("info")

@@ -53,8 +53,8 @@ class StoredSplit:
     def info(self) -> dict[str, Any]:
         """What a split holds, in JSON types: sizes in bytes, completeness, provenance.
 
-        ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames padded
-        to ``dense_length`` tokens, the layout of the original research.
+        ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames
+        padded to ``dense_length`` tokens, the layout of the original research.
         """
         r, committed = self.record, self.committed_shards()
         found = (self.ledger.find_shard(shard) for shard in committed)
