@@ -14,7 +14,8 @@ import numpy as np
 
 from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.encoding import ENCODINGS, ChannelStats
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import (
