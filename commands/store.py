@@ -94,8 +94,10 @@ def _store(workspace: Path | None, store: str | None) -> ActivationStore:
 
 
 def _split(workspace: Path | None, store: str | None, name: str) -> ActivationSplit:
+    from bertvision.featurestore.format.names import SnapshotTag
+
     tag, split = _parts(name)
-    return _store(workspace, store)[tag][split]
+    return _store(workspace, store)[SnapshotTag(tag)][split]
 
 
 def _parts(name: str) -> tuple[str, str]:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertvision.errors import counted
 from bertvision.featurestore.format.encoding import ChannelStats, decode
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ActivationBatch:
     """Activations of real tokens only: no padding is stored, read or sent to the device.
+
+    ``hidden_states``, ``lengths``, ``labels`` and ``examples`` are called as in the batches that a
+    Trainer's module is given, so that the same code takes both.
 
     Attributes:
         codes: (tokens, layers, `Encoding.codes_size`) in the encoding's dtype, examples one after
@@ -22,6 +26,16 @@ class ActivationBatch:
         lengths: (batch,) int64 tokens of each example.
         examples: (batch,) int64 position of each example in the split.
         labels: per-example arrays of the split by name, each (batch, …).
+
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+    >>> batch = split.read([3, 1, 4], layers=[0, -1])
+    >>> batch
+    <ActivationBatch: 3 examples of 143 tokens, 2 layers × 32, float32 on cpu, 0.0 MB>
+      labels: answerable, end_positions, question_index, start_positions
+    >>> batch.hidden_states.shape
+    torch.Size([143, 2, 32])
+    >>> [tuple(states.shape) for states in batch.unpack()]
+    [(30, 32, 2), (83, 32, 2), (30, 32, 2)]
     """
 
     codes: Tensor
@@ -33,6 +47,22 @@ class ActivationBatch:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def __repr__(self) -> str:
+        tokens, layers, width = self.codes.shape
+        hidden = width if self.stats is None else self.stats.mean.shape[-1]
+        dtype = str(self.codes.dtype).removeprefix("torch.")
+        return (
+            f"<ActivationBatch: {counted(len(self), 'example')} of {counted(tokens, 'token')}, "
+            f"{counted(layers, 'layer')} × {hidden}, {dtype} on {self.codes.device}, "
+            f"{self.codes.nbytes / 1e6:,.1f} MB>\n"
+            f"  labels: {', '.join(sorted(self.labels)) or 'none'}"
+        )
+
+    @property
+    def hidden_states(self) -> Tensor:
+        """(tokens, layers, hidden) float32, decoded where the codes are, anew at each access."""
+        return self.decode()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> ActivationBatch:
         """The batch on a device: codes travel, decoding happens there."""

@@ -154,7 +154,8 @@ def to_dataset(split: SplitReader, layers: Sequence[int] | None = None) -> xr.Da
     Returns:
         ``hidden_states`` (token, layer, hidden) float32 on Dask; coordinates ``layer`` (index of
         the hidden state), ``example_of_token`` and ``position`` (token): which example a token
-        belongs to, and where in it; the split's own arrays by (example) and (token).
+        belongs to, and where in it; the split's own arrays by (example) and (token), of which
+        ``offset_mapping`` also has a dimension ``offset``: start and end.
     """
     import xarray as xr
 
@@ -163,6 +164,11 @@ def to_dataset(split: SplitReader, layers: Sequence[int] | None = None) -> xr.Da
     within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
     real = np.repeat(plan.first_token, n) + within
     dims = {name: array.dims for name, array in split.record.arrays.items()}
+    coords: dict[str, Any] = {}
+    if len(dims.get("offset_mapping", ())) == 2:
+        # stored as offset_mapping_1, a name that records keep
+        dims["offset_mapping"] = ("token", "offset")
+        coords["offset"] = ["start", "end"]
     per_token = [name for name in dims if dims[name][0] == "token"]
     return xr.Dataset(
         {
@@ -176,6 +182,7 @@ def to_dataset(split: SplitReader, layers: Sequence[int] | None = None) -> xr.Da
             "layer": [split.record.layers[p] for p in split.layer_positions(layers)],
             "example_of_token": ("token", np.repeat(np.arange(len(plan)), n)),
             "position": ("token", within),
+            **coords,
         },
         attrs=_provenance(split),
     )

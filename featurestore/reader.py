@@ -187,12 +187,16 @@ class SplitReader(StoredSplit):
             scales = None if scale is None else scale[begin:end]
             shard_of(shard).read(first, first + 1, positions, codes[:, begin:end], scales)
 
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the per-example arrays beside the plan's own."""
+        held = self.record.arrays.items()
+        return sorted(n for n, a in held if a.dims[0] == "example" and n not in PLAN_ARRAYS)
+
     @cached_property
     def labels(self) -> dict[str, npt.NDArray[Any]]:
         """The per-example arrays beside the plan's own, by name: each (examples, …)."""
-        held = self.record.arrays.items()
-        names = [n for n, a in held if a.dims[0] == "example" and n not in PLAN_ARRAYS]
-        return {name: self.array(name) for name in names}
+        return {name: self.array(name) for name in self.label_names}
 
     def __len__(self) -> int:
         return self.record.examples

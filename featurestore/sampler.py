@@ -29,8 +29,8 @@ class Sampler(ABC):
     ...         return np.argsort(-plan.n_tokens, kind="stable")
     >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
     >>> batch = next(iter(bertvision.ActivationLoader(split, sampler=LongestFirst())))
-    >>> int(batch.lengths[0]) == split.plan.n_tokens.max()
-    True
+    >>> batch.lengths[:4].tolist(), int(split.plan.n_tokens.max())
+    ([85, 85, 85, 85], 85)
     """
 
     exactly_once: bool = True
@@ -76,7 +76,7 @@ class ShuffleSampler(Sampler):
 
     >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
     >>> bertvision.ActivationLoader(split, sampler=bertvision.ShuffleSampler(seed=1, buffer=4))
-    <ActivationLoader 1e/train: 3 batches of 16 examples, next is batch 0 of epoch 0>
+    <ActivationLoader 1e/train: 5 batches of 16 examples, next is batch 0 of epoch 0>
       ShuffleSampler(seed=1, buffer=4)
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,15 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
 
     Indexing gives the float32 tensor (seq, hidden, layers) of an example, in stored order; its
     row in the data it was made from is ``plan.example_id[i]``.
+
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+    >>> split
+    <ActivationSplit 1e/train: 72 examples of 4,665 tokens, 3 layers × 32, float32, 1.8 MB>
+      labels: answerable, end_positions, question_index, start_positions
+    >>> split[7].shape  # (seq, hidden, layers)
+    torch.Size([85, 32, 3])
+    >>> split.text(7)[5:14]  # "…? [SEP] boris was born in 1901. clara"
+    ['', '', 'boris', 'was', 'born', 'in', '1901', '.', 'clara']
     """
 
     def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:
@@ -33,10 +43,9 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         self._last: tuple[int, ShardReader] | None = None
 
     def __repr__(self) -> str:
-        r = self.record
         return (
-            f"<ActivationSplit {self.name}: {r.examples} examples, {len(r.layers)} layers of "
-            f"{r.hidden_size}, {r.encoding}>"
+            f"<ActivationSplit {self.name}: {self.record.describe()}>\n"
+            f"  labels: {', '.join(self.label_names) or 'none'}"
         )
 
     def read(
@@ -93,10 +102,37 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        return self.read([self._position(index)]).unpack()[0]
+
+    def _position(self, index: int) -> int:
         i = int(index)
         if not -len(self) <= i < len(self):
             raise IndexError(f"example {i} is outside {self.name}, which has {len(self)}")
-        return self.read([i % len(self)]).unpack()[0]
+        return i % len(self)
+
+    def text(self, example: int) -> list[str]:
+        """What each token of an example stands for in the text that it was made from.
+
+        Args:
+            example: its position in the split, negative from the end.
+
+        Returns:
+            (seq,) strings, for the rows of ``split[example]``: characters of the context, the
+            sentence or the pair as they were written; empty for special tokens and, of questions,
+            for the tokens of the question, whose place in the text is not stored. Their ids are:
+            ``split.array("input_ids")``.
+
+        Raises:
+            IndexError: there is no such example.
+            InputError: the split keeps one vector for each window, or its table has no text.
+            CorruptStoreError: the table or the offsets are damaged.
+        """
+        return self._token_text.of(self._position(example))
+
+    @cached_property
+    def _token_text(self) -> TokenText:
+        """Kept: checking what is read takes longer than the rest."""
+        return TokenText(self)
 
     def dask(self, layers: Sequence[int] | None = None) -> da.Array:
         """Real tokens as a lazy float32 array (token, layer, hidden), a chunk per shard."""
@@ -119,3 +155,47 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         from bertvision.featurestore.damage import find_damage
 
         return [damage.what for damage in find_damage(self)]
+
+
+class TokenText:
+    """The text that the tokens of a split stand for, read once.
+
+    Raises:
+        InputError: the split keeps one vector for each window, or its table has no text.
+        CorruptStoreError: the table or the offsets are damaged.
+    """
+
+    def __init__(self, split: SplitReader) -> None:
+        pooling = split.record.provenance.get("tokens", "all")
+        if pooling != "all" or "offset_mapping" not in split.record.arrays:
+            raise InputError(
+                f"{split.name} keeps no token beside its text (tokens: {pooling}): the texts are "
+                "in `table()`, in the rows that `plan.example_id` names"
+            )
+        table = split.table()
+        self._columns = [n for n in ("context", "text", "pair") if n in table.column_names]
+        if not self._columns:
+            raise InputError(
+                f"the table of {split.name} has no column context or text: it has "
+                f"{', '.join(table.column_names)}"
+            )
+        self._table = table.select(self._columns)
+        self._offsets = split.array("offset_mapping")
+        self._rows = split.labels.get("question_index", split.plan.example_id)
+        self._plan = split.plan
+
+    def of(self, example: int) -> list[str]:
+        """The text of each token of an example; empty where it stands for none."""
+        row = self._table.slice(int(self._rows[example]), 1).to_pylist()[0]
+        texts = [row[column] for column in self._columns if row[column]]
+        begin = int(self._plan.first_token[example])
+        offsets = self._offsets[begin : begin + int(self._plan.n_tokens[example])]
+        special = offsets[:, 0] < 0
+        # special tokens part the two texts of a pair
+        part = np.cumsum(~special & np.append(True, special[:-1])) - 1
+        return [
+            "" if none else texts[i][start:end]
+            for none, i, (start, end) in zip(
+                special.tolist(), part.tolist(), offsets.tolist(), strict=True
+            )
+        ]

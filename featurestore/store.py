@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 from bertvision.errors import (
+    CorruptStoreError,
+    FormatVersionError,
     StoreNotFoundError,
     UnknownNameError,
+    counted,
 )
 from bertvision.featurestore.format.contents import split_names, splits_of
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
@@ -22,20 +26,35 @@ if TYPE_CHECKING:
 
     from bertvision.featurestore.split import ActivationSplit
 
+_MOST_ROWS = 12  # that a repr shows
+
 
 class ActivationStore(Mapping[str, "SnapshotSplits"]):
     """A folder of activations: snapshots by tag, each with its splits.
 
-    >>> store = ActivationStore.open("activations")        # doctest: +SKIP
-    >>> store["0.3e"]["train"][17].shape                   # doctest: +SKIP
-    torch.Size([171, 384, 7])
+    >>> store = bertvision.ActivationStore.open("activations")
+    >>> store
+    <ActivationStore activations: 2 snapshots>
+      0.5e  dev, train, tune
+      1e    dev, train, tune
+    >>> store["1e"]["train"][17].shape  # (seq, hidden, layers)
+    torch.Size([85, 32, 3])
+    >>> store["1e/train"].name == store[1]["train"].name
+    True
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
     def __repr__(self) -> str:
-        return f"<ActivationStore {self.storage}: {', '.join(self) or 'empty'}>"
+        held: dict[str, list[str]] = {}
+        for tag, split in split_names(self.storage):
+            held.setdefault(tag, []).append(split)
+        rows = [
+            (tag, textwrap.shorten(", ".join(held[tag]), 80, placeholder=" …"))
+            for tag in sorted(held, key=SnapshotTag)
+        ]
+        return _listing(f"ActivationStore {self.storage}: {counted(len(held), 'snapshot')}", rows)
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
@@ -58,15 +77,31 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         """Tags of the snapshots that have at least one split, ordered as numbers."""
         return sorted({SnapshotTag(tag) for tag, _ in split_names(self.storage)})
 
-    def __getitem__(self, tag: str) -> SnapshotSplits:
-        tag = SnapshotTag(tag)
+    @overload
+    def __getitem__(self, name: SnapshotTag | float) -> SnapshotSplits: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __getitem__(self, name: str | float) -> Any:
+        """A snapshot by its tag or its fraction of an epoch; a split by ``tag/split``.
+
+        Raises:
+            InputError: the name is no tag.
+            UnknownNameError: nothing of that name was extracted.
+        """
+        if not isinstance(name, str):
+            return self[SnapshotTag.of(name)]
+        text, slash, split = name.partition("/")
+        tag = SnapshotTag(text)
         if next(splits_of(self.storage, tag), None) is None:
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
                 f"no activations of {tag} in {self.storage}: it holds {held}; "
                 "`bertvision status` says what can be extracted"
             )
-        return SnapshotSplits(self, tag)
+        snapshot = SnapshotSplits(self, tag)
+        return snapshot[split] if slash else snapshot
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tags())
@@ -123,6 +158,19 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         self.store = store
         self.tag = tag
 
+    def __repr__(self) -> str:
+        names = self.splits()
+        rows = [(name, self._describe(name)) for name in names[:_MOST_ROWS]]
+        rows += [(name, "") for name in names[_MOST_ROWS:]]
+        title = f"SnapshotSplits {self.tag} of {self.store.storage}: {counted(len(names), 'split')}"
+        return _listing(title, rows)
+
+    def _describe(self, split: str) -> str:
+        try:
+            return Ledger(self.store.storage, self.tag, split).read_split().describe()
+        except (CorruptStoreError, FormatVersionError):
+            return "not readable: `bertvision store verify` says why"
+
     def splits(self) -> list[str]:
         """Names of the splits that were created, complete or not."""
         return list(splits_of(self.store.storage, self.tag))
@@ -144,3 +192,12 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
 
     def __len__(self) -> int:
         return len(self.splits())
+
+
+def _listing(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A title and a line for each of the first rows, in two columns."""
+    width = max((len(name) for name, _ in rows[:_MOST_ROWS]), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows[:_MOST_ROWS]]
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"  … and {len(rows) - _MOST_ROWS} more")
+    return "\n".join([f"<{title}>", *lines])

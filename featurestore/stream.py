@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
@@ -60,7 +60,7 @@ class ActivationLoader:
     >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
     >>> loader = bertvision.ActivationLoader(split, batch_size=20, seed=1)
     >>> [len(batch) for batch in loader]
-    [20, 20, 1]
+    [20, 20, 20, 12]
     >>> loader.state_dict()  # the next iteration is the next epoch
     {'epoch': 1, 'batch': 0, 'sampler': 'ShuffleSampler(seed=1, buffer=64)'}
     """
@@ -105,9 +105,9 @@ class ActivationLoader:
     def __repr__(self) -> str:
         state = self.state_dict()
         return (
-            f"<ActivationLoader {self.split.name}: {self._length} batches of "
-            f"{self._options['batch_size']} examples, next is batch {state['batch']} of epoch "
-            f"{state['epoch']}>\n  {self.sampler}"
+            f"<ActivationLoader {self.split.name}: {self._length:,} batches of "
+            f"{counted(self._options['batch_size'], 'example')}, next is batch {state['batch']} "
+            f"of epoch {state['epoch']}>\n  {self.sampler}"
         )
 
     def __len__(self) -> int:

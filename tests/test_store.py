@@ -123,8 +123,10 @@ def test_dask_and_xarray_views_hold_the_real_tokens_shard_by_shard(tmp_path: Pat
     tree = ActivationStore.open(tmp_path).to_xarray()
     data = tree["1e/train"].to_dataset()
     assert data.sizes == {"token": sum(LENGTHS), "layer": 3, "hidden": 16, "example": 12} | {
-        "offset_mapping_1": 2
+        "offset": 2
     }
+    ends = data.offset_mapping.sel(offset="end")
+    np.testing.assert_array_equal(ends - data.offset_mapping.sel(offset="start"), 1)
     third = data.isel(token=data.example_of_token == 3)
     assert third.position.values.tolist() == list(range(made.plan.n_tokens[3]))
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bertvision.errors import counted
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.layout import PLAN_DTYPES, get_encoding
 from bertvision.featurestore.format.names import (
@@ -174,6 +175,17 @@ class SplitRecord(Header):
     def axis(self) -> int:
         """Length of the stored token axis, fill included."""
         return self.shards * self.shard_tokens
+
+    def describe(self) -> str:
+        """What it holds in a line, with the size of its codes before any compression."""
+        encoding = get_encoding(self.encoding)
+        width = encoding.codes_size(self.hidden_size) * encoding.code_bytes
+        size = self.tokens * len(self.layers) * width
+        return (
+            f"{counted(self.examples, 'example')} of {counted(self.tokens, 'token')}, "
+            f"{counted(len(self.layers), 'layer')} × {self.hidden_size}, {self.encoding}, "
+            f"{size / 1e6:,.1f} MB"
+        )
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:
         """The first field in which two records tell of different activations, with both values.

@@ -10,7 +10,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from bertvision.errors import counted
 from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.sampler import Sampler
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
@@ -18,7 +20,10 @@ from bertvision.featurestore.stream import ActivationLoader
 
 
 class HiddenStates(NamedTuple):
-    """What a head is given: the hidden states of a batch's real tokens."""
+    """What a head is given: the hidden states of a batch's real tokens, decoded.
+
+    Its fields are called as those of an `ActivationBatch`.
+    """
 
     hidden_states: Tensor
     """(tokens, layers, hidden), examples one after another."""
@@ -28,6 +33,16 @@ class HiddenStates(NamedTuple):
     """Per-example arrays of the split, each (batch, …): ``start_positions``, …"""
     examples: Tensor
     """(batch,) int64, position of each example in the split."""
+
+    def __repr__(self) -> str:
+        tokens, layers, hidden = self.hidden_states.shape
+        dtype = str(self.hidden_states.dtype).removeprefix("torch.")
+        return (
+            f"<HiddenStates: {counted(len(self.lengths), 'example')} of "
+            f"{counted(tokens, 'token')}, {counted(layers, 'layer')} × {hidden}, {dtype} on "
+            f"{self.hidden_states.device}>\n"
+            f"  labels: {', '.join(sorted(self.labels)) or 'none'}"
+        )
 
 
 def decoded(batch: ActivationBatch, dtype: torch.dtype) -> HiddenStates:
@@ -63,7 +78,7 @@ class ActivationDataModule(pl.LightningDataModule):
     >>> data = bertvision.ActivationDataModule("activations", "1e", val="dev", batch_size=20)
     >>> batch = next(iter(data.train_dataloader()))  # a Trainer's module is given it decoded
     >>> batch.hidden_states.shape
-    torch.Size([863, 3, 32])
+    torch.Size([1347, 3, 32])
     """
 
     def __init__(
@@ -82,7 +97,7 @@ class ActivationDataModule(pl.LightningDataModule):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        snapshot = ActivationStore.open(store)[checkpoint]
+        snapshot = ActivationStore.open(store)[SnapshotTag(checkpoint)]
         self._train = _checked(snapshot[train], layers)
         self._dtype = dtype
         self._options: dict[str, Any] = {

@@ -204,7 +204,7 @@ class Workspace:
         """
         from bertvision.featurestore.store import ActivationStore
 
-        return ActivationStore.open(self.activations)[tag][split]
+        return ActivationStore.open(self.activations)[SnapshotTag(tag)][split]
 
     def splits(self) -> list[str]:
         """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""
