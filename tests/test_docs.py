@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import typer
@@ -148,14 +149,15 @@ def test_heads_page_gives_the_parameters_of_every_head() -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small int8 store of BERT-large's shape."""
+    """A folder with a small int8 store, not of the shape of any encoder that the pages name."""
     folder = tmp_path_factory.mktemp("documented")
     for split in ("train", "dev"):
         lengths = [5 + i % 4 for i in range(40)]
-        made = Made(lengths, layers=25, hidden=1024, encoding="int8", tag="0.3e", split=split)
+        made = Made(lengths, layers=7, hidden=384, encoding="int8", tag="0.3e", split=split)
         positions = np.arange(40, dtype=np.int32) % 3
         labels = {"start_positions": positions, "end_positions": positions}
-        made.contents = replace(made.contents, per_example=labels)
+        rows = {"id": list(map(str, range(40))), "text": ["a text of tokens"] * 40}
+        made.contents = replace(made.contents, per_example=labels, examples=pa.table(rows))
         made.write(folder / "activations")
     return folder
 
@@ -193,7 +195,7 @@ def test_own_head_of_the_heads_page_is_found_by_its_dotted_path(in_workspace: Pa
     from bertvision.models.registry import build_head
 
     batch = ActivationStore.open("activations")["0.3e"]["dev"].read([0, 1, 2])
-    head = build_head("my_heads:LastLayer", layers=25, hidden=1024)
+    head = build_head("my_heads:LastLayer", layers=7, hidden=384)
     output = head(batch.decode(), batch.lengths)
     assert output.start_logits.shape == (3, int(batch.lengths.max()))
 
