@@ -4,9 +4,9 @@ Public names are resolved on first use (PEP 562), so that `import bertvision` co
 They are all that the documentation imports; where they are defined may change, these names do not.
 
 >>> import bertvision
->>> store = bertvision.ActivationStore.open("activations")      # doctest: +SKIP
->>> store["0.3e"]["train"][17].shape                            # doctest: +SKIP
-torch.Size([171, 1024, 25])
+>>> store = bertvision.ActivationStore.open("activations")
+>>> store["1e"]["train"][17].shape  # (seq, hidden, layers)
+torch.Size([85, 32, 3])
 """
 
 from __future__ import annotations

@@ -39,7 +39,10 @@ def extract(
     What is there already, from the same snapshot, data and settings, is kept: a killed extraction
     is finished by the same call and computes at most one shard again.
 
-    >>> extract(workspace, "0.3e", splits=["train"], encoding="int4")  # doctest: +SKIP
+    >>> space = bertvision.Workspace.find()
+    >>> (done,) = bertvision.extract(space, "1e", splits=["tune"], tokens=["max"], encoding="int4")
+    >>> done.split, done.examples
+    ('tune-max', 18)
 
     Args:
         workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
