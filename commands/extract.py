@@ -76,8 +76,13 @@ def extract(
 
 
 def extracted_table(splits: Sequence[Row]) -> str:
-    """What an extraction wrote."""
-    return format_table(
+    """What an extraction wrote, and what of it was pooled from stored tokens."""
+    remarks = [
+        f"{s['tag']}/{s['split']}: pooled from {s['pooled_from']}, without the encoder"
+        for s in splits
+        if s["pooled_from"]
+    ]
+    table = format_table(
         ["split", "examples", "shards written", "size", "examples/s", "encoder's share"],
         [
             [
@@ -86,8 +91,11 @@ def extracted_table(splits: Sequence[Row]) -> str:
                 str(s["shards_written"]),
                 size(s["bytes"]),
                 f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
-                f"{s['encoder_seconds'] / s['seconds']:.0%}" if s["shards_written"] else "-",
+                f"{s['encoder_seconds'] / s['seconds']:.0%}"
+                if s["shards_written"] and not s["pooled_from"]
+                else "-",
             ]
             for s in splits
         ],
     )
+    return "\n\n".join([table, *(["\n".join(remarks)] if remarks else [])])

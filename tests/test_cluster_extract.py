@@ -93,6 +93,18 @@ def test_the_store_equals_that_of_a_single_process_byte_for_byte(
         assert other.encoder_seconds > 0
 
 
+def test_workers_pool_stored_tokens_without_the_encoder(
+    space: Workspace, tmp_path: Path, address: str
+) -> None:
+    options = {"encoding": "float32", "tokens": ("cls", "mean"), "shard_tokens": 4}
+    for store, scheduler_ in (("alone", None), ("shared", address)):
+        run(space, tmp_path / store, encoding="float32")
+        done = run(space, tmp_path / store, scheduler=scheduler_, **options)
+        assert [one.pooled_from for one in done] == [f"0e/{SPLIT}"] * 2
+        assert all(one.shards_written > 4 for one in done)
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+
+
 def test_what_is_there_already_is_not_computed_again(
     space: Workspace, alone: Path, tmp_path: Path, address: str
 ) -> None:

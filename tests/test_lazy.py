@@ -15,7 +15,7 @@ from stores import Made
 from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.extraction.pooled_view import pool_split
+from bertvision.pipelines.extraction.stored_tokens import pool_split
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 EXAMPLES = 23

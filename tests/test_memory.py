@@ -19,7 +19,7 @@ from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.analysis.isotropy import isotropy
-from bertvision.pipelines.extraction.pooled_view import pool_split
+from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
 LIMIT = 640 << 20

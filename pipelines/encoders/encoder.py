@@ -7,7 +7,7 @@ windows of like length, padded (see docs/encoders.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,28 @@ Of the [CLS] alone a window is one vector, and these vectors lie close together,
 measured against their deviation from their mean (the same encoder, fine-tuned on 244 questions to
 tell answerable ones; mean of the layers): 8.5, 6.9, 6.7 and 6.7e-3 of int8 from 16, 64, 256 and 512
 of 2,872 windows, 6.7e-3 from all; of int4 1.22, 1.05, 1.02, 1.02 and 1.02e-1."""
+
+
+class HiddenStateSource(Protocol):
+    """What gives the hidden states of windows: an `Encoder`, or the store (`StoredTokens`)."""
+
+    device: torch.device
+    """Where it computes."""
+    tokens: tuple[TokenPooling, ...]
+    """What it gives out of each window."""
+    attention: str
+    """Name of the attention that is computed, for the provenance of a split."""
+
+    def kept(
+        self, tokens: TokenPooling, lengths: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.integer]:
+        """See `Encoder.kept`."""
+
+    def batches(self, lengths: npt.NDArray[np.integer]) -> list[slice]:
+        """See `Encoder.batches`."""
+
+    def __call__(self, windows: Windows, rows: npt.NDArray[np.int64]) -> list[Tensor]:
+        """See `Encoder.__call__`."""
 
 
 class Encoder:
@@ -124,12 +146,12 @@ class Encoder:
 
 
 def channel_stats(
-    encoder: Encoder, windows: Windows, nonfinite: Literal["error", "record"] = "error"
+    encoder: HiddenStateSource, windows: Windows, nonfinite: Literal["error", "record"] = "error"
 ) -> list[ChannelStats]:
     """Channel statistics of a sample of a split's windows, for the quantised encodings.
 
     Args:
-        encoder: of the snapshot.
+        encoder: of the snapshot, or what stands for it.
         windows: of the split.
         nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.
 

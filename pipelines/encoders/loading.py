@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -79,6 +80,19 @@ def weight_files(folder: Path) -> list[Path]:
 def weights_digest(folder: Path) -> str:
     """Hex sha256 of the bytes of a checkpoint folder's weights."""
     return sha256_of_files(weight_files(folder))
+
+
+def has_pooler(folder: Path) -> bool:
+    """Whether the encoder that is saved in a folder has a pooler; the weights are not read.
+
+    Raises:
+        InputError: there are no weights.
+    """
+    names: set[str] = set()
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as weights:
+            names |= set(weights.keys())
+    return any("pooler" in name.split(".")[:-1] for name in names)
 
 
 def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any) -> PreTrainedModel:

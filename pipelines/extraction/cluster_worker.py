@@ -17,9 +17,9 @@ from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.pipelines.extraction.contents import provenance
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
+from bertvision.pipelines.extraction.source_choice import load_sources
 from bertvision.pipelines.scheduler import ClusterError
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -66,9 +66,10 @@ def _open(
     host = socket.gethostname()
     try:
         writers = {kept: granted_writer(grant) for kept, grant in grants}
-        workspace = Workspace.find(job.root)
-        info = read_snapshot_info(workspace.require_snapshot(job.tag))
-        encoder, windows = job.load()
+        workspace = Workspace.find(job.root).at(str(grants[0][1].store))
+        loaded = load_sources(workspace, [job])[job]
+        windows = workspace.dataset(job.options.dataset).windows(job.split, loaded.tokenizer)
+        loaded.check(windows)
     except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
         raise ClusterError(
             f"the worker on {host} does not find what it needs: {error}; every worker must see the "
@@ -76,10 +77,10 @@ def _open(
             "them on a file system that all machines share (the store may be in an object store), "
             "and run the same command again"
         ) from error
-    data = workspace.dataset(job.options.dataset)
+    data, source = workspace.dataset(job.options.dataset), loaded.source
     for kept, writer in writers.items():
         stored = writer.split.record.provenance
-        here = provenance(workspace, data, info, job, kept, encoder.attention)
+        here = provenance(workspace, data, loaded.info, job, kept, source.attention)
         if difference := first_difference(stored, here):
             field, kept_value, seen = difference
             raise ProvenanceError(
@@ -88,12 +89,12 @@ def _open(
                 "the same workspace"
             )
         plan = writer.plan
-        if not np.array_equal(encoder.kept(kept, windows.n_tokens)[plan.example_id], plan.n_tokens):
+        if not np.array_equal(source.kept(kept, windows.n_tokens)[plan.example_id], plan.n_tokens):
             raise ProvenanceError(
                 f"the worker on {host} cuts the data into other windows than the process that "
                 "hands out shards: install the same versions of tokenizers and transformers there"
             )
-    return ShardWork(writers, windows, encoder, job.options.nonfinite), writers
+    return ShardWork(writers, windows, source, job.options.nonfinite), writers
 
 
 def _use_threads_of_worker() -> None:

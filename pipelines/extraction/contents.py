@@ -86,8 +86,13 @@ def provenance(
         "nonfinite": job.options.nonfinite,
         "attn_implementation": attention,
     }
-    # of all tokens nothing is said
-    return made_from | ({} if tokens == "all" else {"tokens": tokens})
+    if tokens == "all":  # of which nothing is said
+        return made_from
+    made_from["tokens"] = tokens
+    if job.pooled_from is not None:
+        made_from["pooled_from"] = job.pooled_from.name
+        made_from["pooled_from_encoding"] = job.pooled_from.encoding
+    return made_from
 
 
 def made_from_data(dataset: Dataset, split: str) -> Provenance:

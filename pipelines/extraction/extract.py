@@ -13,7 +13,8 @@ from typing import Any
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.layout import get_encoding
-from bertvision.pipelines.extraction.job import ExtractionJob, load_encoder
+from bertvision.pipelines.extraction.job import ExtractionJob
+from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
 from bertvision.pipelines.extraction.split_extraction import Extracted as Extracted
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
@@ -32,12 +33,15 @@ def extract(
     *,
     shards: Sequence[int] | None = None,
     mend: bool = False,
+    lossy: bool = True,
     **changes: Any,
 ) -> list[Extracted]:
     """Write the activations of a snapshot into the workspace's store.
 
     What is there already, from the same snapshot, data and settings, is kept: a killed extraction
-    is finished by the same call and computes at most one shard again.
+    is finished by the same call and computes at most one shard again. Poolings of tokens that are
+    stored are taken of these, without the encoder, as far as they are as good (see
+    `stored_tokens`).
 
     >>> space = bertvision.Workspace.find()
     >>> (done,) = bertvision.extract(space, "1e", splits=["tune"], tokens=["max"], encoding="int4")
@@ -50,31 +54,35 @@ def extract(
         options: what is kept, and how.
         shards: which to write, of those that are missing; all of them by default.
         mend: write everything beside the shards again, and ``shards`` even where they are there.
+        lossy: whether a pooling may be taken of stored tokens in a lossy encoding.
         **changes: fields of `ExtractOptions` that differ from ``options``.
 
     Raises:
         UnknownNameError: there is no such snapshot, data set or split.
         InputError: an option is wrong, the encoder has no token for a pooling, or the splits are
             not all of the same tokens.
-        ProvenanceError: a split was begun from something else.
+        ProvenanceError: a split was begun from something else, or pooled from stored tokens that
+            are gone.
         LockedError: another process is writing the split.
         DiskSpaceError: the disk cannot hold what is missing.
         NonFiniteError: a hidden state is NaN or infinite.
     """
     options = replace(options or ExtractOptions(), **changes)
     get_encoding(options.encoding)
-    workspace.at(options.store)  # a wrong name is said before the encoder is loaded
+    store = workspace.at(options.store)  # a wrong name is said before the encoder is loaded
     data = workspace.dataset(_dataset(options))
     splits, tokens = _wanted(data, options)
     ensure_snapshot(workspace, tag)
     precision = resolve_precision(options.precision)
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
-    loaded = load_encoder(workspace, tag, options)
+    planned = [ExtractionJob(workspace.root, tag, split, options) for split in splits]
+    jobs = plan_jobs(store, planned, lossy=lossy)
+    loaded = load_sources(store, jobs)
     items = {split: data.items(split) for split in splits}  # before hours go into the first
     done = []
-    for split, found in items.items():
-        job = ExtractionJob(workspace.root, tag, split, options)
-        done += SplitExtraction(workspace, data, found, job, loaded).run(shards, mend)
+    for job in jobs:
+        extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
+        done += extraction.run(shards, mend)
     return done
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.difference import first_difference
@@ -12,8 +13,10 @@ from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.extraction.source_choice import find_tokens
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions
@@ -37,9 +40,12 @@ def ensure_features(
 ) -> None:
     """Extract the pooled hidden states that are missing; what is stored whole is left alone.
 
+    They are taken of stored tokens, without the encoder, where these are as good for all of them.
+
     Everything is checked before the first extraction, so that a refusal leaves nothing half made.
     Of one pooling all splits of all tags must be of one encoding, precision and treatment of
-    non-finite values: features are compared, and a difference would be that of the arithmetic too.
+    non-finite values, and pooled from tokens of one lossy encoding or of none: features are
+    compared, and a difference would be that of the arithmetic too.
 
     Args:
         workspace: with the snapshots; ``0e`` and ``untrained`` are made where they are missing.
@@ -76,22 +82,35 @@ def ensure_features(
     needed = kept_layers(layers, depth, pooler=layers is not None, tokens="cls")
     new = ExtractOptions(precision=arithmetic)
     new = new if encoding is None else replace(new, encoding=encoding)
-    workspace.dataset(dataset).check(splits)
-    missing: dict[tuple[str, str, ExtractOptions], list[TokenPooling]] = {}
+    data = workspace.dataset(dataset)
+    data.check(splits)
+    wanted: list[_Wanted] = []
     for pooling in poolings:
-        known: dict[str, ExtractOptions] = {}
         for tag in tags:
             for split in splits:
                 pooled = PooledSplit(workspace, tag, dataset, split, pooling)
-                found = pooled.find()
+                found, tokens = pooled.find(), None
                 if found is not None:
                     _check_stored(pooled, found, asked, needed)
-                kept = new if found is None else replace(stored_options(found), tokens=None)
-                known[f"{tag}/{pooled.name}"] = kept
-                if found is None or not found.is_complete:
-                    missing.setdefault((tag, split, kept), []).append(pooling)
+                else:
+                    job = ExtractionJob(workspace.root, tag, split, replace(new, dataset=data.name))
+                    tokens = find_tokens(workspace, job, pooling)
+                wanted.append(_Wanted(pooled, found, tokens))
+    lossy = {pooling: _lossy(pooling, wanted) for pooling in poolings}
+    missing: dict[tuple[str, str, ExtractOptions, bool], list[TokenPooling]] = {}
+    for pooling in poolings:
+        known: dict[str, dict[str, object]] = {}
+        for one in wanted:
+            if one.pooled.pooling != pooling:
+                continue
+            kept = new if one.found is None else replace(stored_options(one.found), tokens=None)
+            origin = {_POOLED_FROM: one.origin(lossy=lossy[pooling])}
+            known[f"{one.pooled.tag}/{one.pooled.name}"] = asdict(kept) | origin
+            if one.found is None or not one.found.is_complete:
+                key = one.pooled.tag, one.pooled.split, kept, lossy[pooling]
+                missing.setdefault(key, []).append(pooling)
         _check_alike(known)
-    for (tag, split, kept), lacking in missing.items():
+    for (tag, split, kept, may_lose), lacking in missing.items():
         extract(
             workspace,
             tag,
@@ -100,7 +119,42 @@ def ensure_features(
             tokens=lacking,
             dataset=dataset,
             scheduler=scheduler,
+            lossy=may_lose,
         )
+
+
+_POOLED_FROM = "pooled_from_encoding"
+
+
+class _Wanted(NamedTuple):
+    """A pooled split that must be there."""
+
+    pooled: PooledSplit
+    found: ActivationSplit | None
+    """What is stored of it, whole or begun."""
+    tokens: ActivationSplit | None
+    """Where nothing is: the stored tokens that it can be taken of."""
+
+    def origin(self, *, lossy: bool) -> str | None:
+        """The lossy encoding of the tokens that are pooled; None where nothing was lost."""
+        if self.found is not None:
+            encoding = self.found.record.provenance.get(_POOLED_FROM)
+        else:
+            encoding = self.tokens.record.encoding if self.tokens and lossy else None
+        return None if encoding in (None, "float32") else str(encoding)
+
+
+def _lossy(pooling: TokenPooling, wanted: Sequence[_Wanted]) -> bool:
+    """Whether what is missing of a pooling is taken of stored tokens in a lossy encoding.
+
+    All of it, as what it is compared with was; or, where it is compared with nothing, all that is
+    missing, so that the encoder need not be run.
+    """
+    mine = [one for one in wanted if one.pooled.pooling == pooling]
+    held = {one.origin(lossy=False) for one in mine if one.found is not None}
+    alike = mine if held else wanted
+    possible = all(one.tokens is not None for one in alike if one.found is None)
+    return possible and None not in held
 
 
 def _check_stored(
@@ -129,14 +183,16 @@ def _check_stored(
         )
 
 
-def _check_alike(known: Mapping[str, ExtractOptions]) -> None:
+def _check_alike(known: Mapping[str, Mapping[str, object]]) -> None:
     """Refuse splits that are compared but were not, or would not be, extracted alike."""
-    alike = ("encoding", "precision", "nonfinite")
+    alike = ("encoding", "precision", "nonfinite", _POOLED_FROM)
     for first, other in pairwise(known):
-        if difference := first_difference(asdict(known[first]), asdict(known[other]), alike):
+        if difference := first_difference(known[first], known[other], alike):
             field, one, another = difference
+            advice = f"ask for the {field} of what is stored (--encoding, --precision)"
+            if field == _POOLED_FROM:
+                advice = "extract all tokens of both (`bertvision extract --pool none`)"
             raise ProvenanceError(
                 f"{first} has {field} = {one!r}, {other} {another!r}, so that they cannot be "
-                f"compared: ask for the {field} of what is stored (--encoding, --precision), "
-                "or extract all alike into another --store"
+                f"compared: {advice}, or extract all alike into another --store"
             )

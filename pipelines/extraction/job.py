@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from transformers import PreTrainedModel
 
-from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
 from bertvision.pipelines.encoders.loading import dimensions
 from bertvision.pipelines.encoders.token_pooling import check_poolings
 from bertvision.pipelines.extraction.layers import kept_layers
@@ -21,15 +23,25 @@ from bertvision.pipelines.workspace.snapshots import SnapshotInfo, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
-class LoadedEncoder(NamedTuple):
-    """A snapshot's encoder, ready to extract."""
+class LoadedSource(NamedTuple):
+    """What gives the hidden states of a snapshot, ready to extract."""
 
-    encoder: Encoder
+    source: HiddenStateSource
+    """The encoder, or the stored tokens."""
     tokenizer: Any
     info: SnapshotInfo
     layers: Mapping[TokenPooling, tuple[int, ...]]
     """Indices of the hidden states that are kept, by what is kept of a window."""
     hidden_size: int
+    check: Callable[[Windows], None]
+    """Refuses windows that it cannot give the hidden states of."""
+
+
+class TokenSplit(NamedTuple):
+    """A stored split of all tokens that poolings are taken of."""
+
+    name: str
+    encoding: str
 
 
 @dataclass(frozen=True)
@@ -43,16 +55,11 @@ class ExtractionJob:
     """Name of the split in the data."""
     options: ExtractOptions
     """With nothing left to choose: the data set, the tokens and the precision are named."""
-
-    def load(self) -> tuple[Encoder, Windows]:
-        """The encoder, and the windows of the split in the order of the data."""
-        workspace = Workspace.find(self.root)
-        loaded = load_encoder(workspace, self.tag, self.options)
-        windows = workspace.dataset(self.options.dataset).windows(self.split, loaded.tokenizer)
-        return loaded.encoder, windows
+    pooled_from: TokenSplit | None = None
+    """A stored split of the same snapshot; None runs the encoder."""
 
 
-def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> LoadedEncoder:
+def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> LoadedSource:
     """Load a snapshot's encoder for an extraction.
 
     Args:
@@ -68,8 +75,23 @@ def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> Loa
     tokens = options.tokens or ()
     check_poolings([kept for kept in tokens if kept != "all"], snapshot.tokenizer)
     model = cast(PreTrainedModel, snapshot.model.base_model)
-    size = dimensions(model.config)
+    size = dimensions(model.config, snapshot.tokenizer)
     pooler = getattr(model, "pooler", None) is not None
     kept = {t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
-    encoder = Encoder(model, kept, resolve_precision(options.precision))
-    return LoadedEncoder(encoder, snapshot.tokenizer, snapshot.info, kept, size.hidden_size)
+    return LoadedSource(
+        Encoder(model, kept, resolve_precision(options.precision)),
+        snapshot.tokenizer,
+        snapshot.info,
+        kept,
+        size.hidden_size,
+        partial(_check_lengths, size.max_length),
+    )
+
+
+def _check_lengths(longest: int, windows: Windows) -> None:
+    found = int(windows.n_tokens.max(initial=0))
+    if found > longest:
+        raise InputError(
+            f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
+            f"give --max-length {longest} where the data are first named, in another --workspace"
+        )

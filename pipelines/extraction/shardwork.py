@@ -18,7 +18,7 @@ from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encod
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -43,7 +43,7 @@ class ShardWork:
     Args:
         writers: by what they keep of a window; all have the same plan.
         windows: of the split, in the order of the data.
-        encoder: of the snapshot; it gives out what the writers keep.
+        source: of hidden states, the encoder most often; it gives out what the writers keep.
         nonfinite: what to do about NaN and infinity (see `encode`).
 
     Attributes:
@@ -54,16 +54,16 @@ class ShardWork:
         self,
         writers: Mapping[TokenPooling, SplitWriter],
         windows: Windows,
-        encoder: Encoder,
+        source: HiddenStateSource,
         nonfinite: NonFinite,
     ) -> None:
         self.seconds = 0.0
         self._writers = writers
         self._windows = windows
-        self._encoder = encoder
+        self._source = source
         self._nonfinite = nonfinite
         self._stats = {
-            kept: writer.stats and ChannelStats(*(s.to(encoder.device) for s in writer.stats))
+            kept: writer.stats and ChannelStats(*(s.to(source.device) for s in writer.stats))
             for kept, writer in writers.items()
         }
 
@@ -77,13 +77,13 @@ class ShardWork:
             NonFiniteError: names shard and window.
             DiskSpaceError: the disk is full.
         """
-        threads = _WRITERS[self._encoder.device.type]
+        threads = _WRITERS[self._source.device.type]
         writing: deque[tuple[_Memories, list[tuple[TokenPooling, Future[ShardRecord]]]]] = deque()
         with ThreadPoolExecutor(threads, "shard-writer") as pool:
             for shard, missing in shards.items():
                 if len(writing) <= threads:
                     memories: _Memories = {
-                        kept: _ShardMemory(writer, self._encoder.device)
+                        kept: _ShardMemory(writer, self._source.device)
                         for kept, writer in self._writers.items()
                     }
                 else:
@@ -108,9 +108,9 @@ class ShardWork:
         members = plan.examples_of(shard)
         rows = plan.example_id[members.start : members.stop]
         first, nonfinite = dict.fromkeys(memories, 0), dict.fromkeys(memories, 0)
-        for batch in self._encoder.batches(self._windows.n_tokens[rows]):
-            states = self._encoder(self._windows, rows[batch])
-            for kept, hidden_states in zip(self._encoder.tokens, states, strict=True):
+        for batch in self._source.batches(self._windows.n_tokens[rows]):
+            states = self._source(self._windows, rows[batch])
+            for kept, hidden_states in zip(self._source.tokens, states, strict=True):
                 if kept not in memories:
                     continue
                 try:
@@ -134,7 +134,7 @@ class ShardWork:
         split = self._writers[kept].split
         layers = split.record.layers
         which = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
-        lengths = self._encoder.kept(kept, self._windows.n_tokens[rows])
+        lengths = self._source.kept(kept, self._windows.n_tokens[rows])
         for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
             try:
                 self._encode(kept, part)

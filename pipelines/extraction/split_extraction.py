@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertvision.errors import DiskSpaceError, InputError, counted
+from bertvision.errors import DiskSpaceError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.layout import ENCODINGS
@@ -25,14 +25,12 @@ from bertvision.featurestore.writer import (
     open_writer,
 )
 from bertvision.pipelines.encoders.encoder import channel_stats
-from bertvision.pipelines.encoders.loading import dimensions
 from bertvision.pipelines.extraction.contents import provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
-from bertvision.pipelines.extraction.job import ExtractionJob, LoadedEncoder
+from bertvision.pipelines.extraction.job import ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.records import ExtractionCosts
@@ -55,9 +53,10 @@ class Extracted(NamedTuple):
         shards_written: shards written by this call, with
         examples_written: windows; the others were there before.
         seconds: wall time of this call, of which
-        encoder_seconds: were spent computing: forward pass and encoding. Both are of all splits
-            that were written together.
+        encoder_seconds: were spent computing: forward pass, or pooling of stored tokens, and
+            encoding. Both are of all splits that were written together.
         bytes: of all shards of the split.
+        pooled_from: the stored split, ``1e/train``, that was pooled, or None: the encoder was run.
     """
 
     tag: str
@@ -68,6 +67,7 @@ class Extracted(NamedTuple):
     seconds: float
     encoder_seconds: float
     bytes: int
+    pooled_from: str | None
 
 
 class SplitExtraction:
@@ -79,14 +79,14 @@ class SplitExtraction:
         data: Dataset,
         items: Sequence[Any],
         job: ExtractionJob,
-        loaded: LoadedEncoder,
+        loaded: LoadedSource,
     ) -> None:
         self.workspace, self.job, self.options = workspace, job, job.options
         self.tokens = job.options.tokens or ()
         self.started = time.perf_counter()
-        self.encoder = loaded.encoder
+        self.source = loaded.source
         self.windows = data.task.windows(items, loaded.tokenizer, data.config)
-        _check_lengths(self.windows, loaded)
+        loaded.check(self.windows)
         self.storage = open_storage(workspace.at(job.options.store).activations)
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
@@ -105,7 +105,7 @@ class SplitExtraction:
                 layers=loaded.layers[kept],
                 hidden_size=loaded.hidden_size,
                 provenance=provenance(
-                    workspace, data, loaded.info, job, kept, self.encoder.attention
+                    workspace, data, loaded.info, job, kept, self.source.attention
                 ),
             )
 
@@ -163,6 +163,7 @@ class SplitExtraction:
                 seconds=time.perf_counter() - self.started,
                 encoder_seconds=work.seconds,
                 bytes=costs[kept].bytes,
+                pooled_from=self._pooled_from,
             )
             for kept, spec in self.specs.items()
         ]
@@ -185,6 +186,12 @@ class SplitExtraction:
         )
 
     @property
+    def _pooled_from(self) -> str | None:
+        """The stored split that is pooled, as the store names it."""
+        tokens = self.job.pooled_from
+        return None if tokens is None else f"{self.job.tag}/{tokens.name}"
+
+    @property
     def _name(self) -> str:
         """The stored splits in words."""
         first = next(iter(self.specs.values()))
@@ -194,9 +201,12 @@ class SplitExtraction:
 
     def _say(self, total: int) -> None:
         plan, free = next(iter(self.contents.values())).plan, free_bytes(self.storage)
+        tokens = self.job.pooled_from
+        how = f"pooled from the {tokens.encoding} tokens of {self._pooled_from}" if tokens else ""
         log.info(
-            "%s: %s, %s, %s, %s; free on the disk: %s",
+            "%s %s: %s, %s, %s, %s; free on the disk: %s",
             self._name,
+            how or "by the encoder",
             counted(len(plan), "window"),
             counted(int(self.windows.n_tokens.sum()), "token"),
             counted(plan.n_shards * len(self.specs), "shard"),
@@ -210,12 +220,12 @@ class SplitExtraction:
     @cached_property
     def _all_stats(self) -> Mapping[TokenPooling, ChannelStats]:
         """Statistics of all that is kept, from one pass over the sample."""
-        stats = channel_stats(self.encoder, self.windows, self.options.nonfinite)
-        return dict(zip(self.encoder.tokens, stats, strict=True))
+        stats = channel_stats(self.source, self.windows, self.options.nonfinite)
+        return dict(zip(self.source.tokens, stats, strict=True))
 
     def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
         if self.options.scheduler is None:
-            return ShardWork(writers, self.windows, self.encoder, self.options.nonfinite)
+            return ShardWork(writers, self.windows, self.source, self.options.nonfinite)
         from bertvision.pipelines.extraction.cluster import ClusterWork
 
         return ClusterWork(writers, self.job, self.options.scheduler)
@@ -235,20 +245,11 @@ class SplitExtraction:
             precision=self.options.precision,
             nonfinite=self.options.nonfinite,
             shard_tokens=contents.plan.shard_tokens,
-            device=self.encoder.device.type,
+            device=self.source.device.type,
             store=str(self.storage),
+            pooled_from=self.job.pooled_from and self.job.pooled_from.name,
         )
         return ExtractionCost(path, fresh=fresh, started=self.started, new=new)
-
-
-def _check_lengths(windows: Windows, loaded: LoadedEncoder) -> None:
-    longest = dimensions(loaded.encoder.model.config, loaded.tokenizer).max_length
-    found = int(windows.n_tokens.max(initial=0))
-    if found > longest:
-        raise InputError(
-            f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
-            f"give --max-length {longest} where the data are first named, in another --workspace"
-        )
 
 
 def _pending(

@@ -6,8 +6,8 @@ What is summed, so that a head and BERT can be compared:
   head the later one of the snapshot it was trained on and the snapshot it was scored on (both are
   of one run, so that the earlier one costs nothing more).
 - *Extraction* is that of the head's training split, whole, also where the head was trained on a
-  part of it. The split that is scored is not counted: a forward pass over it is what BERT itself
-  would need for its answers.
+  part of it; where it was pooled from stored tokens, that of the tokens too. The split that is
+  scored is not counted: a forward pass over it is what BERT itself would need for its answers.
 - *Training* is the head's own time, with its share of the reading where several were trained from
   one pass.
 - An *ensemble* needs what its members need, each thing once: one fine-tuning up to the latest
@@ -110,7 +110,9 @@ def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
     latest = max(SnapshotTag(result.trained_on), SnapshotTag(result.checkpoint))
     fine_tuning = records.fine_tuning(str(latest))
     extractions = [records.extraction(*split) for split in stored]
-    extraction = _sum([None if e is None else e.seconds for e in extractions])
+    pooled = {(e.tag, e.pooled_from) for e in extractions if e is not None and e.pooled_from}
+    needed = [*extractions, *(records.extraction(*s) for s in sorted(pooled.difference(stored)))]
+    extraction = _sum([None if e is None else e.seconds for e in needed])
     training = _sum([*(t.own_seconds for t in trainings), *unknown])
     size = _sum([None if e is None else e.bytes for e in extractions])
     return Costs(

@@ -145,6 +145,8 @@ class ExtractionCosts(Record):
     shard_tokens: int
     device: str
     store: str
+    pooled_from: str | None = None
+    """Stored split of the same snapshot that was pooled; None where the encoder was run."""
     examples_written: int = 0
     """Examples written by all calls; an interrupted one may have computed some again."""
     seconds: float = 0.0

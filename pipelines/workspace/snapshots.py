@@ -161,13 +161,32 @@ def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
         if verify:
             _expect(folder, "weights", weights_digest(folder), info.weights_sha256)
         _expect(folder, "model configuration", _config_digest(folder), info.config_sha256)
-        tokenizer = load_tokenizer(folder)
-        _expect(folder, "tokenizer", tokenizer_digest(tokenizer), info.tokenizer_sha256)
+        tokenizer = _tokenizer(folder, info)
         task = load_task(info.task.name)
         model = load_model(folder, task.model_class, **task.model_options(info.task))
         return Snapshot(model, tokenizer, info)
     except (InputError, OSError, ValueError) as error:
         raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
+
+
+def load_snapshot_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a snapshot, after checking that it is what was saved.
+
+    Raises:
+        StoreNotFoundError: ``folder`` is no whole snapshot.
+        WorkspaceError: the tokenizer differs from what was recorded.
+    """
+    info = read_snapshot_info(folder)
+    try:
+        return _tokenizer(folder, info)
+    except (InputError, OSError, ValueError) as error:
+        raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
+
+
+def _tokenizer(folder: Path, info: SnapshotInfo) -> Any:
+    tokenizer = load_tokenizer(folder)
+    _expect(folder, "tokenizer", tokenizer_digest(tokenizer), info.tokenizer_sha256)
+    return tokenizer
 
 
 _REMEDY = "delete the folder and run `bertvision finetune --resume` to make it again"
