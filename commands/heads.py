@@ -44,7 +44,9 @@ def train(
 ) -> None:
     """Train heads on stored activations, several in one pass, without running BERT.
 
-    HEAD may carry its own part of the examples and seed: adapter-386-shared@f0.3@s1.
+    A name may carry its own part of the examples and seed, adapter-386-shared@f0.3@s1, and its own
+    layers, learning rate and epochs, learned-pooling@l0-6@lr0.01@e3: heads that differ in these
+    stand beside each other.
     """
     from bertvision.pipelines.training.train import train as run
     from bertvision.pipelines.workspace.heads import only_tag

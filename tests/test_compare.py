@@ -15,7 +15,7 @@ from bertvision.pipelines.results.bootstrap import Difference
 from bertvision.pipelines.results.compare import compare, sentence
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.results.systems import SystemName, find_system, label
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -149,3 +149,11 @@ def test_a_sentence_says_what_the_interval_allows() -> None:
         "b is better than a by 5.00 points of exact match, more than the choice of questions "
         "explains (95 % interval +3.00 to +7.00, p < 0.001, paired bootstrap over 100 questions)."
     )
+
+
+def test_a_head_of_ones_own_is_written_by_its_dotted_path_or_as_its_folder() -> None:
+    own = SystemName.parse("my_heads:LastLayer@s1:0.3e:1e")
+    assert own == SystemName.parse("my_heads-lastlayer@s1:0.3e:1e")
+    assert own == SystemName("my_heads-lastlayer@s1", "0.3e", "1e")
+    assert SystemName.parse("my_heads:LastLayer").trained_on is None
+    assert SystemName.parse("bert:untrained") == SystemName("bert", "untrained", "untrained")

@@ -29,8 +29,51 @@ def test_the_plain_run_has_the_name_of_its_head() -> None:
     assert Run.parse("my.heads:LastLayer@s2") == Run("my.heads:LastLayer", 1.0, 2)
 
 
+@given(
+    st.none() | st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    st.none() | st.floats(1e-6, 10),
+    st.none() | st.integers(1, 999),
+    fractions,
+)
+def test_settings_that_a_name_carries_are_those_of_the_training(
+    layers: list[int] | None, lr: float | None, epochs: int | None, fraction: float
+) -> None:
+    marks = [f"@s7@f{fraction:.4f}"]  # in whatever order they are typed
+    marks += [] if layers is None else [f"@l{'-'.join(map(str, layers))}"]
+    marks += [] if lr is None else [f"@lr{lr:.3g}".replace("e+", "e")]
+    marks += [] if epochs is None else [f"@e{epochs}"]
+    run = Run.parse("learned-pooling" + "".join(reversed(marks)))
+    given = {"layers": layers and tuple(layers), "lr": lr and float(f"{lr:.3g}"), "epochs": epochs}
+    assert run.settings == {name: value for name, value in given.items() if value is not None}
+    assert (run.head, run.seed, run.fraction) == ("learned-pooling", 7, fraction)
+    assert Run.parse(run.name) == run
+
+
+def test_settings_leave_seeds_and_parts_to_the_command() -> None:
+    names = [run.name for run in runs_of(["a@e3@l6", "b@e3@s4"], [0.5], [0, 1])]
+    assert names == ["a@l6@e3@f0.5", "a@l6@e3@f0.5@s1", "b@e3@s4"]
+
+
 @pytest.mark.parametrize(
-    "text", ["a@", "a@f2", "a@f-1", "a@f0.12345", "a@s", "a@s-1", "a@x3", "a@s1@s2", "../a", "@s1"]
+    "text",
+    [
+        "a@e0",
+        "a@l",
+        "a@l-1",
+        "a@lr",
+        "a@lr-1",
+        "a@e1@e2",
+        "a@",
+        "a@f2",
+        "a@f-1",
+        "a@f0.12345",
+        "a@s",
+        "a@s-1",
+        "a@x3",
+        "a@s1@s2",
+        "../a",
+        "@s1",
+    ],
 )
 def test_what_is_no_run_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(InputError, match="run|name"):

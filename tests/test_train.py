@@ -30,6 +30,7 @@ from bertvision.errors import (
     WorkspaceError,
 )
 from bertvision.models.heads import SpanHead
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.evaluate import evaluate
@@ -38,7 +39,8 @@ from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.records import read_run_metrics
+from bertvision.pipelines.workspace.records import read_run_config, read_run_metrics
+from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -270,6 +272,32 @@ def test_the_same_again_does_nothing_and_other_options_are_refused(space: Worksp
     assert (space.head_dir("1e", HEADS[0]) / "model.safetensors").stat().st_mtime_ns != before
 
 
+def test_heads_that_differ_in_their_settings_stand_beside_each_other_by_name(
+    space: Workspace,
+) -> None:
+    options = TrainOptions(precision="32", lr=0.01)
+    names = ["learned-pooling", "learned-pooling@l2@e2", "learned-pooling@lr0.002"]
+    train(space, names, "1e", options)
+    trained = {name: read_run_config(space.head_dir("1e", name)) for name in names}
+    assert [config.layers for config in trained.values()] == [(0, 1, 2), (2,), (0, 1, 2)]
+    assert [config.training.epochs for config in trained.values()] == [1, 2, 1]
+    assert [config.training.lr for config in trained.values()] == [0.01, 0.01, 0.002]
+    alone = replace(options, layers=(2,), epochs=2)
+    train(space, ["learned-pooling"], "0.5e", alone)
+    train(space, ["learned-pooling@l2@e2"], "0.5e", options)
+    for key, value in weights(space, "learned-pooling", "0.5e").items():
+        assert torch.equal(weights(space, "learned-pooling@l2@e2", "0.5e")[key], value)
+    with pytest.raises(WorkspaceError, match=r"name of its own .*: learned-pooling@l0-2$"):
+        train(space, ["learned-pooling"], "1e", replace(options, layers=(0, 2)))
+    command = training_command(trained["learned-pooling@l2@e2"], 3)
+    assert "learned-pooling@l2@e2 " in command
+    assert "--epochs" not in command
+    assert "--layers" not in command
+    evaluate(space, names, trained_on="1e", tag="1e")
+    systems = {row["name"] for row in read_rows(space).heads if row["trained_on"] == "1e"}
+    assert set(names) <= systems
+
+
 def test_evaluation_scores_the_predictions_it_writes_also_across_snapshots(
     space: Workspace,
 ) -> None:
@@ -317,6 +345,12 @@ def test_layers_may_be_a_subset(space: Workspace) -> None:
         (lambda s: train(s, [], "1e", OPTIONS), InputError, "at least one"),
         (lambda s: train(s, ["learned-pooling@f0.001"], "1e", OPTIONS), InputError, "none of 1e/"),
         (lambda s: train(s, HEADS, "2e", OPTIONS), UnknownNameError, "no activations of 2e"),
+        (
+            lambda s: train(s, ["cls-learned-pooling"], "1e", OPTIONS),
+            UnknownNameError,
+            "classification heads read train-cls, .*extract --checkpoint 1e --split train --pool "
+            "cls`.*span heads, see `bertvision heads --kind span`",
+        ),
         (
             lambda s: evaluate(s, HEADS[:1], trained_on="1e", tag="1e"),
             UnknownNameError,

@@ -117,7 +117,7 @@ def pooling_rows(workspace: Workspace) -> list[Row]:
                 "file": path.relative_to(workspace.root).as_posix(),
                 "command": training_command(config, workspace.config.model.num_hidden_layers + 1),
             }
-            groups.setdefault((config.head + part, part, tag), []).append(row)
+            groups.setdefault((config.head + config.variant + part, part, tag), []).append(row)
     return [
         _mean(name, tag, rows)
         for (name, _, tag), rows in sorted(

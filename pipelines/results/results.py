@@ -29,7 +29,6 @@ from bertvision.pipelines.workspace.reproduce import (
     ensemble_name,
     evaluation_command,
 )
-from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -125,11 +124,10 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
             continue
         config = read_config(folder)
         training = config.training
-        typed = Run(config.head, training.fraction, training.seed).text
-        again = evaluation_command(typed, trained_on, checkpoint, split)
+        again = evaluation_command(config.run.text, trained_on, checkpoint, split)
         yield Result(
             system="head",
-            name=config.head,
+            name=config.head + config.variant,
             run=folder.name,
             head=config.head,
             fraction=training.fraction,

@@ -1,8 +1,9 @@
 """Systems by the name one types, their answers, and the windows that these are of.
 
 A system is written ``NAME``, ``NAME:SNAPSHOT`` or ``NAME:TRAINED_ON:CHECKPOINT``: ``bert:1e``,
-``adapter-386-shared:0.3e:1e``, ``max-bert+adapter-386-shared:1e``. What is left out must follow
-from what there is.
+``adapter-386-shared:0.3e:1e``, ``max-bert+adapter-386-shared:1e``; a head of one's own by its
+dotted path, ``my_heads:LastLayer:1e``, or as its folder is named. What is left out must follow from
+what there is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.logits import WindowIndex
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.plugins import is_dotted_path
 
 
 class SystemName(NamedTuple):
@@ -35,6 +38,9 @@ class SystemName(NamedTuple):
             InputError: a snapshot is not a tag, or there is too much.
         """
         name, *tags = text.split(":")
+        own = f"{name}:{tags[0].partition('@')[0]}" if tags else ""
+        if is_dotted_path(own) and not SnapshotTag.is_valid(tags[0]):  # a class of one's own
+            name, tags = Run.parse(f"{name}:{tags[0]}").name, tags[1:]
         if not name or len(tags) > 2:
             raise InputError(
                 f"{text!r} names no system: write NAME, NAME:SNAPSHOT or NAME:TRAINED_ON:CHECKPOINT"

@@ -26,10 +26,9 @@ from bertvision.pipelines.training.trained_head import (
     load_head,
     task_of_kind,
 )
-from bertvision.pipelines.workspace.heads import find_head
+from bertvision.pipelines.workspace.heads import find_head, head_activations
 from bertvision.pipelines.workspace.records import HeadScores, read_run_config
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -95,7 +94,7 @@ def evaluate_across(
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
         groups.setdefault((kind, head.config.layers), {})[folder] = head
     for (kind, _), group in groups.items():  # all of them, before the first pass
-        scored = workspace.split(tag, head_split(kind, split)).require_complete()
+        scored = head_activations(workspace, tag, kind, split)
         for folder, head in group.items():
             head.check_fits(scored, folder.name)
     results: dict[Path, HeadScores] = {}
@@ -129,7 +128,7 @@ def is_evaluated(
 
 def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str, ActivationSplit]:
     """What is scored, and the held-out part where a threshold is tuned."""
-    found = {split: workspace.split(tag, head_split(kind, split)).require_complete()}
+    found = {split: head_activations(workspace, tag, kind, split)}
     if (
         task_of_kind(kind, workspace.config.task.name).tunes
         and split != "tune"

@@ -21,10 +21,10 @@ from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
+from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -54,10 +54,10 @@ class TrainingPass(NamedTuple):
         """What is to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
         options = replace(options, precision=precision)
-        split = workspace.split(tag, head_split(kind, "train")).require_complete()
+        split = head_activations(workspace, tag, kind, "train")
         held_out = None
         if options.best_epoch:
-            held_out = workspace.split(tag, head_split(kind, "tune")).require_complete()
+            held_out = head_activations(workspace, tag, kind, "tune")
         for run in runs:
             if run.fraction > 0 and run.examples(len(split)) == 0:
                 raise InputError(
@@ -117,6 +117,7 @@ def _head_config(
     del training["layers"]
     return RunConfig(
         head=run.head,
+        variant=run.variant,
         kind=kind,
         trained_on=record.tag,
         layers=tuple(record.layers[i] for i in split.layer_positions(options.layers)),
@@ -141,5 +142,17 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunCon
         raise WorkspaceError(
             f"{run.name} was trained on {tag} before with {field} = {there}, now it is "
             f"{field.rpartition('.')[2]} = {here}: give --overwrite to replace it"
+            f"{_aside(run, field, here)}"
         )
     return True
+
+
+def _aside(run: Run, field: str, here: object) -> str:
+    """How a head that is trained otherwise can stand beside the one that is there."""
+    if field == "layers" and isinstance(here, Sequence):
+        mark = f"l{'-'.join(map(str, here))}"
+    elif field in ("training.lr", "training.epochs"):
+        mark = f"{'lr' if field == 'training.lr' else 'e'}{here:g}"
+    else:
+        return ""
+    return f", or a name of its own to train it beside that one: {run.head}@{mark}"

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bertvision.errors import InputError, NonFiniteError
+from bertvision.errors import InputError, NonFiniteError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
@@ -33,6 +34,8 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
+_FEW_STEPS = 100
+
 
 def train(
     workspace: Workspace,
@@ -47,8 +50,9 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train heads on the training split of a snapshot, with one pass over the store per epoch.
 
-    Heads of one seed share a pass, whatever part of the examples each is given. An interrupted
-    training is continued, exactly, by the same call.
+    Heads of one seed share a pass, whatever part of the examples each is given, but for those whose
+    names carry layers, a learning rate or epochs of their own. An interrupted training is
+    continued, exactly, by the same call.
 
     Args:
         workspace: with the activations.
@@ -77,12 +81,13 @@ def train(
         raise InputError(f"heads {given}: name at least one, each once")
     tag = SnapshotTag(tag)
     task = workspace.config.task.name
-    groups: dict[tuple[Kind, int], list[Run]] = {}
+    groups: dict[tuple[Kind, int, TrainOptions], list[Run]] = {}
     for run in runs:
-        groups.setdefault((kind_of_run(run, task), run.seed), []).append(run)
+        key = kind_of_run(run, task), run.seed, replace(options, **run.settings)
+        groups.setdefault(key, []).append(run)
     plans = [
-        partial(TrainingPass.plan, workspace, kind, group, tag, options, overwrite)
-        for (kind, _), group in groups.items()
+        partial(TrainingPass.plan, workspace, kind, group, tag, own, overwrite)
+        for (kind, _, own), group in groups.items()
     ]
     for plan in plans:  # all are checked before the first begins
         planned = plan()
@@ -129,6 +134,12 @@ def _run(
     )
     resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     steps = epochs * len(data.train_dataloader())
+    if 0 < steps < _FEW_STEPS:
+        log.warning(
+            "%s is little for heads that begin with random weights, which may end at the majority: "
+            "--epochs 10 or more trains for longer, --best-epoch keeps the best of them",
+            counted(steps, "training step"),
+        )
     training_log = TrainingLog(folder / "log.csv", steps, f"train on {tag}", names)
     clock = Clock(lambda: data.train_loader.wait_seconds if data.train_loader else 0.0)
     best = None
@@ -178,7 +189,7 @@ def _save(
             epoch, held_out = best.restore(run.name, head)
         trainable, total = count_parameters(head)
         metrics = RunMetrics(
-            head=run.head,
+            head=run.head + run.variant,
             trained_on=planned.tag,
             fraction=run.fraction,
             seed=run.seed,

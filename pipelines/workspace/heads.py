@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bertvision.errors import UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.models import Kind
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
 
 
 def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> SnapshotTag:
@@ -67,6 +74,42 @@ def find_head(workspace: Workspace, trained_on: str, name: str) -> Path:
     if not (folder / "metrics.json").is_file():
         raise _no_head(workspace, name, trained_on)
     return folder
+
+
+def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> ActivationSplit:
+    """The stored split that heads of a kind read, whole.
+
+    Args:
+        workspace: with the activations.
+        tag: the snapshot.
+        kind: of the heads.
+        split: of the workspace: train, tune, dev.
+
+    Raises:
+        StoreNotFoundError: nothing was extracted yet.
+        UnknownNameError: this split was not.
+        IncompleteSplitError: its extraction has not ended.
+    """
+    name, task = head_split(kind, split), workspace.config.task.name
+    try:
+        return workspace.split(tag, name).require_complete()
+    except UnknownNameError as error:
+        if tag not in workspace.stored():
+            raise
+        tokens, usual = HEAD_TOKENS[kind], find_task(task)
+        pool = "" if tokens == usual.tokens else " --pool " + tokens.replace("all", "none")
+        other = (
+            ""
+            if kind == usual.kind
+            else (
+                f"; those that learn {task} itself are {usual.kind} heads, see `bertvision heads "
+                f"--kind {usual.kind}`"
+            )
+        )
+        raise UnknownNameError(
+            f"{kind} heads read {name}, and of {tag} there are {', '.join(workspace.stored()[tag])}"
+            f": `bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
+        ) from error
 
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:

@@ -13,6 +13,7 @@ from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import Rules
 from bertvision.pipelines.workspace.config import Tag
+from bertvision.pipelines.workspace.runs import Run
 
 
 class RunTraining(Record):
@@ -38,16 +39,24 @@ class RunConfig(Record):
     encoding: str
     classes: int = 2
     """The file does not say it where it is 2."""
+    variant: str = ""
+    """Settings that the run's name carries (`Run.variant`); the file does not say it without."""
     training: RunTraining
     activations: Provenance
     """What tells the activations from others: their number, plan and provenance."""
 
     @model_serializer(mode="wrap")
-    def _without_two_classes(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
-        if self.classes == 2:
-            del values["classes"]
+        for name, default in (("classes", 2), ("variant", "")):
+            if values[name] == default:
+                del values[name]
         return values
+
+    @property
+    def run(self) -> Run:
+        """The run, as its folder is named."""
+        return Run(self.head, self.training.fraction, self.training.seed, self.variant)
 
 
 class RunMetrics(Record):

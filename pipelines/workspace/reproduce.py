@@ -31,12 +31,15 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
         hidden_states: how many the encoder has; where the run was trained on all of them (of the
             [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
     """
-    words = ["bertvision", "train", config.head, "--checkpoint", config.trained_on]
+    run = config.run
+    words = ["bertvision", "train", run.head + run.variant, "--checkpoint", config.trained_on]
     training = config.training.model_dump()
     of_run = {name: training.pop(name) for name in _OF_RUN}
     pooler = config.activations.get("tokens") == "cls"
     everything = hidden_states is not None and config.layers == tuple(range(hidden_states + pooler))
-    words += _words(TrainOptions(**training, layers=None if everything else config.layers))
+    options = TrainOptions(**training, layers=None if everything else config.layers)
+    named = {name: getattr(TrainOptions(), name) for name in run.settings}
+    words += _words(replace(options, **named))
     for name, default in _OF_RUN.items():
         words += [] if of_run[name] == default else [f"--{name}", _text(of_run[name])]
     return shlex.join(words)

@@ -1,14 +1,16 @@
 """Run: a head trained with one seed on one part of a snapshot's training examples.
 
-Written ``HEAD[@fFRACTION][@sSEED]``, such as ``adapter-386-shared@f0.3@s1``; a fraction of 1 and
-seed 0 are not written. That is also the name of its folder.
+Written ``HEAD[@lLAYERS][@lrRATE][@eEPOCHS][@fFRACTION][@sSEED]``, such as
+``adapter-386-shared@f0.3@s1`` or ``learned-pooling@l0-6@e3``; what is not written is the default
+(of layers, learning rate and epochs: what the training was told). That is also the name of its
+folder, so that heads which differ in any of these stand beside each other.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import check_name
@@ -17,11 +19,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_FRACTION, _SEED = re.compile(r"f([01]|0?\.\d{1,4}|[01]\.\d{1,4})"), re.compile(r"s(\d{1,9})")
+_MARKS = {
+    "l": r"\d+(?:-\d+)*",
+    "lr": r"\d+(?:\.\d+)?(?:e-?\d+)?",
+    "e": r"[1-9]\d{0,3}",
+    "f": r"[01]|0?\.\d{1,4}|[01]\.\d{1,4}",
+    "s": r"\d{1,9}",
+}
+"""What a run's name may carry behind @, in this order, and how its value is written."""
 
 
 class Run(NamedTuple):
-    """A head, the part of the examples that it is trained on, and the seed."""
+    """A head, the part of the examples that it is trained on, the seed, and settings of its own."""
 
     head: str
     """Name of the registry or of a plugin, or a dotted path ``package.module:Class``."""
@@ -29,6 +38,8 @@ class Run(NamedTuple):
     """Part of the training examples, 0 to 1; 0 is the head as it is made."""
     seed: int = 0
     """Seed of initial weights, order, dropout and the choice of examples."""
+    variant: str = ""
+    """Settings that its name carries: ``@l0-6@lr0.01@e3``."""
 
     @classmethod
     def parse(cls, text: str) -> Run:
@@ -37,21 +48,17 @@ class Run(NamedTuple):
         Raises:
             InputError: it is no run's name.
         """
-        head, *marks = text.split("@")
-        values: dict[str, str] = {}
-        for mark in marks:
-            found = _FRACTION.fullmatch(mark) or _SEED.fullmatch(mark)
-            if found is None or mark[0] in values:
-                raise InputError(
-                    f"{text!r} names no run: {'@' + mark!r} is neither @f and a fraction from 0 to "
-                    "1 of at most four decimals nor @s and a seed, each once; such as "
-                    "adapter-386-shared@f0.3@s1"
-                )
-            values[mark[0]] = found[1]
-        return cls.of(head, float(values.get("f", "1")), int(values.get("s", "0")))
+        head, values = _marks(text)
+        variant = {
+            "l": values.get("l"),
+            "lr": f"{float(values['lr']):g}" if "lr" in values else None,
+            "e": values.get("e"),
+        }
+        written = "".join(f"@{mark}{value}" for mark, value in variant.items() if value)
+        return cls.of(head, float(values.get("f", "1")), int(values.get("s", "0")), written)
 
     @classmethod
-    def of(cls, head: str, fraction: float, seed: int) -> Run:
+    def of(cls, head: str, fraction: float, seed: int, variant: str = "") -> Run:
         """The run of these parts.
 
         Raises:
@@ -66,13 +73,27 @@ class Run(NamedTuple):
         if seed < 0:
             raise InputError(f"seed {seed}: give 0 or more")
         check_name(_head_folder(head), "head")
-        return cls(head, fraction, seed)
+        return cls(head, fraction, seed, variant)
 
     @property
     def name(self) -> str:
         """As it is written; of a dotted path what is safe as a folder's name."""
         fraction = "" if self.fraction == 1 else f"@f{self.fraction:.4f}".rstrip("0").rstrip(".")
-        return _head_folder(self.head) + fraction + (f"@s{self.seed}" if self.seed else "")
+        seed = f"@s{self.seed}" if self.seed else ""
+        return _head_folder(self.head) + self.variant + fraction + seed
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of `TrainOptions` that its name carries."""
+        _, own = _marks(self.head + self.variant)
+        settings: dict[str, Any] = {}
+        if "l" in own:
+            settings["layers"] = tuple(map(int, own["l"].split("-")))
+        if "lr" in own:
+            settings["lr"] = float(own["lr"])
+        if "e" in own:
+            settings["epochs"] = int(own["e"])
+        return settings
 
     @property
     def text(self) -> str:
@@ -85,17 +106,22 @@ class Run(NamedTuple):
 
 
 def runs_of(heads: Iterable[str], fractions: Sequence[float], seeds: Sequence[int]) -> list[Run]:
-    """Every head with every fraction and seed; a head may itself be written as a run.
+    """Every head with every fraction and seed; a head may itself be written with its own.
 
     Raises:
         InputError: a name, fraction or seed is not allowed, or a run comes twice.
     """
     runs = []
     for head in heads:
-        if "@" in head:
-            runs.append(Run.parse(head))
+        run, (_, values) = Run.parse(head), _marks(head)
+        if values.keys() & {"f", "s"}:
+            runs.append(run)
         else:
-            runs += [Run.of(head, fraction, seed) for seed in seeds for fraction in fractions]
+            runs += [
+                Run.of(run.head, fraction, seed, run.variant)
+                for seed in seeds
+                for fraction in fractions
+            ]
     names = [run.name for run in runs]
     if not names or len(set(names)) != len(names):
         raise InputError(f"heads {', '.join(names) or '(none)'}: name at least one, each once")
@@ -118,6 +144,23 @@ def ranks(rows: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.int64]:
 
     rank = np.random.default_rng([seed, 2]).permutation(len(rows)).astype(np.int64)
     return np.take(rank, rows)
+
+
+def _marks(text: str) -> tuple[str, dict[str, str]]:
+    """Head and marks of a run's name, as they are written."""
+    head, *marks = text.split("@")
+    values: dict[str, str] = {}
+    for mark in marks:
+        found = [name for name, value in _MARKS.items() if re.fullmatch(f"{name}(?:{value})", mark)]
+        if not found or found[0] in values:
+            raise InputError(
+                f"{text!r} names no run: {'@' + mark!r} is none of @l and layers, @lr and a "
+                "learning rate, @e and epochs, @f and a fraction from 0 to 1 of at most four "
+                "decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1 or "
+                "learned-pooling@l0-6@e3"
+            )
+        values[found[0]] = mark.removeprefix(found[0])
+    return head, values
 
 
 def _head_folder(head: str) -> str:
