@@ -10,9 +10,12 @@ import sys
 import threading
 import time
 import types
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -29,6 +32,8 @@ from bertvision.errors import (
     UnknownNameError,
     WorkspaceError,
 )
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.sampler import Sampler
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
@@ -440,3 +445,34 @@ def test_the_data_module_resumes_any_lightning_training_inside_an_epoch(
     for step in (1, per_epoch - 1, per_epoch, per_epoch + 2, 2 * per_epoch):
         assert fit(tmp_path / f"step={step}.ckpt") == whole[step:]
     assert fit(tmp_path / "epoch=0.ckpt") == whole[per_epoch:]
+
+
+@dataclass(frozen=True)
+class ByLength(Sampler):
+    """An order of one's own."""
+
+    longest_first: bool = False
+
+    def sequence(self, plan: ShardPlan, epoch: int, world_size: int) -> npt.ArrayLike:
+        return np.argsort(-plan.n_tokens if self.longest_first else plan.n_tokens, kind="stable")
+
+
+def test_the_data_module_takes_a_sampler_and_resumes_with_no_other(workspace: Workspace) -> None:
+    def data(**options: Any) -> ActivationDataModule:
+        return ActivationDataModule(workspace.activations, "1e", batch_size=4, **options)
+
+    first = data(sampler=ByLength())
+    batches = iter(first.train_dataloader())
+    drawn = [next(batches).examples.tolist() for _ in range(3)]
+    state = first.state_dict()
+    again = data(sampler=ByLength())
+    again.load_state_dict(state)
+    drawn += [batch.examples.tolist() for batch in again.train_dataloader()]
+    plan = workspace.split("1e", "train").plan
+    assert [i for batch in drawn for i in batch] == np.argsort(
+        plan.n_tokens, kind="stable"
+    ).tolist()
+    for other in (data(), data(sampler=ByLength(longest_first=True))):
+        other.load_state_dict(state)
+        with pytest.raises(InputError, match=r"of ByLength\(longest_first=False\), .* the same"):
+            other.train_dataloader()
