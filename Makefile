@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKSPACE ?= quickstart
+JOBS ?= auto
 
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
@@ -43,8 +44,8 @@ $(STAMP): $(RUN_STAMP)
 quickstart: $(RUN_STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
 	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
 
-test: $(STAMP) ## Run the tests
-	$(BIN)/python -m pytest -m "not slow"
+test: $(STAMP) ## Run the tests, in as many processes as there are cores (JOBS=number)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile
 
 test-slow: $(STAMP) ## Run the larger variants of the tests
 	$(BIN)/python -m pytest -m slow
