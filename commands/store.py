@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
     from bertvision.featurestore.store import ActivationStore
 
-app = typer.Typer(help="Look into the activation store.", no_args_is_help=True)
+app = typer.Typer(help="Look into the activation store, and remove from it.", no_args_is_help=True)
 
 
 @app.command("ls")
@@ -29,12 +29,19 @@ def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = F
 
 @app.command("info")
 def store_info(
-    name: Annotated[str, typer.Argument(help="Such as 0.3e/train.")],
+    name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train.")] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Everything about one split: sizes, encoding, provenance."""
+    if name is None:
+        held = [split.name for split in _store(workspace, store).stored_splits()]
+        raise InputError(
+            f"which split? name one: {', '.join(held)}"
+            if held
+            else "the store is empty: `bertvision extract` writes to it"
+        )
     show(_split(workspace, store, name).info(), as_json, mapping_table)
 
 
@@ -86,6 +93,32 @@ def store_repair(
     show([repair(space, tag, split)._asdict() for tag, split in wanted], as_json, repaired_table)
 
 
+@app.command("rm")
+def store_rm(
+    name: Annotated[
+        str, typer.Argument(help="A split, such as 0.3e/train, or a snapshot: all its splits.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Remove stored hidden states, to free their space; asks first.
+
+    Heads and scores that were made from them stay. `bertvision extract` writes the same hidden
+    states again, from the snapshot and the data.
+    """
+    opened = _store(workspace, store)
+    tag, slash, split = name.partition("/")
+    tag = parse_tag(tag)
+    named = [split] if slash else list(opened[tag])
+    if not yes:
+        sizes = (f"{tag}/{split}, {size(opened.stored_bytes(tag, split))}" for split in named)
+        typer.confirm(f"Remove {'; '.join(sizes)} from {opened.storage}?", abort=True, err=True)
+    removed = [{"tag": tag, "split": split, "bytes": opened.remove(tag, split)} for split in named]
+    show(removed, as_json, removed_table)
+
+
 def _store(workspace: Path | None, store: str | None) -> ActivationStore:
     """The store that is named, for which there need be no workspace, or the workspace's."""
     from bertvision.featurestore.store import ActivationStore
@@ -121,7 +154,7 @@ def splits_table(splits: Sequence[Row]) -> str:
     """What a store holds."""
     if not splits:
         return "the store is empty"
-    return format_table(
+    table = format_table(
         ["split", "examples", "encoding", "layers", "size", "per example", "× smaller", "complete"],
         [
             [
@@ -139,6 +172,13 @@ def splits_table(splits: Sequence[Row]) -> str:
             for s in splits
         ],
     )
+    return f"{table}\n\n{size(sum(s['bytes'] for s in splits))} in all"
+
+
+def removed_table(splits: Sequence[Row]) -> str:
+    """What was removed, and what that freed."""
+    lines = [f"removed {s['tag']}/{s['split']}, {size(s['bytes'])}" for s in splits]
+    return "\n".join([*lines, f"{size(sum(s['bytes'] for s in splits))} freed"])
 
 
 def repaired_table(splits: Sequence[Row]) -> str:

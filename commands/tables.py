@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import format_table, size
 
 Row = Mapping[str, Any]
 
@@ -28,8 +28,8 @@ def number(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def mapping_table(values: Row) -> str:
-    """Names and values, nested names joined by dots."""
-    return format_table(["name", "value"], [[k, _text(v)] for k, v in _flat("", values)])
+    """Names and values, nested names joined by dots; bytes as sizes."""
+    return format_table(["name", "value"], [[k, _text(k, v)] for k, v in _flat("", values)])
 
 
 def _flat(prefix: str, values: Row) -> list[tuple[str, Any]]:
@@ -40,5 +40,7 @@ def _flat(prefix: str, values: Row) -> list[tuple[str, Any]]:
     return found
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
+    if name.rpartition(".")[2].startswith("bytes") and value is not None:
+        return size(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

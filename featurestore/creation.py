@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays
-from bertvision.featurestore.format.contents import split_records
+from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.encoding import ChannelStats
-from bertvision.featurestore.format.examples import write_examples
+from bertvision.featurestore.format.examples import remove_examples, write_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import CompressionName
@@ -174,9 +174,37 @@ def write_shared(storage: Storage, spec: SplitSpec, contents: SplitContents) -> 
     """Write what the splits of a store share: the examples, and the metadata above the splits."""
     with store_lock(storage):
         write_examples(storage, spec.split, contents.examples)
-        for key, content in arrays.root_files(split_records(storage)).items():
-            # even where the same is there: a killed writer may not have flushed it
-            storage.write(f"{ROOT}/{key}", content)
+        _write_root(storage)
+
+
+def _write_root(storage: Storage) -> None:
+    """Write the metadata above the splits; the caller holds the store's lock."""
+    for key, content in arrays.root_files(split_records(storage)).items():
+        # even where the same is there: a killed writer may not have flushed it
+        storage.write(f"{ROOT}/{key}", content)
+
+
+def remove_split(ledger: Ledger) -> None:
+    """Remove a split, in an order that a kill at any moment leaves nothing false.
+
+    First the shards are taken back, so that the split counts as unfinished, and extraction could go
+    on with it; then go their files, the split's record, and last what the record told of. What is
+    left after a kill is removed by the same call. The caller holds the split's lock.
+    """
+    storage, group = ledger.storage, f"{ROOT}/{ledger.name}"
+    for shard in sorted(ledger.shards()):
+        ledger.retract_shard(shard)
+    for name in ("hidden_states", "scale"):
+        storage.remove(f"{group}/{name}/c")
+    ledger.retract_split()
+    with store_lock(storage):
+        storage.remove(group)
+        left = split_names(storage)
+        if ledger.tag not in (tag for tag, _ in left):
+            storage.remove(f"{ROOT}/{ledger.tag}")
+        if ledger.split not in (split for _, split in left):
+            remove_examples(storage, ledger.split)
+        _write_root(storage)
 
 
 def store_lock(storage: Storage) -> AbstractContextManager[None]:

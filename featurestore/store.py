@@ -17,6 +17,7 @@ from bertvision.errors import (
 from bertvision.featurestore.format.contents import split_names, splits_of
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
+from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
@@ -67,10 +68,12 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             StoreNotFoundError: there is none at ``path``.
         """
         storage = open_storage(path)
-        if LEDGER not in storage.names(""):
-            raise StoreNotFoundError(
-                f"there is no activation store at {storage}: `bertvision extract` writes one"
-            )
+        names = storage.names("")
+        if LEDGER not in names:
+            hint = "`bertvision extract` writes one; Workspace.find(FOLDER).activations is where"
+            if "activations" in names:
+                hint = f"open the one in {storage}/activations"
+            raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")
         return cls(storage)
 
     def tags(self) -> list[SnapshotTag]:
@@ -116,6 +119,45 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
     def stored_splits(self) -> list[StoredSplit]:
         """All splits of all snapshots as the ledger describes them, which is light."""
         return [StoredSplit(self.storage, *names) for names in split_names(self.storage)]
+
+    def stored_bytes(self, tag: str, split: str) -> int:
+        """Bytes of the committed shards of a split; a damaged record counts nothing.
+
+        Raises:
+            UnknownNameError: there is no such split.
+        """
+        return self._ledger(tag, split).stored_bytes()
+
+    def remove(self, tag: str, split: str) -> int:
+        """Remove a split, whole, begun or damaged, for good; other splits stay as they are.
+
+        A call that is killed leaves a split without its shards, or folders that no record names:
+        the same call, or extracting the split again, goes on from there.
+
+        Returns:
+            Bytes of the shards that were removed.
+
+        Raises:
+            UnknownNameError: there is no such split.
+            LockedError: another process is writing it.
+            InputError: the store can only be read.
+        """
+        from bertvision.featurestore.creation import remove_split
+        from bertvision.featurestore.delegation import withdraw
+
+        ledger = self._ledger(tag, split)
+        with ledger.lock():
+            withdraw(ledger)
+            freed = ledger.stored_bytes()
+            remove_split(ledger)
+        return freed
+
+    def _ledger(self, tag: str, split: str) -> Ledger:
+        """The ledger of a split of which there is anything at all."""
+        ledger = Ledger(self.storage, SnapshotTag(tag), check_name(split, "split"))
+        if not self.storage.names(f"{ROOT}/{ledger.name}"):
+            self[tag].require(split)
+        return ledger
 
     def to_xarray(self) -> xr.DataTree:
         """The complete splits as a lazy tree, ``tree["0.3e/train"]`` (see `lazy.to_dataset`)."""
@@ -176,6 +218,17 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         return list(splits_of(self.store.storage, self.tag))
 
     def __getitem__(self, split: str) -> ActivationSplit:
+        from bertvision.featurestore.split import ActivationSplit
+
+        self.require(split)
+        return ActivationSplit(self.store.storage, self.tag, split)
+
+    def require(self, split: str) -> None:
+        """Make sure that a split was created.
+
+        Raises:
+            UnknownNameError: it was not.
+        """
         ledger = Ledger(self.store.storage, self.tag, check_name(split, "split"))
         if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
             raise UnknownNameError(
@@ -183,9 +236,6 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
                 f"{', '.join(self.splits())}; "
                 "`bertvision status` says what can be extracted"
             )
-        from bertvision.featurestore.split import ActivationSplit
-
-        return ActivationSplit(self.store.storage, self.tag, split)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits())

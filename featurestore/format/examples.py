@@ -70,6 +70,11 @@ def write_examples(
     return digest
 
 
+def remove_examples(storage: Storage, split: str) -> None:
+    """Remove the table; the caller holds the store's lock and knows that no split needs it."""
+    storage.remove(_key(split))
+
+
 def read_examples(storage: Storage, split: str, digest: str) -> pa.Table:
     """The table, checked against the digest in the split's record.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -145,6 +145,19 @@ class Ledger:
     def retract_shard(self, shard: int) -> None:
         """Take a shard's record back: it counts as not written, and will be written again."""
         self.storage.remove(self._shard_key(shard))
+
+    def retract_split(self) -> None:
+        """Take the split's record back, after those of its shards: then the split is gone."""
+        self.storage.remove(f"{self._key}/split.json")
+
+    def stored_bytes(self) -> int:
+        """Bytes of the committed shards; of a record that is damaged nothing is counted."""
+        total = 0
+        for shard in self.shards():
+            with suppress(CorruptStoreError):
+                record = self.find_shard(shard)
+                total += sum(file.bytes for file in record.files.values()) if record else 0
+        return total
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the split for writing.
