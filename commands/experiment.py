@@ -81,12 +81,27 @@ def status_table(status: Row) -> str:
             ],
         ),
     ]
-    if status["heads"]:
-        heads = (f"{h['name']} ({h['trained_on']})" for h in status["heads"])
-        lines += ["", "heads      " + ", ".join(heads)]
+    if status["heads"] or status["begun"]:
+        lines += ["", _heads_table(status)]
     if status["next"]:
         lines += ["", "next:", *(f"  {command}" for command in status["next"])]
     return "\n".join(lines)
+
+
+def _heads_table(status: Row) -> str:
+    """A line for each head, whatever parts of the data and seeds it was trained with."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key, mark in (("heads", ""), ("begun", " (begun)")):
+        for head in status[key]:
+            name = head["name"].partition("@")[0]
+            found.setdefault(name, []).append((f"{head['trained_on']}{mark}", head["name"]))
+    return format_table(
+        ["head", "trained on", "runs"],
+        [
+            [name, ", ".join(dict.fromkeys(tag for tag, _ in runs)), str(len(runs))]
+            for name, runs in sorted(found.items())
+        ],
+    )
 
 
 def _stored(splits: Sequence[str]) -> str:

@@ -29,6 +29,11 @@ class HeadSpec:
     kind: Kind = "span"
     """What its logits are of."""
 
+    @property
+    def convolves(self) -> bool:
+        """Whether it convolves, which may cost more than the encoder."""
+        return any(name in self.target for name in (".cnn:", ".inception:", ".xception:"))
+
 
 def _span(module: str, description: str, source: str = _PAPER, **kwargs: Any) -> HeadSpec:
     return HeadSpec(f"bertvision.models.{module}", kwargs, description, source)

@@ -54,7 +54,11 @@ def test_status_says_what_is_there_and_what_can_be_run_next(space: Path) -> None
     assert rows[0] == ["snapshot", "made", "BERT EM", "BERT F1", "activations"]
     assert [row[0] for row in rows[1:]] == ["0.5e", "1e"]
     assert all(row[4] == "dev, train, tune" for row in rows[1:])
-    assert "learned-pooling (0.5e), learned-pooling (1e)" in heads
+    assert cells(heads) == [
+        ["head", "trained on", "runs"],
+        ["adapter-64-shared", "0.5e", "1"],
+        ["learned-pooling", "0.5e, 1e", "2"],
+    ]
     assert "bertvision evaluate learned-pooling --trained-on 1e --checkpoint 1e" in following
     assert "extract" not in following
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,11 @@ from typing import Any
 
 import pytest
 from stores import Made
+from terminal import done, run
 
+from bertvision.errors import UnknownNameError
+from bertvision.featurestore.store import ActivationStore
+from bertvision.models.zoo import HEADS
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import (
@@ -22,7 +28,13 @@ from bertvision.pipelines.workspace.config import (
     WorkspaceConfig,
 )
 from bertvision.pipelines.workspace.dataset_record import DatasetRecord
-from bertvision.pipelines.workspace.records import RunConfig, RunTraining
+from bertvision.pipelines.workspace.records import (
+    PassRecord,
+    RunConfig,
+    RunTraining,
+    read_run_config,
+)
+from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
 
 TAGS = ("0e", "0.1e", "0.2e", "0.3e", "0.5e", "1e", "2e", "10e")
@@ -30,6 +42,14 @@ HEAVY = {
     *("torch", "transformers", "zarr", "datasets", "dask", "pytorch_lightning"),
     *("pyarrow", "xarray", "pandas", "numpy", "fsspec", "matplotlib"),
 }
+SCORES = {
+    "snapshot": "tiny",
+    "weights_sha256": "0",
+    "split": "dev",
+    "rules": {"n-best": {"threshold": 0.0, "metrics": {"exact": 50.0, "f1": 50.0}}},
+    "seconds": {"dev": 1.0},
+}
+"""Of BERT at a snapshot."""
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +135,91 @@ def test_store_ls_imports_nothing_heavy(space: Workspace, tmp_path: Path) -> Non
     assert all(split["complete"] == (split["split"] == "train") for split in found)
     assert all(split["bytes"] > 0 for split in found)
     assert seconds < 3
+
+
+def test_a_half_trained_head_is_named_with_the_command_that_goes_on(space: Workspace) -> None:
+    run = read_run_config(space.head_dir("1e", "learned-pooling"))
+    half = [run.model_copy(update={"head": head}) for head in ("last-layer", "average-pooling")]
+    folder = space.root / "heads" / "1e" / ".run-0123456789abcdef"
+    write_json(folder / "pass.json", PassRecord(runs=tuple(half)).to_json())
+    assert status(space)["begun"] == []  # nothing that could be gone on with was kept
+    (folder / "resume.ckpt").write_bytes(b"")
+    found = status(space)
+    assert found["begun"] == [
+        {"trained_on": "1e", "name": name} for name in ("last-layer", "average-pooling")
+    ]
+    going_on = "bertvision train last-layer average-pooling --checkpoint 1e"
+    (command,) = [c for c in found["next"] if c.startswith(going_on)]
+    assert "--precision 32" in command
+    assert "--overwrite" not in command
+    table = done("status", "-w", space.root)
+    assert re.search(r"^average-pooling +1e \(begun\) +1$", table, re.MULTILINE)
+    assert max(map(len, table.split("next:")[0].splitlines()[1:])) <= 80
+    shutil.rmtree(folder)
+
+
+def test_what_is_done_is_not_offered_again(space: Workspace, tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    shutil.copytree(space.root, root, ignore=shutil.ignore_patterns("cola-dev-cls", "datasets"))
+    made = Workspace.find(root)
+    store = ActivationStore.open(root / "activations")
+    for tag in TAGS:
+        if "dev" in store[tag]:
+            store.remove(tag, "dev")
+        Made([30, 40, 50], tag=tag, split="dev").write(root / "activations")
+        write_json(made.bert_dir(tag) / "metrics.json", SCORES)
+        write_json(made.head_dir(tag, "learned-pooling") / "eval" / tag / "metrics.json", {})
+    assert status(made)["next"] == ["bertvision sweep", "bertvision report"]
+    (root / "report").mkdir()
+    (root / "report" / "index.html").write_text("")
+    assert status(made)["next"] == ["bertvision sweep"]
+    for tag in TAGS:
+        for name, head in HEADS.items():
+            if head.kind == "span" and not head.convolves:
+                write_json(made.head_dir(tag, name) / "metrics.json", {})
+                write_json(made.head_dir(tag, name) / "eval" / tag / "metrics.json", {})
+    os.utime(root / "report" / "index.html", (0, 0))
+    assert status(made)["next"] == ["bertvision report"]
+    os.utime(root / "report" / "index.html")
+    assert status(made)["next"] == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "advice"),
+    [
+        ("0.3e", "asked for: `bertvision finetune --resume` makes it"),
+        ("0.7e", "alone: for 0.7e, start another --workspace .* --save-at 0.7$"),
+        ("untrained", "`bertvision extract --checkpoint untrained` makes it"),
+    ],
+)
+def test_a_missing_snapshot_comes_with_its_own_advice(
+    space: Workspace, tmp_path: Path, tag: str, advice: str
+) -> None:
+    """One that was asked for is made again; one that never was takes another workspace."""
+    root = tmp_path / "space"
+    shutil.copytree(space.root, root)
+    shutil.rmtree(root / "snapshots" / "0.3e")
+    shutil.rmtree(root / "activations" / "ledger" / "0.3e")
+    made = Workspace.find(str(root))
+    for missing in (made.require_snapshot, lambda tag: made.split(tag, "train")):
+        with pytest.raises(
+            UnknownNameError, match=f"no snapshot {tag}: made are 0e, .*; .*{advice}"
+        ):
+            missing(tag)
+
+
+def test_a_workspace_shows_itself_in_a_line(space: Workspace) -> None:
+    shown = repr(Workspace.find(str(space.root)))
+    assert shown == (
+        f"<Workspace {space.root}: squad_v2, tiny; snapshots "
+        "0e, 0.1e, 0.2e, 0.3e, 0.5e, 1e, 2e, 10e>"
+    )
+
+
+def test_info_without_a_name_lists_the_names(space: Workspace) -> None:
+    result = run("store", "info", "-w", space.root)
+    assert result.exit_code == 2
+    assert "which split? name one: 0e/train, 0.1e/" in result.stderr
+    table = done("store", "info", "1e/train", "-w", space.root)
+    assert re.search(r"^bytes +[0-9.]+ kB$", table, re.MULTILINE)
+    assert done("store", "ls", "-w", space.root).splitlines()[-1].endswith(" kB in all")

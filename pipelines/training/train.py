@@ -28,7 +28,7 @@ from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.records import RunMetrics, read_run_metrics
+from bertvision.pipelines.workspace.records import PassRecord, RunMetrics, read_run_metrics
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -113,6 +113,8 @@ def _run(
     epochs = options.epochs if any(run.examples(total) for run in heads) else 0
     folder = planned.folder
     folder.mkdir(parents=True, exist_ok=True)
+    configs = tuple(planned.configs[run] for run in planned.todo)
+    write_json(folder / "pass.json", PassRecord(runs=configs).to_json())
     data = ActivationDataModule(
         workspace.activations,
         tag,

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from bertvision.errors import UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
+from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.workspace.records import PassRecord, RunConfig
+from bertvision.pipelines.workspace.reproduce import training_pass_command
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -46,6 +49,34 @@ def trained_heads(workspace: Workspace) -> list[tuple[SnapshotTag, str]]:
     found = (workspace.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
     named = ((p.parents[1].name, p.parent.name) for p in found)
     return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
+
+
+def begun_passes(workspace: Workspace) -> list[tuple[RunConfig, ...]]:
+    """The trainings that were interrupted and can be gone on with: the runs of each.
+
+    One whose runs are all there is left out: they were trained otherwise since, or it replaces
+    them, and then only whoever began it knows.
+    """
+    found = []
+    for resume in sorted((workspace.root / "heads").glob("*/.run-*/resume.ckpt")):
+        path = resume.with_name("pass.json")
+        if not path.is_file():
+            continue  # an earlier version began it
+        runs = read_record(path, PassRecord, "bertvision train").runs
+        if not all(_is_trained(workspace, run) for run in runs):
+            found.append(runs)
+    return found
+
+
+def going_on(workspace: Workspace, runs: Sequence[RunConfig]) -> str:
+    """The command that goes on with a training that was interrupted."""
+    command = training_pass_command(runs, workspace.config.model.num_hidden_layers + 1)
+    replaces = any(_is_trained(workspace, run) for run in runs)
+    return command + (" --overwrite" if replaces else "")
+
+
+def _is_trained(workspace: Workspace, config: RunConfig) -> bool:
+    return (workspace.head_dir(config.trained_on, config.run.name) / "metrics.json").is_file()
 
 
 def trained_on(workspace: Workspace, names: Sequence[str]) -> SnapshotTag:

@@ -88,6 +88,12 @@ class RunMetrics(Record):
     trained_together: list[str]
 
 
+class PassRecord(Record):
+    """``pass.json`` of a training that is under way: the runs that it trains from one stream."""
+
+    runs: Annotated[tuple[RunConfig, ...], Field(min_length=1)]
+
+
 class BertScores(Record):
     """``metrics.json`` of BERT at a snapshot."""
 

@@ -33,16 +33,37 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
     """
     run = config.run
     words = ["bertvision", "train", run.head + run.variant, "--checkpoint", config.trained_on]
+    words += _training_words(config, hidden_states)
+    for name, default in _OF_RUN.items():
+        value = getattr(config.training, name)
+        words += [] if value == default else [f"--{name}", _text(value)]
+    return shlex.join(words)
+
+
+def training_pass_command(configs: Sequence[RunConfig], hidden_states: int) -> str:
+    """The command that trains several runs from one pass, and so goes on with that pass.
+
+    Args:
+        configs: of the runs, in the order of the pass.
+        hidden_states: how many the encoder has.
+    """
+    if len(configs) == 1:
+        return training_command(configs[0], hidden_states)
+    words = ["bertvision", "train", *(config.run.text for config in configs)]
+    words += ["--checkpoint", configs[0].trained_on]
+    return shlex.join(words + _training_words(configs[0], hidden_states))
+
+
+def _training_words(config: RunConfig, hidden_states: int | None) -> list[str]:
+    """How a run was trained: its options but for those of the run alone and those it names."""
     training = config.training.model_dump()
-    of_run = {name: training.pop(name) for name in _OF_RUN}
+    for name in _OF_RUN:
+        del training[name]
     pooler = config.activations.get("tokens") == "cls"
     everything = hidden_states is not None and config.layers == tuple(range(hidden_states + pooler))
     options = TrainOptions(**training, layers=None if everything else config.layers)
-    named = {name: getattr(TrainOptions(), name) for name in run.settings}
-    words += _words(replace(options, **named))
-    for name, default in _OF_RUN.items():
-        words += [] if of_run[name] == default else [f"--{name}", _text(of_run[name])]
-    return shlex.join(words)
+    named = {name: getattr(TrainOptions(), name) for name in config.run.settings}
+    return _words(replace(options, **named))
 
 
 def stored_options(split: StoredSplit) -> ExtractOptions:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
+from bertvision.models.zoo import HEADS
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.dataset_record import read_dataset_record
-from bertvision.pipelines.workspace.heads import trained_heads
-from bertvision.pipelines.workspace.records import BertScores, read_run_config
+from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
+from bertvision.pipelines.workspace.records import BertScores, RunConfig, read_run_config
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName, head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -25,16 +26,18 @@ def status(workspace: Workspace) -> dict[str, Any]:
     Returns:
         ``workspace``, ``model``, ``task``, ``items`` by split, ``snapshots`` (tag, whether it
         is made, BERT's first scores on dev), by tag the splits ``stored`` whole and those whose
-        extraction is ``unfinished``, ``heads`` and ``next``, a list of commands.
+        extraction is ``unfinished``, ``heads``, those whose training is ``begun``, and ``next``,
+        a list of commands.
     """
     config = workspace.config
     made = workspace.snapshots()
-    wanted = sorted({*config.finetune.tags, *made})
     whole: list[StoredSplit] = []
     unfinished: list[StoredSplit] = []
     for split in workspace.stored_splits():
         (whole if split.is_complete else unfinished).append(split)
     splits = _Stored(whole, unfinished)
+    wanted = sorted({*config.finetune.tags, *made, *(s.tag for s in (*whole, *unfinished))})
+    begun = begun_passes(workspace)
     heads = [{"trained_on": str(tag), "name": name} for tag, name in trained_heads(workspace)]
     return {
         "workspace": str(workspace.root),
@@ -48,11 +51,15 @@ def status(workspace: Workspace) -> dict[str, Any]:
         "stored": _by_tag(splits.whole),
         "unfinished": _by_tag(splits.unfinished),
         "heads": heads,
+        "begun": [
+            {"trained_on": run.trained_on, "name": run.run.name} for runs in begun for run in runs
+        ],
         "next": [
             *_next_for_bert(workspace, made, splits),
-            *_next_for_heads(workspace, splits),
+            *(going_on(workspace, runs) for runs in begun),
+            *_next_for_heads(workspace, splits, begun),
         ]
-        or _laboratory(workspace),
+        or _laboratory(workspace, splits),
     }
 
 
@@ -67,11 +74,32 @@ class _Stored(NamedTuple):
         return {s.split for s in (*self.whole, *self.unfinished) if s.tag == tag}
 
 
-def _laboratory(workspace: Workspace) -> list[str]:
+def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
     """Where nothing is left undone: all other heads, and what came out."""
-    if find_task(workspace.config.task.name).learns:
-        return ["bertvision sweep", "bertvision report"]
-    return ["bertvision report"] if (workspace.root / "probes").is_dir() else []
+    learns = find_task(workspace.config.task.name).learns
+    commands = ["bertvision sweep"] if learns and not _swept(workspace, splits) else []
+    if (learns or (workspace.root / "probes").is_dir()) and not _is_reported(workspace):
+        commands.append("bertvision report")
+    return commands
+
+
+def _swept(workspace: Workspace, splits: _Stored) -> bool:
+    """Whether every head that is cheap beside any encoder was trained wherever one can be."""
+    kind = find_task(workspace.config.task.name).kind
+    cheap = {name for name, head in HEADS.items() if head.kind == kind and not head.convolves}
+    trained = {(str(tag), name) for tag, name in trained_heads(workspace)}
+    tags = [str(s.tag) for s in splits.whole if s.split == head_split(kind, "train")]
+    return all((tag, name) in trained for tag in tags for name in cheap)
+
+
+def _is_reported(workspace: Workspace) -> bool:
+    """Whether there is a report that is younger than every result."""
+    page = workspace.root / "report" / "index.html"
+    if not page.is_file():
+        return False
+    rooms = ("bert", "heads", "ensembles", "probes", "ranking")
+    results = (path for room in rooms for path in (workspace.root / room).rglob("*.json"))
+    return all(path.stat().st_mtime <= page.stat().st_mtime for path in results)
 
 
 def _by_tag(splits: Iterable[StoredSplit]) -> dict[str, list[str]]:
@@ -117,13 +145,16 @@ def _finish(workspace: Workspace, split: StoredSplit) -> str:
     return extraction_command(split, find_task(task.name).tokens)
 
 
-def _next_for_heads(workspace: Workspace, splits: _Stored) -> list[str]:
+def _next_for_heads(
+    workspace: Workspace, splits: _Stored, half: Sequence[Sequence[RunConfig]]
+) -> list[str]:
     """Commands that need stored activations alone: heads to train, and to score on dev."""
     whole = {split.name for split in splits.whole}
     trained = [
         (tag, name, _tokens_of(workspace, tag, name)) for tag, name in trained_heads(workspace)
     ]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
+    begun |= {(run.trained_on, HEAD_TOKENS[run.kind]) for runs in half for run in runs}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits.whole

@@ -28,6 +28,7 @@ from bertvision.errors import (
     WorkspaceError,
 )
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
 
@@ -51,14 +52,21 @@ class Workspace:
     _datasets: dict[str | None, Dataset] = field(default_factory=dict, compare=False, repr=False)
     """By name, shared with those that `at` makes, so that items are read once."""
 
+    def __repr__(self) -> str:
+        c = self.config
+        snapshots = ", ".join(self.snapshots()) or "none yet"
+        return (
+            f"<Workspace {self.root}: {c.task.name}, {c.model.name_or_path}; snapshots {snapshots}>"
+        )
+
     @classmethod
-    def create(cls, root: Path, config: WorkspaceConfig) -> Workspace:
+    def create(cls, root: str | Path, config: WorkspaceConfig) -> Workspace:
         """Make a workspace at ``root``: the folder and its ``bertvision.yaml``.
 
         Raises:
             WorkspaceError: there is one already, or the rest of one.
         """
-        root = root.expanduser().resolve()
+        root = Path(root).expanduser().resolve()
         if (root / FILE).exists():
             raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
         for name in ("snapshots", "bert", "activations", "heads", "ensembles"):
@@ -76,7 +84,7 @@ class Workspace:
         return self if (self.root / FILE).is_file() else self.create(self.root, self.config)
 
     @classmethod
-    def find(cls, root: Path | None = None) -> Workspace:
+    def find(cls, root: str | Path | None = None) -> Workspace:
         """Open the workspace at ``root``, or the one the current folder stands in.
 
         Args:
@@ -87,7 +95,7 @@ class Workspace:
             InputError: ``root`` is a file.
         """
         if root is not None:
-            places = [root.expanduser().resolve()]
+            places = [Path(root).expanduser().resolve()]
             where = str(places[0])
             if places[0].is_file():
                 raise InputError(f"--workspace {root} is a file: give a folder")
@@ -171,13 +179,26 @@ class Workspace:
         Raises:
             UnknownNameError: it was not made.
         """
-        if SnapshotTag(tag) not in self.snapshots():
-            made = ", ".join(self.snapshots()) or "none yet"
+        tag, made = SnapshotTag(tag), self.snapshots()
+        if tag not in made:
             raise UnknownNameError(
-                f"{self.root} has no snapshot {tag}: made are {made}; `bertvision finetune` makes "
-                "those of its --save-at"
+                f"{self.root} has no snapshot {tag}: made are {', '.join(made) or 'none yet'}; "
+                + self._how_to_make(tag)
             )
         return self.snapshot_dir(tag)
+
+    def _how_to_make(self, tag: SnapshotTag) -> str:
+        """What makes a missing snapshot: one that was asked for, or one that never was."""
+        tags = self.config.finetune.tags if find_task(self.config.task.name).learns else ()
+        if tag in tags:
+            return f"{tag} was asked for: `bertvision finetune --resume` makes it (again)"
+        if tag.is_untrained or tag.fraction == 0:
+            return f"`bertvision extract --checkpoint {tag}` makes it"
+        asked = f"fine-tuning was asked for {', '.join(tags)} alone" if tags else "it has no task"
+        return (
+            f"{asked}: for {tag}, start another --workspace with `bertvision finetune` and "
+            f"--save-at {tag[:-1]}"
+        )
 
     def stored(self) -> dict[str, list[str]]:
         """Names of the stored splits, complete or not, by tag."""
@@ -200,11 +221,15 @@ class Workspace:
 
         Raises:
             StoreNotFoundError: nothing was extracted yet.
-            UnknownNameError: this snapshot or split was not extracted.
+            UnknownNameError: this snapshot or split was not extracted, or there is no such
+                snapshot.
         """
         from bertvision.featurestore.store import ActivationStore
 
-        return ActivationStore.open(self.activations)[SnapshotTag(tag)][split]
+        store = ActivationStore.open(self.activations)
+        if tag not in store:
+            self.require_snapshot(tag)
+        return store[SnapshotTag(tag)][split]
 
     def splits(self) -> list[str]:
         """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""
