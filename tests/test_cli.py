@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,9 @@ def test_analyses_print_a_table_and_write_a_plot(
 
 
 def test_store_commands_tell_what_is_held(space: Path) -> None:
-    rows = cells(done("store", "ls", "-w", space))
+    listed, total = done("store", "ls", "-w", space).split("\n\n")
+    rows = cells(listed)
+    assert re.fullmatch(r"[0-9.]+ [kM]B in all\n", total)
     names = [f"{tag}/{split}" for tag in ("0.5e", "1e") for split in ("dev", "train", "tune")]
     assert rows[0][:4] == ["split", "examples", "encoding", "layers"]
     assert [row[0] for row in rows[1:]] == names

@@ -52,11 +52,13 @@ def status(workspace: Workspace) -> dict[str, Any]:
         "unfinished": _by_tag(splits.unfinished),
         "heads": heads,
         "begun": [
-            {"trained_on": run.trained_on, "name": run.run.name} for runs in begun for run in runs
+            {"trained_on": config.trained_on, "name": config.run.name}
+            for configs in begun
+            for config in configs
         ],
         "next": [
             *_next_for_bert(workspace, made, splits),
-            *(going_on(workspace, runs) for runs in begun),
+            *(going_on(workspace, configs) for configs in begun),
             *_next_for_heads(workspace, splits, begun),
         ]
         or _laboratory(workspace, splits),

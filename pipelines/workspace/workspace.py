@@ -227,9 +227,13 @@ class Workspace:
         from bertvision.featurestore.store import ActivationStore
 
         store = ActivationStore.open(self.activations)
-        if tag not in store:
-            self.require_snapshot(tag)
-        return store[SnapshotTag(tag)][split]
+        tag = SnapshotTag(tag)
+        if tag not in store and tag not in self.snapshots():
+            raise UnknownNameError(
+                f"no activations of {tag} in {store.storage}: it holds "
+                f"{', '.join(store) or 'nothing yet'}; {self._how_to_make(tag)}"
+            )
+        return store[tag][split]
 
     def splits(self) -> list[str]:
         """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""
