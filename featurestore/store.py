@@ -70,7 +70,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         storage = open_storage(path)
         names = storage.names("")
         if LEDGER not in names:
-            hint = "`bertvision extract` writes one; Workspace.find(FOLDER).activations is where"
+            hint = "`bertvision extract` writes one, where Workspace.find(FOLDER).activations says"
             if "activations" in names:
                 hint = f"open the one in {storage}/activations"
             raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")
