@@ -228,7 +228,8 @@ def test_a_part_without_positives_is_named_before_extraction(
 
 
 def test_a_task_that_is_not_of_rankings_is_refused(copy: Path) -> None:
-    result = run("rank", "features", "-w", copy)
+    (copy.parent / "own.csv").write_text("text,label\nGood.,1\nBad.,0\n")
+    result = run("rank", "csv", "--data", copy.parent / "own.csv", "-w", copy)
     assert result.exit_code == 2
     assert "nothing to rank" in result.stderr
 

@@ -176,9 +176,13 @@ def test_where_tokens_are_not_as_good_the_encoder_is_run(
         assert "pooled_from" not in stored(space, pooling).record.provenance
 
 
-def test_unfinished_tokens_are_not_pooled(space: Workspace) -> None:
+def test_unfinished_or_damaged_tokens_are_not_pooled(space: Workspace) -> None:
     tokens(space, "float32", shards=[0])
     (done,) = pool(space, "mean")
+    assert done.pooled_from is None
+    tokens(space, "float32")
+    (Path(str(space.activations)) / f"ledger/0e/{NAME}-all/split.json").write_text("{")
+    (done,) = pool(space, "max")
     assert done.pooled_from is None
 
 

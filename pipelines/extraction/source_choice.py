@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bertvision.errors import (
+    CorruptStoreError,
     IncompleteSplitError,
     ProvenanceError,
     StoreNotFoundError,
@@ -130,7 +131,7 @@ def find_tokens(
         split = open_tokens(workspace, job, pooling)
     except (StoreNotFoundError, UnknownNameError):
         return None
-    except (IncompleteSplitError, ProvenanceError) as error:
+    except (CorruptStoreError, IncompleteSplitError, ProvenanceError) as error:
         log.info("the encoder is run: %s", error)
         return None
     record, asked = split.record, job.options.encoding
@@ -157,6 +158,7 @@ def open_tokens(workspace: Workspace, job: ExtractionJob, pooling: TokenPooling)
         StoreNotFoundError: nothing is stored.
         UnknownNameError: all tokens are not.
         IncompleteSplitError: not all shards are.
+        CorruptStoreError: the split's record or plan is damaged.
         ProvenanceError: they are of another snapshot, other data or other arithmetic, lack a layer,
             or hold values that were NaN or infinite.
         InputError: the encoder has no such hidden state.
