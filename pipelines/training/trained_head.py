@@ -141,7 +141,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
         InputError: a span head, where the task has no spans to score; or the workspace has no task.
         UnknownNameError: there is no such head.
     """
-    if not load_task(task).learns:
+    if not find_task(task).learns:
         raise InputError(
             "this workspace is for hidden states alone, without a task that heads could learn: "
             "`bertvision probe` trains probes on them; heads are trained in a workspace that "
