@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -129,10 +128,12 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_start_takes_less_than_half_a_second(command: list[str]) -> None:
     seconds = []
-    while not seconds or (min(seconds) >= 0.5 and len(seconds) < 15):  # 15: other work goes on
-        started = time.perf_counter()
+    while not seconds or (min(seconds) >= 0.5 and len(seconds) < 5):
+        before = os.times()  # of the processor: other work goes on beside the tests
         subprocess.run(command, check=True, capture_output=True)
-        seconds.append(time.perf_counter() - started)
+        after = os.times()
+        used = after.children_user - before.children_user
+        seconds.append(used + after.children_system - before.children_system)
     assert min(seconds) < 0.5, seconds
 
 
