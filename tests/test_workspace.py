@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.creation import new_config, open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
@@ -164,6 +165,38 @@ def test_no_tune_split_without_a_held_out_part(options: FinetuneOptions) -> None
     config = new_config(FinetuneOptions(**{**vars(options), "tune_fraction": 0.0}))
     assert list(config.data) == ["train", "dev"]
     assert config.data["train"].questions == 42
+
+
+def test_a_part_of_the_training_data_is_dev_where_there_is_no_other(
+    tmp_path: Path, tiny_bert: Path, options: FinetuneOptions
+) -> None:
+    """Nothing is scored on what it was trained on, and no text is in two parts."""
+    given = {**vars(options), "dev": None, "dev_fraction": 0.3}
+    workspace = open_workspace(tmp_path / "held", FinetuneOptions(**given), resume=False)
+    parts = {split: workspace.items(split) for split in ("train", "tune", "dev")}
+    texts = {split: {q.context for q in items} for split, items in parts.items()}
+    assert not texts["train"] & texts["dev"] | texts["tune"] & texts["dev"]
+    everything = open_workspace(tmp_path / "all", options, resume=False)
+    whole = [*everything.items("train"), *everything.items("tune")]
+    assert sorted(q.id for items in parts.values() for q in items) == sorted(q.id for q in whole)
+    assert len(texts["dev"]) == 4  # 0.3 of 14 contexts
+    assert made_from_data(workspace.dataset(), "dev")["dev_fraction"] == 0.3
+    assert "dev_fraction" not in made_from_data(everything.dataset(), "dev")
+    with pytest.raises(InputError, match="--dev-fraction.*one of the two"):
+        new_config(FinetuneOptions(**{**given, "dev": options.dev}))
+
+
+def test_one_file_of_ones_own_is_trained_and_scored_on_parts_of_it(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    rows = "".join(f"text {i},{'good' if i % 2 else 'bad'}\n" for i in range(40))
+    (tmp_path / "mine.csv").write_text(f"text,label\n{rows}")
+    given = {"model": str(tiny_bert), "task": "csv", "data": str(tmp_path / "mine.csv")}
+    with pytest.raises(InputError, match=r"--dev-fraction 0\.1 to hold out a part"):
+        new_config(FinetuneOptions(**given))
+    config = new_config(FinetuneOptions(**given, dev_fraction=0.25))
+    counts = {split: data.questions for split, data in config.data.items()}
+    assert counts == {"train": 28, "tune": 2, "dev": 10}
 
 
 def test_a_changed_source_is_refused_by_name(

@@ -26,6 +26,8 @@ class TaskConfig(Settings):
     """Leave malformed questions out instead of refusing the file."""
     tune_fraction: float = Field(0.05, ge=0, lt=1)
     """Part of the training items held out, for no-answer thresholds and the best epoch."""
+    dev_fraction: float = Field(0.0, ge=0, lt=1)
+    """Part of the training items that is ``dev``, of data that have none."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in the order of their logits; none of spans and scores."""
     text: str | None = None

@@ -101,6 +101,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     kind, read = load_task(name), {}
     _check_sources(kind, options)
     for split, source in sources.items():
+        if source_split(split, task) != split:
+            continue
         read[split] = found = kind.read(str(source), split, task)
         if split == "train":  # dev is read by its classes
             task = task.model_copy(update={"classes": found.classes})
@@ -120,14 +122,23 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
 def _check_sources(kind: Task, options: FinetuneOptions) -> None:
     """Refuse one file of one split as both splits: systems would be scored on what they learned."""
     needed = {split for split in ("train", "dev") if getattr(options, split) is None}
+    if options.dev_fraction:
+        needed.discard("dev")
+        if options.dev is not None:
+            raise InputError(
+                "--dev names the data to score on, and --dev-fraction takes them from the training "
+                "data: give one of the two"
+            )
     source = options.source("train" if "train" in needed else "dev")
     is_file = options.data is not None and Path(str(source)).is_file()
+    if is_file and options.dev_fraction and "all" in kind.splits(str(source)):
+        return
     if is_file and source and needed - set(held := kind.splits(source)):
         named = ["examples" if split == "all" else f"{split} data" for split in held]
         raise InputError(
             f"--data {options.data} is one file of {' and '.join(named)}, and fine-tuning needs "
             "data to train on and other data (dev) to be scored on: give --train FILE and --dev "
-            "FILE, or with --data a folder that holds both"
+            "FILE, with --data a folder that holds both, or --dev-fraction 0.1 to hold out a part"
         )
     if options.train is not None and options.train == options.dev:
         log.warning("--train and --dev are the same: scores will be those of the training data")
@@ -231,7 +242,7 @@ def _data(
 ) -> dict[str, DataConfig]:
     data, group = {}, load_task(task.name).group
     for split in ("train", "tune", "dev"):
-        origin = source_split(split)
+        origin = source_split(split, task)
         count = len(select_items(read[origin].items, split, task, finetune, group))
         if count:
             data[split] = DataConfig(

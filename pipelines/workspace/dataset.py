@@ -91,7 +91,7 @@ class Dataset:
 
     def _read(self, split: str) -> list[Any]:
         recorded = self.data[split]
-        origin = split if self.finetune is None else source_split(split)
+        origin = split if self.finetune is None else source_split(split, self.config)
         try:
             found = self.task.read(recorded.source, origin, self.config)
         except InputError as error:
@@ -183,7 +183,7 @@ def check_own(own: Dataset, source: str) -> None:
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
     for split, recorded in own.data.items():
-        found = own.task.read(source, source_split(split), own.config)
+        found = own.task.read(source, source_split(split, own.config), own.config)
         if found.sha256 != recorded.sha256:
             raise WorkspaceError(
                 f"--data {source} is not what this workspace was fine-tuned on: its own data of "

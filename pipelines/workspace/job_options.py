@@ -66,6 +66,9 @@ class FinetuneOptions(Options):
     tune_fraction: Annotated[
         float | None, Option("Part of train held out for thresholds (default 0.05).")
     ] = None
+    dev_fraction: Annotated[
+        float | None, Option("Part of the training data to score on, where there is no dev.")
+    ] = None
     answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
     skip_bad: Annotated[bool | None, Option("Skip malformed questions and count them.")] = None
     max_length: Annotated[
@@ -77,6 +80,8 @@ class FinetuneOptions(Options):
 
     def source(self, split: str) -> str | None:
         """Where a split of the source comes from: an absolute path, or a hub name."""
+        if split == "dev" and self.dev_fraction:
+            split = "train"
         source: str | None = getattr(self, split) or self.data or self._hub
         if source is None:
             return None

@@ -58,9 +58,9 @@ def head_split(kind: str, split: str) -> str:
     return StoredName(split, HEAD_TOKENS[kind]).name
 
 
-def source_split(split: str) -> str:
+def source_split(split: str, task: TaskConfig) -> str:
     """The split of the source from which a split of the workspace is taken."""
-    return "train" if split == "tune" else split
+    return "train" if split == "tune" or (split == "dev" and task.dev_fraction) else split
 
 
 def select_items(
@@ -73,15 +73,19 @@ def select_items(
     """The items of a split, out of all items of its source, in their order.
 
     ``train`` and ``tune`` part the training items (or the subset of them that ``train_questions``
-    asks for) by whole groups.
+    asks for) by whole groups; where ``dev`` is a part of the data too, it is taken off first.
 
     Args:
         items: of the source.
         split: of the workspace.
-        task: how large a part is held out.
+        task: how large the parts are that are held out.
         finetune: how many items are taken, and the seed.
         group: what keeps items together.
     """
+    if task.dev_fraction and split in ("train", "tune", "dev"):
+        items, dev = hold_out(items, task.dev_fraction, group, seed=finetune.seed)
+        if split == "dev":
+            return dev
     if split not in ("train", "tune"):
         return items
     if finetune.train_questions is not None:
