@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dask
 import pytest
+from processes import warm_context
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def cluster(
     n_workers: int = 2,
     *,
     allowed_failures: int = 3,
-    preload: Sequence[str] = (),
+    fresh: bool = False,
     **options: Any,
 ) -> Iterator[Any]:
     """A LocalCluster whose workers are processes with one thread, restarted when they die.
@@ -25,19 +25,19 @@ def cluster(
     Args:
         n_workers: how many.
         allowed_failures: how many workers a task may outlive.
-        preload: modules that are imported once, in a process that all workers are forked from;
-            without any, each worker is a fresh process that takes seconds to import what it needs.
+        fresh: each worker is a fresh process, which takes seconds to import what it needs, and
+            reads its environment; others are forked from one that has imported everything.
         options: of LocalCluster.
     """
     distributed = pytest.importorskip("distributed")
     settings = {
         "distributed.scheduler.allowed-failures": allowed_failures,
-        "distributed.worker.multiprocessing-method": "forkserver" if preload else "spawn",
+        "distributed.worker.multiprocessing-method": "spawn" if fresh else "forkserver",
     }
     with dask.config.set(settings):
-        if preload:
-            distributed.utils.get_mp_context()  # sets modules of its own, the first time
-            multiprocessing.get_context("forkserver").set_forkserver_preload(list(preload))
+        distributed.utils.get_mp_context()  # sets modules of its own, the first time
+        if not fresh:
+            warm_context()
         with distributed.LocalCluster(
             n_workers=n_workers,
             processes=True,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from clusters import cluster
+from processes import running
 from sentence_space import sentence_space
 
 from bertvision.errors import InputError, ProvenanceError
@@ -36,8 +35,7 @@ SPLIT, SHARD_TOKENS = "sentences-all", 128
 
 def workers(n_workers: int = 2, **options: Any) -> AbstractContextManager[Any]:
     """A cluster whose workers do the same arithmetic as this process."""
-    threads, modules = torch.get_num_threads(), [cluster_extract.__name__]
-    return cluster(n_workers, preload=modules, threads_per_worker=threads, **options)
+    return cluster(n_workers, threads_per_worker=torch.get_num_threads(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -257,13 +255,13 @@ def test_a_client_that_is_killed_leaves_a_store_that_anybody_can_finish(
     space: Workspace, alone: Path, tmp_path: Path, address: str
 ) -> None:
     here, ledger = Path(__file__).parent, tmp_path / "shared" / "ledger" / "0e" / SPLIT
-    command = [sys.executable, "-c", _CLIENT, here, space.root, tmp_path / "shared", address]
-    command.append(torch.get_num_threads())
-    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE) as client:
+    arguments = (here, space.root, tmp_path / "shared", address, torch.get_num_threads())
+    with running(_CLIENT, *arguments) as client:
         while not list(ledger.glob("0*.json")):  # until the first shard is committed
-            assert client.poll() is None, client.stderr and client.stderr.read().decode()
+            assert client.process.is_alive(), client.finished().stderr
             time.sleep(0.005)
-        client.kill()
+        client.process.kill()
+        client.finished()
     assert (ledger / ".grant").is_file()
     run(space, tmp_path / "shared")
     assert not (ledger / ".grant").exists()

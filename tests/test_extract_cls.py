@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import run_code
 from stores import record_path, shard_path
 from workspaces import answerable_options
 
@@ -270,13 +268,7 @@ def test_after_a_kill_at_a_shard_it_goes_on_to_the_same_store(
     options: dict[str, Any] = {"splits": ["train"], "precision": "32", "shard_tokens": 16}
     elsewhere = empty.at(str(tmp_path / "whole"))
     (whole,) = extract(elsewhere, "1e", **options)
-    dead = subprocess.run(
-        [sys.executable, "-c", KILLED, str(empty.root)],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
+    dead = run_code(KILLED, empty.root, CUDA_VISIBLE_DEVICES="")
     assert dead.returncode == -signal.SIGKILL, dead.stderr
     split = empty.split("1e", "train-cls")
     assert not split.is_complete

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import run_code
 from safetensors.numpy import load_file
 from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
@@ -90,13 +88,7 @@ def weights(root: Path) -> dict[str, bytes]:
 def run_until(root: Path, options: dict[str, Any], step: int, signum: int) -> tuple[int, str]:
     """Fine-tune in a process of its own that gets a signal at the end of a step."""
     arguments = [str(step), str(int(signum)), str(root), json.dumps(options)]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
+    done = run_code(RUN, *arguments, CUDA_VISIBLE_DEVICES="")
     return done.returncode, done.stderr
 
 

@@ -88,7 +88,7 @@ def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
     assert split.info()["bytes"] >= 4 * LIMIT
     with (
         dask.config.set(WORKER),
-        cluster(1, allowed_failures=0, memory_limit=LIMIT) as made,
+        cluster(1, fresh=True, allowed_failures=0, memory_limit=LIMIT) as made,
         Client(made, set_as_default=False) as client,
     ):
         address = made.scheduler_address

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import run_code
 from typer.testing import CliRunner
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
@@ -218,14 +216,7 @@ def test_a_killed_run_is_finished_with_the_same_files(
 ) -> None:
     whole = Workspace.find(shutil.copytree(extracted.root, tmp_path / "whole"))
     expected = [place(whole.root, f).read_bytes() for f in run(whole, control=True)]
-    code = subprocess.run(
-        [sys.executable, "-c", KILLED, str(space.root), "5"],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "TQDM_DISABLE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    code = run_code(KILLED, space.root, 5)
     assert code.returncode == -signal.SIGKILL, code.stderr
     assert [len(f.probes) for f in read_all(space.root)] == [3]  # a probe and its control, twice
     found = run(space, control=True)

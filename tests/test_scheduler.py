@@ -81,7 +81,7 @@ def _blas_threads() -> list[int]:
 def test_blas_has_one_thread_in_a_worker_while_it_is_used_and_its_own_after() -> None:
     from distributed import Client
 
-    with cluster(1, env={"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}) as made:
+    with cluster(1, fresh=True, env={"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}) as made:
         with Client(made) as client:
             assert max(client.run(_blas_threads).popitem()[1]) == 2
         with use_scheduler(made.scheduler_address):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pytest
 import pytorch_lightning as pl
 import torch
+from processes import run_code
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
 from stores import shard_path
@@ -189,7 +189,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
 
     def run(how: int, step: int) -> int:
         arguments = [str(step), str(how), str(space.root), *names]
-        return subprocess.run([sys.executable, "-c", RUN, *arguments], check=False).returncode
+        return run_code(RUN, *arguments).returncode
 
     for how, epochs, steps in stops:
         step = epochs * -(-len(space.split("1e", "train")) // 4) + steps
@@ -212,8 +212,7 @@ def test_an_interrupted_training_goes_on_beside_a_head_that_was_there(space: Wor
     written = there.stat().st_mtime_ns
     for step, expected in ((7, 128 + signal.SIGINT), (0, 0)):
         arguments = [str(step), str(int(signal.SIGINT)), str(space.root), *names]
-        done = subprocess.run([sys.executable, "-c", RUN, *arguments], check=False)
-        assert done.returncode == expected
+        assert run_code(RUN, *arguments).returncode == expected
     assert there.stat().st_mtime_ns == written
     assert [name for _, name in trained_heads(space)] == sorted(names)
     assert not list((space.root / "heads/1e").glob(".run-*"))
