@@ -17,21 +17,19 @@ __version__ = "0.1.0"
 
 _MODULES = {
     # what one does
-    "pipelines.quickstart": ("quickstart",),
-    "pipelines.finetuning.finetune": ("finetune",),
-    "pipelines.extraction.extract": ("extract",),
+    "verbs.experiment": ("quickstart", "status", "score", "report"),
+    "verbs.finetune": ("finetune",),
+    "verbs.extract": ("extract",),
+    "verbs.heads": ("train", "evaluate"),
+    "verbs.sweep": ("sweep",),
+    "verbs.systems": ("ensemble", "compare"),
+    "verbs.results": ("results", "predictions"),
+    "verbs.probe": ("probe",),
+    "verbs.rank": ("rank",),
+    "verbs.analysis": ("cka", "isotropy"),
+    "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
-    "pipelines.training.train": ("train",),
-    "pipelines.training.evaluate": ("evaluate",),
     "pipelines.training.trained_head": ("load_head",),
-    "pipelines.results.sweep": ("sweep",),
-    "pipelines.results.ensemble": ("ensemble",),
-    "pipelines.results.compare": ("compare",),
-    "pipelines.probing.run": ("probe",),
-    "pipelines.probing.summary": ("probe_rows",),
-    "pipelines.ranking.rank": ("rank",),
-    "pipelines.analysis.run": ("cka", "isotropy"),
-    "pipelines.report.build": ("write_report",),
     # what it is done with
     "pipelines.workspace.workspace": ("Workspace",),
     "pipelines.extraction.pooled_split": ("PooledSplit",),
@@ -82,22 +80,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.outputs import class_loss as class_loss
     from bertvision.models.outputs import span_loss as span_loss
     from bertvision.models.registry import build_head as build_head
-    from bertvision.pipelines.analysis.run import cka as cka
-    from bertvision.pipelines.analysis.run import isotropy as isotropy
-    from bertvision.pipelines.extraction.extract import extract as extract
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
-    from bertvision.pipelines.finetuning.finetune import finetune as finetune
     from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
-    from bertvision.pipelines.probing.run import probe as probe
-    from bertvision.pipelines.probing.summary import probe_rows as probe_rows
-    from bertvision.pipelines.quickstart import quickstart as quickstart
     from bertvision.pipelines.ranking.options import RankOptions as RankOptions
-    from bertvision.pipelines.ranking.rank import rank as rank
-    from bertvision.pipelines.report.build import write_report as write_report
-    from bertvision.pipelines.results.compare import compare as compare
-    from bertvision.pipelines.results.ensemble import ensemble as ensemble
-    from bertvision.pipelines.results.sweep import sweep as sweep
     from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
     from bertvision.pipelines.tasks.data import TaskData as TaskData
@@ -115,13 +101,30 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
         ActivationDataModule as ActivationDataModule,
     )
     from bertvision.pipelines.training.datamodule import HiddenStates as HiddenStates
-    from bertvision.pipelines.training.evaluate import evaluate as evaluate
-    from bertvision.pipelines.training.train import train as train
     from bertvision.pipelines.training.trained_head import load_head as load_head
     from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
+    from bertvision.verbs.analysis import cka as cka
+    from bertvision.verbs.analysis import isotropy as isotropy
+    from bertvision.verbs.experiment import quickstart as quickstart
+    from bertvision.verbs.experiment import report as report
+    from bertvision.verbs.experiment import score as score
+    from bertvision.verbs.experiment import status as status
+    from bertvision.verbs.extract import extract as extract
+    from bertvision.verbs.finetune import finetune as finetune
+    from bertvision.verbs.heads import evaluate as evaluate
+    from bertvision.verbs.heads import train as train
+    from bertvision.verbs.probe import probe as probe
+    from bertvision.verbs.rank import rank as rank
+    from bertvision.verbs.results import predictions as predictions
+    from bertvision.verbs.results import results as results
+    from bertvision.verbs.rows import Row as Row
+    from bertvision.verbs.rows import Rows as Rows
+    from bertvision.verbs.sweep import sweep as sweep
+    from bertvision.verbs.systems import compare as compare
+    from bertvision.verbs.systems import ensemble as ensemble
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: parse, call one pipeline function, print.
+"""The command line: parse, call one verb, print.
 
 Nothing heavy is imported at the top, so that `bertvision --help` answers at once. Results go to
 stdout (as JSON with --json), everything else to stderr. Errors of the user are one message and
@@ -18,16 +18,16 @@ import typer
 import bertvision
 from bertvision.commands.analysis import cka, isotropy
 from bertvision.commands.declared_options import with_options
-from bertvision.commands.experiment import quickstart, score, status
+from bertvision.commands.errors import errors
+from bertvision.commands.experiment import quickstart, report, score, status
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.probe import probe
 from bertvision.commands.rank import rank
-from bertvision.commands.report import report
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
-from bertvision.commands.systems import compare, ensemble, errors
+from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning
 
 # Read by torch at its first allocation: huge pages make CPU training up to twice as fast.

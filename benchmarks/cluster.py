@@ -99,7 +99,7 @@ def main() -> None:
         for name in clusters:
             if _files(store_of(name)) != _files(store_of(SINGLE)):
                 raise RuntimeError(f"the store of {name} is not that of a single process")
-        if len({str(result.to_dict()) for result in results.values()}) != 1:
+        if len({str(result.to_json()) for result in results.values()}) != 1:
             raise RuntimeError("the analyses do not agree")
         rates = {"extraction": interleave(extractions, options.repeats, warmup=0)}
         rates["isotropy"] = interleave(analyses, options.repeats, warmup=0)

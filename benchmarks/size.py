@@ -177,7 +177,7 @@ def head_scores(
                     train(workspace, runs, tag, TrainOptions(), overwrite=True)
                     found = evaluate(workspace, runs, trained_on=tag, tag=tag)
                     scored = zip(HEADS, found, strict=True)
-                    write_json(file, {h: m["rules"]["n-best"]["metrics"] for h, m in scored})
+                    write_json(file, {h: m.rules["n-best"]["metrics"] for h, m in scored})
             shutil.rmtree(workspace.activations)
         by_seed = [json.loads(file.read_text()) for file in files]
         scores[encoding] = {

@@ -1,1 +1,1 @@
-"""The command line's commands, a file for each family: parse, call one function, print a table."""
+"""The commands, a file for each family: what is typed, and its help; verbs do the work."""

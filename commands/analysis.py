@@ -13,12 +13,11 @@ from bertvision.commands.options import (
     Scheduler,
     Store,
     Workspace,
-    find_workspace,
-    parse_tag,
-    show,
+    runs_verb,
 )
 
 
+@runs_verb
 def cka(
     first: Annotated[str, typer.Argument(help="Snapshot.")],
     second: Annotated[str, typer.Argument(help="Snapshot; may be the same.")],
@@ -33,22 +32,9 @@ def cka(
     as_json: Json = False,
 ) -> None:
     """Linear CKA between the layers of two snapshots: table, JSON and an SVG figure."""
-    from bertvision.pipelines.analysis.run import cka as run
-
-    result = run(
-        find_workspace(workspace, store),
-        parse_tag(first),
-        parse_tag(second),
-        split=split,
-        max_tokens=max_tokens or None,
-        biased=biased,
-        seed=seed,
-        scheduler=scheduler,
-        plot=plot,
-    )
-    show(result.to_dict(), as_json, lambda _: result.table())
 
 
+@runs_verb
 def isotropy(
     checkpoint: Annotated[str, typer.Argument(help="Snapshot.")],
     split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",
@@ -61,15 +47,3 @@ def isotropy(
     as_json: Json = False,
 ) -> None:
     """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
-    from bertvision.pipelines.analysis.run import isotropy as run
-
-    result = run(
-        find_workspace(workspace, store),
-        parse_tag(checkpoint),
-        split=split,
-        max_tokens=max_tokens or None,
-        seed=seed,
-        scheduler=scheduler,
-        plot=plot,
-    )
-    show(result.to_dict(), as_json, lambda _: result.table())

@@ -10,33 +10,15 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from bertvision.commands.options import (
-    parse_layers,
-    parse_names,
-    parse_poolings,
-    parse_weight_decays,
-)
 from bertvision.pipelines.options import Option, Options, declared, flag
-from bertvision.pipelines.tasks.registry import TokenPooling
-
-
-def _parse_tokens(text: str) -> Any:
-    return ("all",) if text == "none" else parse_poolings(text)
-
-
-_READ: dict[Any, Callable[[str], Any]] = {
-    tuple[int, ...] | None: parse_layers,
-    tuple[str, ...] | None: parse_names,
-    tuple[TokenPooling, ...] | None: _parse_tokens,
-    tuple[float, ...]: parse_weight_decays,
-}
-"""How the text of an option is read, by the type of its field."""
+from bertvision.verbs.arguments.options import READ
+from bertvision.verbs.arguments.reading import parse_layers
 
 
 def _text(hint: Any, default: Any) -> str | None:
     """A default as it would be typed."""
     if default is None:
-        return "all" if _READ[hint] is parse_layers else None
+        return "all" if READ[hint] is parse_layers else None
     return ",".join(f"{x:.0e}".replace("e-0", "e-") for x in default)
 
 
@@ -54,8 +36,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, options in classes.items():
             values = {field: given.pop(field) for field, _ in _offered(options)}
             for field, (hint, _) in _offered(options):
-                if hint in _READ and values[field] is not None:
-                    values[field] = _READ[hint](values[field])
+                if hint in READ and values[field] is not None:
+                    values[field] = READ[hint](values[field])
             given[name] = options(**values)
         command(**given)
 
@@ -77,7 +59,7 @@ def _parameters(options: type[Options]) -> Iterator[inspect.Parameter]:
     defaults = {field.name: field.default for field in fields(options)}
     for name, (hint, option) in _offered(options):
         default = defaults[name]
-        if hint in _READ:
+        if hint in READ:
             hint, default = str | None, _text(hint, default)
         elif get_origin(hint) is Literal:
             hint = str

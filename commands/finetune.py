@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from bertvision.commands.experiment import status_table
-from bertvision.commands.options import Json, Workspace, parse_tags, show
+from bertvision.commands.options import Json, Workspace, runs_verb
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 
+@runs_verb
 def finetune(
     *,
     options: FinetuneOptions,
@@ -30,8 +29,3 @@ def finetune(
     Makes a workspace, or continues the one that was made with the same options: an interrupted run
     goes on where it was, to the same snapshots bit for bit.
     """
-    from bertvision.pipelines.finetuning.finetune import finetune as run
-
-    if save_at is not None:
-        options = replace(options, save_at=parse_tags(save_at))
-    show(run(workspace, options, resume=resume), as_json, status_table)

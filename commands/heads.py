@@ -13,16 +13,16 @@ from bertvision.commands.options import (
     Precision,
     Store,
     Workspace,
-    find_workspace,
-    parse_choice,
-    parse_tag,
+    runs_verb,
     show,
 )
-from bertvision.commands.tables import Row, metric_cells, metric_names, number
 from bertvision.pipelines.text import format_table
 from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.verbs.arguments.reading import parse_choice
+from bertvision.verbs.tables import Values, number
 
 
+@runs_verb
 def train(
     heads: Annotated[list[str], typer.Argument(help="Names from `bertvision heads`.")],
     *,
@@ -48,20 +48,9 @@ def train(
     layers, learning rate and epochs, learned-pooling@l0-6@lr0.01@e3: heads that differ in these
     stand beside each other.
     """
-    from bertvision.pipelines.training.train import train as run
-    from bertvision.pipelines.workspace.heads import only_tag
-    from bertvision.pipelines.workspace.runs import runs_of
-    from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
-
-    runs = runs_of(heads, [fraction], [seed])
-    space = find_workspace(workspace, store)
-    held = {head_split(kind, "train") for kind in HEAD_TOKENS}
-    stored = (tag for tag, splits in space.stored().items() if held & set(splits))
-    tag = parse_tag(checkpoint) if checkpoint else only_tag(stored, "activations of train")
-    metrics = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
-    show(metrics, as_json, trained_table)
 
 
+@runs_verb
 def evaluate(
     heads: Annotated[list[str], typer.Argument(help="Trained heads.")],
     trained_on: Annotated[
@@ -77,14 +66,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score trained heads with the official metric, on any snapshot's activations."""
-    from bertvision.pipelines.training.evaluate import evaluate as run
-    from bertvision.pipelines.workspace.heads import trained_on as on
-
-    space = find_workspace(workspace, store)
-    source = parse_tag(trained_on) if trained_on else on(space, heads)
-    target = parse_tag(checkpoint) if checkpoint else source
-    results = run(space, heads, trained_on=source, tag=target, split=split, precision=precision)
-    show(results, as_json, evaluated_table)
 
 
 def heads(
@@ -104,6 +85,7 @@ def heads(
     """List the heads with their parameters, by default at BERT-large's dimensions."""
     from bertvision.models import Kind
     from bertvision.models.registry import describe_heads
+    from bertvision.verbs.arguments.checks import find_workspace
 
     if workspace is not None:
         model = find_workspace(workspace).config.model
@@ -115,51 +97,7 @@ def heads(
     show([info._asdict() for info in infos], as_json, heads_table)
 
 
-def trained_table(heads: Sequence[Row]) -> str:
-    """What a training made."""
-    return format_table(
-        ["head", "trained on", "data", "seed", "parameters", "loss", "seconds", "waiting for data"],
-        [
-            [
-                h["head"],
-                h["trained_on"],
-                f"{h['fraction']:.4g}",
-                str(h["seed"]),
-                f"{h['total']:,}",
-                number(h["loss"], "{:.3f}"),
-                f"{h['own_seconds']:.1f}",
-                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
-            ]
-            for h in heads
-        ],
-    )
-
-
-def evaluated_table(results: Sequence[Row]) -> str:
-    """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
-    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
-
-    spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
-    classes = [r for r in results if r not in spans]
-    tables = []
-    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
-        metrics = [headline(r["rules"]) for r in group]
-        names = metric_names(metrics)
-        rows = [
-            [
-                *(r["head"], r["trained_on"], r["checkpoint"]),
-                *metric_cells(found, names),
-                *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
-            ]
-            for r, found in zip(group, metrics, strict=True)
-        ]
-        header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
-        if rows:
-            tables.append(format_table(header, rows))
-    return "\n\n".join(tables)
-
-
-def heads_table(heads: Sequence[Row]) -> str:
+def heads_table(heads: Sequence[Values]) -> str:
     """Name, parameters, arithmetic and description of each head."""
     return format_table(
         ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"],

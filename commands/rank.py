@@ -16,17 +16,12 @@ from bertvision.commands.options import (
     Precision,
     Store,
     Workspace,
-    check_storing,
-    open_data,
-    parse_choice,
-    parse_names,
-    parse_poolings,
-    parse_tags,
-    show,
+    runs_verb,
 )
 from bertvision.pipelines.ranking.options import RankOptions
 
 
+@runs_verb
 def rank(
     task: Annotated[str, typer.Argument(help="Questions with candidate passages: wikiqa.")],
     *,
@@ -68,30 +63,3 @@ def rank(
     epoch is chosen on dev, and MAP, MRR and P@1 are those of test. A second call does only what is
     missing.
     """
-    from bertvision.pipelines.files import write_text
-    from bertvision.pipelines.ranking.rank import rank as run
-    from bertvision.pipelines.ranking.rows import table
-    from bertvision.pipelines.ranking.scorers import SCORERS
-    from bertvision.pipelines.text import csv_text
-
-    names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers) or ()]
-    poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
-    check_storing(encoding, precision)
-    space, dataset = open_data(workspace, model, task, data)
-    result = run(
-        space.at(store),
-        dataset or task,
-        tags,
-        scorers=names,
-        poolings=poolings,
-        layers=layers,
-        seeds=seeds,
-        options=options,
-        resamples=resamples,
-        encoding=encoding,
-        precision=precision,
-        scheduler=scheduler,
-    )
-    if csv is not None:
-        write_text(csv, csv_text(result["rows"]))
-    show(result, as_json, table)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertvision.commands.options import Json, Store, Workspace, find_workspace, parse_tag, show
-from bertvision.commands.tables import Row, mapping_table
+from bertvision.commands.options import Json, Store, Workspace, show
 from bertvision.errors import CorruptStoreError, FormatVersionError, InputError, counted
 from bertvision.pipelines.text import format_table, size
+from bertvision.verbs.arguments.reading import parse_tag
+from bertvision.verbs.tables import Values, mapping_table
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -86,6 +87,7 @@ def store_repair(
     """
     from bertvision.featurestore.format.contents import split_names
     from bertvision.pipelines.extraction.repair import repair
+    from bertvision.verbs.arguments.checks import find_workspace
 
     space = find_workspace(workspace, store)
     storage = _store(workspace, store).storage
@@ -122,6 +124,7 @@ def store_rm(
 def _store(workspace: Path | None, store: str | None) -> ActivationStore:
     """The store that is named, for which there need be no workspace, or the workspace's."""
     from bertvision.featurestore.store import ActivationStore
+    from bertvision.verbs.arguments.checks import find_workspace
 
     return ActivationStore.open(store or find_workspace(workspace).activations)
 
@@ -150,7 +153,7 @@ def _verdicts(found: dict[str, list[str]], missing: dict[str, str]) -> str:
     )
 
 
-def splits_table(splits: Sequence[Row]) -> str:
+def splits_table(splits: Sequence[Values]) -> str:
     """What a store holds."""
     if not splits:
         return "the store is empty"
@@ -181,7 +184,7 @@ def removed_table(splits: Sequence[Row]) -> str:
     return "\n".join([*lines, f"{size(sum(s['bytes'] for s in splits))} freed"])
 
 
-def repaired_table(splits: Sequence[Row]) -> str:
+def repaired_table(splits: Sequence[Values]) -> str:
     """What a repair found and did."""
     if not splits:
         return "the store is empty"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -11,18 +10,12 @@ from bertvision.commands.options import (
     Json,
     Store,
     Workspace,
-    find_workspace,
-    parse_fractions,
-    parse_tags,
-    show,
+    runs_verb,
 )
-from bertvision.commands.tables import Row, metric_names, number
-from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.job_options import TrainOptions
 
-_PARTS = ("fine_tuning", "extraction", "training")
 
-
+@runs_verb
 def sweep(
     heads: Annotated[
         list[str] | None,
@@ -49,64 +42,3 @@ def sweep(
 
     What is there already is not done again: a stopped sweep is continued by the same command.
     """
-    from bertvision.pipelines.results.sweep import sweep as run
-    from bertvision.pipelines.results.sweep import sweep_rows
-
-    space = find_workspace(workspace, store)
-    results = run(
-        space,
-        heads or (),
-        trained_on=parse_tags(trained_on) if trained_on else (),
-        checkpoints=parse_tags(checkpoint) if checkpoint else (),
-        fractions=parse_fractions(fractions),
-        seeds=range(seeds),
-        options=options,
-        split=split,
-    )
-    show(sweep_rows(space, results), as_json, sweep_table)
-
-
-def sweep_table(rows: Sequence[Row]) -> str:
-    """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
-    metrics = metric_names(rows)
-    system = ["head", "data", "trained on", "evaluated on"]
-    systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
-    scores = [
-        [
-            str(r["seeds"]),
-            *[_with_deviation(r, key) for key in metrics],
-            number(r["difference"], "{:+.1f}"),
-        ]
-        for r in rows
-    ]
-    costs = [
-        [
-            number(r.get("percent"), "{:.3f}"),
-            *[number(r.get(f"{part}_seconds")) for part in _PARTS],
-            "-" if r.get("bytes") is None else size(r["bytes"]),
-            number(r.get("retention"), "{:.1f}%"),
-            number(r.get("speed_up"), "{:.2f}"),
-        ]
-        for r in rows
-    ]
-    names = ["% of encoder", *(f"{part.replace('_', '-')} s" for part in _PARTS)]
-    return "\n\n".join(
-        format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
-        for header, cells in (
-            (["seeds", *metrics.values(), f"{_compared(rows, metrics)} − BERT"], scores),
-            ([*names, "stored", "retention", "speed-up"], costs),
-        )
-    )
-
-
-def _compared(rows: Sequence[Row], metrics: Mapping[str, str]) -> str:
-    """Name of the metric that is the rows' score."""
-    first = rows[0] if rows else {}
-    names = (name for key, name in metrics.items() if first.get(key) == first.get("score"))
-    return next(names, "score")
-
-
-def _with_deviation(row: Row, key: str) -> str:
-    """Mean over seeds, with the standard deviation where there is one."""
-    deviation = row.get(f"{key}_sd")
-    return number(row.get(key)) + ("" if deviation is None else f" ± {deviation:.1f}")

@@ -18,18 +18,17 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import nn
 
-from bertvision.errors import InputError, UnknownNameError, did_you_mean
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.models import Kind
 from bertvision.models.cost import count_parameters as count_parameters
 from bertvision.models.cost import is_costly, multiplications
 from bertvision.models.zoo import HEADS as HEADS
 from bertvision.models.zoo import HeadSpec as HeadSpec
-from bertvision.plugins import load_class, offered
+from bertvision.models.zoo import check_head, plugins
+from bertvision.plugins import load_class
 
 BERT_LARGE_PARAMETERS = 335_141_888
 """Parameters of the BERT-large-uncased encoder with pooler."""
-
-ENTRY_POINT_GROUP = "bertvision.heads"
 
 
 class HeadInfo(NamedTuple):
@@ -72,12 +71,12 @@ def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.M
     """
     make: Callable[..., object]
     kwargs: Mapping[str, Any] = {}
-    if name in HEADS:
+    if check_head(name) in HEADS:
         make, kwargs = _resolve(HEADS[name].target), HEADS[name].kwargs
     elif ":" in name:
         make = _resolve(name)
     else:
-        make = _load_plugin(name)
+        make = _resolve(plugins()[name])
     # a class says what it is; of a function, only what it makes
     classifies = not inspect.isclass(make) or getattr(make, "kind", "span") == "classification"
     takes = classifies and "classes" in inspect.signature(make).parameters
@@ -120,7 +119,7 @@ def describe_heads(
     """
     if kind not in (None, *get_args(Kind)):
         raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
-    infos = (_describe(name, layers, hidden) for name in [*HEADS, *sorted(_plugins())])
+    infos = (_describe(name, layers, hidden) for name in [*HEADS, *sorted(plugins())])
     return [info for info in infos if kind in (None, info.kind)]
 
 
@@ -157,24 +156,8 @@ def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
         kind=kind,
         multiplications=count,
         costly=is_costly(kind, count, layers, hidden),
-        source=spec.source if spec else _plugins()[name],
+        source=spec.source if spec else plugins()[name],
     )
-
-
-def _plugins() -> dict[str, str]:
-    """Name → dotted path of the heads that installed packages offer."""
-    return {name: path for name, path in offered(ENTRY_POINT_GROUP).items() if name not in HEADS}
-
-
-def _load_plugin(name: str) -> Callable[..., object]:
-    plugins = _plugins()
-    if name not in plugins:
-        hint = did_you_mean(name, [*HEADS, *plugins], most=3)
-        raise UnknownNameError(
-            f"there is no head {name!r}: {hint}`bertvision heads` lists them; "
-            "a class of your own is given as package.module:Class"
-        )
-    return _resolve(plugins[name])
 
 
 def _resolve(target: str) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""Every head that is built in: its name, how it is made, and where it comes from."""
+"""The names of heads: of those that are built in also how they are made. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bertvision.errors import UnknownNameError, did_you_mean
 from bertvision.models import Kind
+from bertvision.plugins import offered
 
+ENTRY_POINT_GROUP = "bertvision.heads"
 _PAPER = "BERT Vision"
 _MIX = "Peters et al. 2018; Tenney et al. 2019"
 _HOULSBY = "BERT Vision, after Houlsby et al. 2019"
@@ -174,3 +177,25 @@ HEADS: Final[dict[str, HeadSpec]] = {
     ),
 }
 """The heads by name, in the order they are listed."""
+
+
+def plugins() -> dict[str, str]:
+    """Name → dotted path of the heads that installed packages offer."""
+    return {name: path for name, path in offered(ENTRY_POINT_GROUP).items() if name not in HEADS}
+
+
+def check_head(name: str) -> str:
+    """Return ``name`` if there is such a head, or if it is the dotted path of a class.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name in HEADS or ":" in name:
+        return name
+    if name not in (others := plugins()):
+        hint = did_you_mean(name, [*HEADS, *others], most=3)
+        raise UnknownNameError(
+            f"there is no head {name!r}: {hint}`bertvision heads` lists them; "
+            "a class of your own is given as package.module:Class"
+        )
+    return name

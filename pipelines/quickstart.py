@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.records import RunMetrics
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -82,18 +83,18 @@ def quickstart(root: Path) -> dict[str, Any]:
         for tag in (EARLY, FULL):
             extract(workspace, tag)
     parameters = count_encoder_parameters(workspace.require_snapshot(EARLY))
-    trained: dict[str, list[dict[str, Any]]] = {}
+    trained: dict[str, list[RunMetrics]] = {}
     with _timed(seconds, "training heads"):
         for tag in (EARLY, FULL):
             trained[tag] = train(workspace, HEADS, tag, TrainOptions())
-    waited = (m["wait_seconds"] for m in (trained[EARLY][0], trained[FULL][0]))
+    waited = (m.wait_seconds for m in (trained[EARLY][0], trained[FULL][0]))
     seconds["of which loading"] = sum(waited)
     with _timed(seconds, "scoring heads"):
         for source, target in ((EARLY, EARLY), (EARLY, FULL), (FULL, FULL)):
             results = evaluate(workspace, HEADS, trained_on=source, tag=target)
             for result, head in zip(results, trained[source], strict=True):
-                percent = 100 * head["total"] / parameters
-                rows.append(_row(head["head"], source, target, percent, result["rules"]))
+                percent = 100 * head.total / parameters
+                rows.append(_row(head.head, source, target, percent, result.rules))
     return {
         "workspace": str(root),
         "rows": rows,

@@ -15,8 +15,6 @@ from safetensors.numpy import load_file
 from scipy.special import softmax
 
 from bertvision import plugins
-from bertvision.commands.heads import evaluated_table
-from bertvision.commands.systems import compare_table, errors_table
 from bertvision.errors import InputError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -39,6 +37,9 @@ from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.errors import errors_table
+from bertvision.verbs.heads import evaluated_table
+from bertvision.verbs.systems import compare_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"
 TAG = "6e"

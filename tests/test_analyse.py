@@ -81,18 +81,18 @@ def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_p
         assert np.array_equal(threads.cka, processes.cka)
         assert np.array_equal(threads.cka_dropped, processes.cka_dropped)
         again = run_isotropy(workspace, "1e", plot=plot, scheduler="processes")
-    assert spread.to_dict() == again.to_dict()
+    assert spread.to_json() == again.to_json()
 
 
 def test_results_are_plain_json_and_name_split_and_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     plot = tmp_path / "plot.svg"
-    cka = run_cka(workspace, "0.5e", "1e", max_tokens=100, seed=3, plot=plot).to_dict()
+    cka = run_cka(workspace, "0.5e", "1e", max_tokens=100, seed=3, plot=plot).to_json()
     assert json.loads(json.dumps(cka, allow_nan=False)) == cka
     assert (cka["x"], cka["y"], cka["layers_x"]) == ("0.5e/dev", "1e/dev", [0, 1, 2])
     assert (cka["n_tokens"], cka["seed"]) == (100, 3)
-    isotropy = run_isotropy(workspace, "0.5e", split="tune", max_tokens=100, plot=plot).to_dict()
+    isotropy = run_isotropy(workspace, "0.5e", split="tune", max_tokens=100, plot=plot).to_json()
     assert json.loads(json.dumps(isotropy, allow_nan=False)) == isotropy
     assert (isotropy["name"], isotropy["layers"]) == ("0.5e/tune", [0, 1, 2])
     assert 100 == isotropy["n_tokens"] < isotropy["n_available"]

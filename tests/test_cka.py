@@ -178,7 +178,7 @@ def test_a_layer_that_does_not_vary_is_nan_and_null_in_json() -> None:
     result = run(x, y)
     assert np.isnan(result.cka[1]).all()
     assert np.isfinite(result.cka[[0, 2]]).all()
-    again = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert again["cka"][1] == [None, None]
     assert again["cka"][0] == result.cka[0].tolist()
 
@@ -199,7 +199,7 @@ def test_plot_shows_both_matrices_with_their_numbers_layers_and_scale(tmp_path: 
     x, y = related()
     y[:, 1] = 1.0
     result = run(x, y, names=("0.3e", "1e"), layers_x=(0, 3, 12), layers_y=(6, 11))
-    result.plot(path)
+    result.figure().save(path)
     drawn = Drawing(path)
     assert drawn.faults() == []
     assert drawn.texts[0] == result.title()
@@ -226,7 +226,7 @@ def test_plot_of_any_number_of_layers_has_no_text_on_another(
     tmp_path: Path, layers: tuple[int, int], drop: int
 ) -> None:
     x, y = (np.random.default_rng(n).normal(size=(20, n, 4)).astype(np.float32) for n in layers)
-    run(x, y, drop_channels=drop, names=("a-long-name-0.3e/dev", "1e/dev")).plot(
+    run(x, y, drop_channels=drop, names=("a-long-name-0.3e/dev", "1e/dev")).figure().save(
         tmp_path / "cka.svg"
     )
     drawn = Drawing(tmp_path / "cka.svg")
@@ -241,7 +241,7 @@ def test_plot_of_any_number_of_layers_has_no_text_on_another(
 )
 def test_a_plot_that_is_not_to_be_svg_is_refused(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=f"{said}.*give a file that ends in .svg, such as"):
-        run(*related()).plot(tmp_path / name)
+        run(*related()).figure().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 from workspaces import answerable_options
 
-from bertvision.commands import systems as commands
+from bertvision.commands.errors import errors as errors_command
+from bertvision.commands.systems import compare as compare_command
+from bertvision.commands.systems import ensemble as ensemble_command
 from bertvision.errors import BertvisionError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -254,7 +256,7 @@ def test_answerable_or_not_from_fine_tuning_to_errors(tiny_bert: Path, tmp_path:
 def _run(command: str, *words: Any) -> Any:
     """Run one of the commands in an app of its own, in a workspace (the last word)."""
     app = typer.Typer()
-    for function in (commands.ensemble, commands.compare, commands.errors):
+    for function in (ensemble_command, compare_command, errors_command):
         app.command()(function)
     *given_words, lab = words
     done = CliRunner().invoke(app, [command, *given_words, "--workspace", str(lab.root)])

@@ -180,7 +180,7 @@ def test_another_way_of_extraction_is_refused_by_field(
     [
         ("2e", {}, UnknownNameError, r"no snapshot 2e: made are 0\.5e, 1e"),
         ("1e", {"splits": ["test"]}, UnknownNameError, "'test' is no split"),
-        ("1e", {"encoding": "int7"}, InputError, "unknown encoding 'int7'"),
+        ("1e", {"encoding": "int7"}, InputError, "--encoding 'int7': choose int8"),
         ("1e", {"layers": [3]}, InputError, "hidden states 0 .* to 2"),
         ("1e", {"precision": "16"}, InputError, "choose auto, 32 or bf16"),
     ],

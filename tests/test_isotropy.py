@@ -113,7 +113,7 @@ def test_a_sample_is_seeded_and_counted() -> None:
 def test_a_layer_that_does_not_vary_is_null_in_json() -> None:
     x = gaussian(100, 2, 6)
     x[:, 1] = 2.0
-    again = json.loads(json.dumps(run(x).to_dict(), allow_nan=False))
+    again = json.loads(json.dumps(run(x).to_json(), allow_nan=False))
     assert again["explained_variance"][1] == [None, None]
     assert again["mean_cosine"][1] == pytest.approx(1)
     assert again["explained_variance"][0][0] is not None
@@ -138,7 +138,7 @@ def test_plot_shows_four_panels_and_names_lines_and_channels(tmp_path: Path) -> 
     x[:, 3, 17] += 25
     x[:, 3, 5] += 25
     result = run(x, outlier_sd=4.0, layers=(0, 3, 6, 12), name="1e")
-    result.plot(tmp_path / "isotropy.svg")
+    result.figure().save(tmp_path / "isotropy.svg")
     drawn = Drawing(tmp_path / "isotropy.svg")
     assert drawn.faults() == []
     assert drawn.texts[0] == result.title()
@@ -167,7 +167,7 @@ def test_plot_of_any_number_of_layers_has_no_text_on_another(tmp_path: Path, lay
     for outliers in (0, 12, 30):
         channels = tuple(tuple(range(i, outliers * 13, 13 * layers)) for i in range(layers))
         found = replace(result, outlier_channels=channels, mean_norm=result.mean_norm * 1e4)
-        found.plot(tmp_path / "isotropy.svg")
+        found.figure().save(tmp_path / "isotropy.svg")
         drawn = Drawing(tmp_path / "isotropy.svg")
         assert drawn.faults() == []
         assert ("none" in drawn.texts) is (outliers == 0)

@@ -159,8 +159,8 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 
 PUBLIC = """
     __version__
-    quickstart finetune extract ensure_features train evaluate load_head sweep
-    ensemble compare probe probe_rows rank cka isotropy write_report
+    quickstart status score report finetune extract train evaluate sweep ensemble compare
+    results predictions probe rank cka isotropy Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning

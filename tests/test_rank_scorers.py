@@ -19,8 +19,8 @@ from bertvision.pipelines.ranking.metrics import (
     score_questions,
     tie_order,
 )
-from bertvision.pipelines.ranking.options import RankOptions
-from bertvision.pipelines.ranking.scorers import SCORERS, Bilinear, ScorerName, make_scorer
+from bertvision.pipelines.ranking.options import SCORERS, RankOptions, ScorerName
+from bertvision.pipelines.ranking.scorers import Bilinear, make_scorer
 from bertvision.pipelines.ranking.training import (
     Batch,
     Trained,

@@ -13,9 +13,9 @@ from torch import nn
 
 from bertvision import plugins
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.models import registry
 from bertvision.models.outputs import class_loss, span_loss
-from bertvision.models.registry import build_head, describe_heads, kind_of
+from bertvision.models.registry import HEADS, build_head, describe_heads, kind_of
+from bertvision.models.zoo import ENTRY_POINT_GROUP
 
 LAYERS, HIDDEN = 5, 12
 
@@ -121,7 +121,7 @@ def test_own_span_head_has_nothing_to_do_with_classes(own_module: str) -> None:
 
 
 def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("own-head", f"{own_module}:OwnHead", registry.ENTRY_POINT_GROUP)
+    point = EntryPoint("own-head", f"{own_module}:OwnHead", ENTRY_POINT_GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
     assert isinstance(build_head("own-head", layers=3, hidden=8), OwnHead)
     info = describe_heads(layers=3, hidden=16)[-1]
@@ -136,13 +136,13 @@ def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.Monk
 def test_plugin_says_its_kind_and_is_described_with_the_pooler_output(
     own_module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point = EntryPoint("own", f"{own_module}:OwnClassifier", registry.ENTRY_POINT_GROUP)
+    point = EntryPoint("own", f"{own_module}:OwnClassifier", ENTRY_POINT_GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
     info = describe_heads(layers=3, hidden=9)[-1]
     assert (info.name, info.kind, info.costly) == ("own", "classification", False)
     assert info.total == (3 + 1) * 9 * 2 + 2
     assert [i.name for i in describe_heads(3, 9, "span")] == [
-        name for name, spec in registry.HEADS.items() if spec.kind == "span"
+        name for name, spec in HEADS.items() if spec.kind == "span"
     ]
 
 

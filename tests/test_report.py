@@ -16,7 +16,7 @@ import typer
 from reports import HEADS, Page, make_lab, read_table
 from typer.testing import CliRunner
 
-from bertvision.commands.report import report as command
+from bertvision.commands.experiment import report as command
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.report.build import Report, write_report
 from bertvision.pipelines.report.headline import sentences

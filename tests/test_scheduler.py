@@ -51,10 +51,10 @@ def results(split: ActivationSplit, scheduler: str) -> list[Any]:
     """What analyses say of a split: all tokens, and a sample that is held between two passes."""
     x = split.dask()
     return [
-        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=None).to_dict(),
-        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=700).to_dict(),
-        isotropy(x, scheduler=scheduler, max_tokens=None).to_dict(),
-        isotropy(x, scheduler=scheduler, max_tokens=700).to_dict(),
+        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=None).to_json(),
+        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=700).to_json(),
+        isotropy(x, scheduler=scheduler, max_tokens=None).to_json(),
+        isotropy(x, scheduler=scheduler, max_tokens=700).to_json(),
     ]
 
 

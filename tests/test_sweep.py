@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.commands.sweep import sweep_table
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
@@ -17,6 +16,7 @@ from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.sweep import sweep_table
 
 HEADS = ["learned-pooling", "adapter-64-shared"]
 OPTIONS = TrainOptions(batch_size=8, precision="32")
@@ -53,7 +53,7 @@ def test_a_result_of_the_sweep_is_that_of_its_commands(swept: Workspace, tmp_pat
     train(alone, [name], "0.5e", OPTIONS)
     (result,) = evaluate(alone, [name], trained_on="0.5e", tag="1e", precision="32")
     path = swept.head_dir("0.5e", name) / "eval/1e/metrics.json"
-    assert json.loads(path.read_text())["rules"] == result["rules"]
+    assert json.loads(path.read_text())["rules"] == result.rules
 
 
 def test_an_interrupted_sweep_does_only_what_is_missing(swept: Workspace, tmp_path: Path) -> None:

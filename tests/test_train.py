@@ -73,7 +73,7 @@ def test_heads_trained_together_are_heads_trained_alone(space: Workspace) -> Non
         (alone,) = train(space, [name], "1e", OPTIONS)
         for key, value in weights(space, name).items():
             assert torch.equal(found[name][key], value)
-        assert alone["loss"] == metrics["loss"]
+        assert alone.loss == metrics.loss
 
 
 PARTS = ["adapter-64-shared", "adapter-64-shared@f0.35", "learned-pooling@f0.1", "learned-pooling"]
@@ -83,13 +83,13 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
     together = train(space, PARTS, "1e", OPTIONS)
     found = {name: weights(space, name) for name in PARTS}
     examples = len(space.split("1e", "train"))
-    assert [m["examples"] for m in together] == [
+    assert [m.examples for m in together] == [
         examples,
         round(0.35 * examples),
         round(0.1 * examples),
         examples,
     ]
-    assert [m["steps"] for m in together] == [3 * -(-m["examples"] // 4) for m in together]
+    assert [m.steps for m in together] == [3 * -(-m.examples // 4) for m in together]
     shutil.rmtree(space.root / "heads")
     for name in PARTS:
         train(space, [name], "1e", OPTIONS)
@@ -98,13 +98,13 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
 
 def test_a_part_of_none_is_the_head_as_it_is_made(space: Workspace) -> None:
     (metrics,) = train(space, ["adapter-64-shared@f0"], "1e", OPTIONS)
-    assert (metrics["steps"], metrics["examples"], metrics["loss"]) == (0, 0, None)
-    assert metrics["own_seconds"] == 0
+    assert (metrics.steps, metrics.examples, metrics.loss) == (0, 0, None)
+    assert metrics.own_seconds == 0
     run = Run("adapter-64-shared")
     made = build_heads([run], layers=3, hidden=32)[run].state_dict()
     assert all(torch.equal(made[k], x) for k, x in weights(space, "adapter-64-shared@f0").items())
     (result,) = evaluate(space, ["adapter-64-shared@f0"], trained_on="1e", tag="1e")
-    assert result["head"] == "adapter-64-shared@f0"
+    assert result.head == "adapter-64-shared@f0"
 
 
 def test_seeds_are_trainings_of_their_own(space: Workspace) -> None:
@@ -121,11 +121,11 @@ def test_the_best_epoch_is_the_one_with_the_lowest_held_out_loss(space: Workspac
     name = "adapter-386-independent"  # enough parameters to overfit 70 windows
     options = replace(OPTIONS, epochs=5, lr=1e-2, best_epoch=True)
     (metrics,) = train(space, [name], "1e", options)
-    losses = metrics["held_out_losses"]
+    losses = metrics.held_out_losses
     assert len(losses) == 5
-    assert metrics["epoch"] == losses.index(min(losses)) + 1 < 5
+    assert metrics.epoch == losses.index(min(losses)) + 1 < 5
     kept = weights(space, name)
-    shorter = replace(options, epochs=metrics["epoch"], best_epoch=False)
+    shorter = replace(options, epochs=metrics.epoch, best_epoch=False)
     train(space, [name], "1e", shorter, overwrite=True)
     assert all(torch.equal(kept[k], x) for k, x in weights(space, name).items())
 
@@ -140,10 +140,10 @@ def test_training_learns_and_writes_what_it_says(space: Workspace) -> None:
         "model.safetensors",
     ]
     losses = [float(line.split(",")[1]) for line in (folder / "log.csv").read_text().split()[1:]]
-    assert len(losses) == metrics["steps"] == 3 * -(-len(space.split("1e", "train")) // 4)
+    assert len(losses) == metrics.steps == 3 * -(-len(space.split("1e", "train")) // 4)
     assert sum(losses[-10:]) < sum(losses[:10])
-    assert metrics["total"] == sum(v.numel() for v in weights(space, "adapter-64-shared").values())
-    assert 0 <= metrics["wait_seconds"] <= metrics["seconds"]
+    assert metrics.total == sum(v.numel() for v in weights(space, "adapter-64-shared").values())
+    assert 0 <= metrics.wait_seconds <= metrics.seconds
     assert json.loads((folder / "config.json").read_text())["layers"] == [0, 1, 2]
     assert not list((space.root / "heads/1e").glob(".run-*"))
 
@@ -308,12 +308,12 @@ def test_evaluation_scores_the_predictions_it_writes_also_across_snapshots(
     train(space, HEADS, "0.5e", OPTIONS)
     for tag in ("0.5e", "1e"):
         for result in evaluate(space, HEADS, trained_on="0.5e", tag=tag, precision="32"):
-            folder = space.head_dir("0.5e", result["head"]) / "eval" / tag
+            folder = space.head_dir("0.5e", result.head) / "eval" / tag
             predictions = json.loads((folder / "predictions.json").read_text())
             official = squad_metrics(predictions, space.items("dev"))
-            assert result["rules"]["n-best"]["metrics"] == official
+            assert result.rules["n-best"]["metrics"] == official
             assert {"HasAns_f1", "NoAns_f1"} <= official.keys()
-            assert result["threshold_tuned_on"] == "tune"
+            assert result.threshold_tuned_on == "tune"
 
 
 class LastLayer(SpanHead):

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -26,7 +25,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cross_moments import CrossMoments
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
-from bertvision.pipelines.drawing.figures import save
+from bertvision.pipelines.drawing.figures import Figure, titled
 from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
@@ -103,7 +102,10 @@ class CkaResult:
             parts.append(f"{label}\n" + format_table([corner, *map(str, self.layers_y)], rows))
         return "\n\n".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> dict[str, Any]:
         """The result for JSON; NaN becomes null."""
         return {
             "x": self.name_x,
@@ -120,15 +122,11 @@ class CkaResult:
             "seed": self.seed,
         }
 
-    def plot(self, path: Path) -> None:
-        """Writes the heat maps to an SVG file.
-
-        Raises:
-            InputError: the path does not end in ``.svg``.
-        """
+    def figure(self) -> Figure:
+        """Heat maps of layer × layer."""
         rows, columns = (self.name_x, self.layers_x), (self.name_y, self.layers_y)
         desc = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
-        save(path, self.title(), desc, layer_maps("CKA", dict(self._panels()), rows, columns))
+        return titled(self.title(), desc, layer_maps("CKA", dict(self._panels()), rows, columns))
 
 
 def cka(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -20,7 +19,7 @@ import numpy as np
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import check_finite, sampled_blocks, tree_reduce
-from bertvision.pipelines.drawing.figures import WIDE, panels, save
+from bertvision.pipelines.drawing.figures import WIDE, Figure, panels, titled
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
@@ -90,7 +89,10 @@ class IsotropyResult:
             )
         return f"{self.title()}\n\n{format_table(header, rows)}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def __repr__(self) -> str:
+        return self.table()
+
+    def to_json(self) -> dict[str, Any]:
         """The result for JSON; NaN becomes null."""
         return {
             "name": self.name,
@@ -108,12 +110,8 @@ class IsotropyResult:
             "seed": self.seed,
         }
 
-    def plot(self, path: Path) -> None:
-        """Writes four panels over the layers to an SVG file.
-
-        Raises:
-            InputError: the path does not end in ``.svg``.
-        """
+    def figure(self) -> Figure:
+        """Four panels over the layers."""
         cosine = {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine}
         by_k = zip(self.components, self.explained_variance.T, strict=True)
         variance = {f"k = {k}": share for k, share in by_k}
@@ -127,9 +125,9 @@ class IsotropyResult:
             (partial(lines, lines=norm, label="Euclidean norm"), "Mean norm of a token"),
             (outliers, f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)"),
         ]
-        figure = panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
+        drawing = panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
         desc = "Four panels over the layers: mean cosine, variance, norm, outlier channels."
-        save(path, self.title(), desc, figure)
+        return titled(self.title(), desc, drawing)
 
 
 def isotropy(

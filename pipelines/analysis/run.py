@@ -110,5 +110,5 @@ def _plot_path(workspace: Workspace, name: str, plot: Path | None) -> Path:
 
 
 def _plot(result: CkaResult | IsotropyResult, path: Path) -> None:
-    result.plot(path)
+    result.figure().save(path)
     log.info("plot: %s", path)

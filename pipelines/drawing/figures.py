@@ -85,24 +85,35 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def save(path: Path, title: str, desc: str, drawing: Canvas) -> None:
-    """Write a figure with its title above it to a file; folders are made where they are missing.
+class Figure(str):
+    """The text of an SVG file, which a notebook shows as the figure that it is."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+    def save(self, path: Path) -> None:
+        """Write it to a file; folders are made where they are missing.
+
+        Raises:
+            InputError: the path does not end in ``.svg``.
+        """
+        check_suffix(path)
+        write_text(path, self)
+
+
+def titled(title: str, desc: str, drawing: Canvas) -> Figure:
+    """A figure with its title above it.
 
     Args:
-        path: ends in ``.svg``.
         title: what it is.
         desc: what one should see.
         drawing: what is on it.
-
-    Raises:
-        InputError: the path does not end in ``.svg``.
     """
-    check_suffix(path)
     # the style sheet makes it a sixth larger than other text
-    titled = Canvas(max(drawing.width, 7 / 6 * text_width(title, bold=True)), drawing.height + 34)
-    titled.text(0, 12, title, cls="strong title")
-    titled.put(drawing, 0, 34)
-    write_text(path, standalone("figure", title, desc, titled))
+    canvas = Canvas(max(drawing.width, 7 / 6 * text_width(title, bold=True)), drawing.height + 34)
+    canvas.text(0, 12, title, cls="strong title")
+    canvas.put(drawing, 0, 34)
+    return Figure(standalone("figure", title, desc, canvas))
 
 
 def panels(

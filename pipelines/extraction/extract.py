@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
 from bertvision.pipelines.extraction.split_extraction import Extracted as Extracted
@@ -68,7 +67,6 @@ def extract(
         NonFiniteError: a hidden state is NaN or infinite.
     """
     options = replace(options or ExtractOptions(), **changes)
-    get_encoding(options.encoding)
     store = workspace.at(options.store)  # a wrong name is said before the encoder is loaded
     data = workspace.dataset(_dataset(options))
     splits, tokens = _wanted(data, options)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.names import EncodingName
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract
@@ -34,7 +35,7 @@ def ensure_features(
     poolings: Sequence[TokenPooling],
     *,
     layers: Sequence[int] | None = None,
-    encoding: str | None = None,
+    encoding: EncodingName | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
 ) -> None:

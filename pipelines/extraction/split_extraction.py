@@ -69,6 +69,10 @@ class Extracted(NamedTuple):
     bytes: int
     pooled_from: str | None
 
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return self._asdict()
+
 
 class SplitExtraction:
     """The extraction of one split of the data, into as many stored splits as there are poolings."""

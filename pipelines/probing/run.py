@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from bertvision.errors import counted
-from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.names import EncodingName, SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
@@ -42,7 +42,7 @@ def probe(
     control: bool = False,
     mdl: bool = False,
     options: ProbeOptions | None = None,
-    encoding: str | None = None,
+    encoding: EncodingName | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
     memory: int = MEMORY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
@@ -84,9 +84,11 @@ def best_layer(file: ProbeFile) -> tuple[int, ...] | None:
     return max(single, key=lambda r: (r.held_out, -r.layers[0])).layers if single else None
 
 
-def by_snapshot(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], list[Row]]:
+def by_snapshot(
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, str, str, str], list[Mapping[str, Any]]]:
     """Rows by data set, kind of probe, settings and snapshot."""
-    found: dict[tuple[str, str, str, str], list[Row]] = {}
+    found: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         key = (row["dataset"], row["probe"], row["settings"], row["tag"])
         found.setdefault(key, []).append(row)

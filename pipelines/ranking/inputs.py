@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertvision.pipelines.extraction.layers import Layers
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.scorers import ScorerName
+from bertvision.pipelines.ranking.options import ScorerName
 from bertvision.pipelines.ranking.training import Vectors
 
 

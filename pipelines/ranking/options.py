@@ -1,11 +1,14 @@
-"""How scorers are trained."""
+"""Which scorers there are, and how they are trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from bertvision.pipelines.options import Option, Options
+
+ScorerName = Literal["cosine", "bilinear", "logistic", "mlp", "logistic-uv", "mlp-uv"]
+SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
 
 
 @dataclass(frozen=True, kw_only=True)

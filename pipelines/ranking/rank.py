@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.names import EncodingName
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import layers_text, needed_layers, parse_inputs
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.options import RankOptions
+from bertvision.pipelines.ranking.options import SCORERS, RankOptions, ScorerName
 from bertvision.pipelines.ranking.records import Ranking, find_ranking, qrels_file
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
-from bertvision.pipelines.ranking.scorers import SCORERS, ScorerName
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, read_ranking
@@ -40,7 +40,7 @@ def rank(
     seeds: int = 1,
     options: RankOptions | None = None,
     resamples: int = 10_000,
-    encoding: str | None = None,
+    encoding: EncodingName | None = None,
     precision: str = "auto",
     scheduler: str | None = None,
 ) -> dict[str, Any]:

@@ -15,15 +15,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
+from bertvision.pipelines.ranking.options import SCORERS, ScorerName
 
-ScorerName = Literal["cosine", "bilinear", "logistic", "mlp", "logistic-uv", "mlp-uv"]
-SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
 HIDDEN = 64
 """Width of the hidden layer of ``mlp``."""
 DROPOUT = 0.5

@@ -19,9 +19,9 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.options import RankOptions
+from bertvision.pipelines.ranking.options import RankOptions, ScorerName
 from bertvision.pipelines.ranking.records import Ranking, find_ranking, write_ranking
-from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN, ScorerName
+from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN
 from bertvision.pipelines.ranking.training import Vectors, score, train
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking_data import RankingData

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from bertvision.errors import InputError
 from bertvision.pipelines.ranking.metrics import Candidates, Floats, Ints, score_questions
-from bertvision.pipelines.ranking.options import RankOptions
-from bertvision.pipelines.ranking.scorers import Scorer, ScorerName, make_scorer
+from bertvision.pipelines.ranking.options import RankOptions, ScorerName
+from bertvision.pipelines.ranking.scorers import Scorer, make_scorer
 
 _ELEMENTS = 1 << 23  # of the vectors gathered at once in scoring: 32 MB, and some copies
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.files import new_folder
@@ -25,6 +25,7 @@ from bertvision.pipelines.report.probing import FILES, probing_section, probing_
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.results.rows import Results, read_rows
+from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -49,6 +50,21 @@ class Report(NamedTuple):
     """Results that it shows."""
     missing: list[str]
     """Titles of the sections whose data are not in the workspace."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name, the page as text."""
+        return {**self._asdict(), "page": str(self.page)}
+
+    def __repr__(self) -> str:
+        lines = [
+            f"page    {self.page} ({size(self.bytes)}, {self.results} results)",
+            f"tables  {', '.join(self.tables)}",
+            f"figures {', '.join(self.figures)}",
+        ]
+        if self.missing:
+            missing = ", ".join(self.missing)
+            lines.append(f"no data for: {missing}; the page says what makes them")
+        return "\n".join(lines)
 
 
 def write_report(workspace: Workspace, out: Path | None = None) -> Report:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.results.results import Result
-from bertvision.pipelines.results.systems import read_predictions
-from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
+from bertvision.pipelines.results.results import Result, read_results
+from bertvision.pipelines.results.systems import find_system, read_predictions
+from bertvision.pipelines.tasks.scores import Metric, headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
-
-Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 class Answers(NamedTuple):
@@ -86,3 +85,64 @@ def check_recorded(result: Result, metric: str, found: float) -> None:
             f"recorded is {recorded:.4f}: one of them changed; make both again with "
             f"`{result.command}`"
         )
+
+
+def answer_rows(
+    workspace: Workspace,
+    system: str,
+    *,
+    trained_on: str | None = None,
+    checkpoint: str | None = None,
+    split: str = "dev",
+) -> list[dict[str, Any]]:
+    """A row for each item, in the order of the data.
+
+    Args:
+        workspace: with the system's predictions.
+        system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
+        trained_on: snapshot the head was trained on, where several are possible.
+        checkpoint: snapshot it was scored on, likewise.
+        split: what was scored.
+
+    Returns:
+        ``id``, the item's texts, ``gold``, ``answer``, and by metric the item's score in per cent;
+        no score of a task that predicts a number.
+
+    Raises:
+        UnknownNameError: the system was not scored, or several are meant.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    result = find_system(
+        read_results(workspace, split), system, trained_on=trained_on, checkpoint=checkpoint
+    )
+    data = workspace.dataset()
+    items, metrics = data.items(split), headline(result.rules)
+    if "pearson" in metrics:
+        said, scores = read_predictions(result, items), {}
+    else:
+        answers = read_answers(result, items)
+        said, scores = dict(answers.predictions), answers.scores
+    spans = "exact" in metrics
+    return [
+        {
+            "id": item.id,
+            **_texts(item),
+            "gold": _gold(item, data.classes, spans=spans),
+            "answer": data.classes[said[item.id]] if data.classes else said[item.id],
+            **{metric: values[i] for metric, values in scores.items()},
+        }
+        for i, item in enumerate(items)
+    ]
+
+
+def _texts(item: Any) -> dict[str, Any]:
+    if isinstance(item, Question):
+        return {"question": item.question, "context": item.context}
+    return {"text": item.text, "pair": item.pair}
+
+
+def _gold(item: Any, classes: Sequence[str], *, spans: bool) -> Any:
+    if spans:
+        return list(dict.fromkeys(answer.text for answer in item.answers))
+    gold = gold_of(item)
+    return classes[gold] if classes and isinstance(gold, int) else gold

@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
 
+By = Literal["context", "question"]
+"""What is drawn: all questions of one text together, or each alone."""
 _DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 64 MB of indices and sums
 
 

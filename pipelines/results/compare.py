@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.results.answers import Metric, check_recorded, item_metrics, per_item
+from bertvision.pipelines.results.answers import check_recorded, item_metrics, per_item
 from bertvision.pipelines.results.bootstrap import (
+    By,
     Difference,
     format_p,
     paired_bootstrap,
@@ -18,11 +19,15 @@ from bertvision.pipelines.results.bootstrap import (
 )
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import find_system, label, read_predictions
-from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, headline, headline_metric
+from bertvision.pipelines.tasks.scores import (
+    CORRELATIONS,
+    METRICS,
+    Metric,
+    headline,
+    headline_metric,
+)
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
-
-By = Literal["context", "question"]
 
 _Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 _WHOLE: dict[str, _Whole] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
@@ -29,6 +29,8 @@ METRICS: dict[str, str] = {
     "majority": "majority",
 }
 """Names of the metrics as people read them, in the order of columns; all of them in per cent."""
+Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
+"""Those that two systems can be compared by."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
 """Metrics from −100 to 100."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def evaluate(
     tag: str,
     split: str = "dev",
     precision: str = "auto",
-) -> list[dict[str, Any]]:
+) -> list[HeadScores]:
     """Score heads on a split of a snapshot's activations, in one pass for all heads.
 
     The no-answer threshold is tuned on the ``tune`` split of the same snapshot, where it was
@@ -55,7 +54,7 @@ def evaluate(
         precision: arithmetic of the heads: auto, 32 or bf16.
 
     Returns:
-        For each head the contents of ``heads/<trained_on>/<name>/eval/<tag>/metrics.json``; beside
+        The scores of each head, as in ``heads/<trained_on>/<name>/eval/<tag>/metrics.json``; beside
         it are ``predictions.json`` (official format), ``na_scores.json`` and the logits.
 
     Raises:
@@ -74,7 +73,7 @@ def evaluate_across(
     tag: str,
     split: str = "dev",
     precision: str = "auto",
-) -> list[dict[str, Any]]:
+) -> list[HeadScores]:
     """As `evaluate`, for heads that were trained on several snapshots; one pass for all of a kind.
 
     Args:
@@ -100,7 +99,7 @@ def evaluate_across(
     results: dict[Path, HeadScores] = {}
     for (kind, _), group in groups.items():
         results |= _evaluate(workspace, kind, group, tag, split, head_precision(precision, kind))
-    return [results[folder].to_json() for folder in folders]
+    return [results[folder] for folder in folders]
 
 
 def is_evaluated(

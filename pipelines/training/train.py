@@ -47,7 +47,7 @@ def train(
     tensorboard: bool = False,
     readers: int = 2,
     resume_every_seconds: float = 120.0,
-) -> list[dict[str, Any]]:
+) -> list[RunMetrics]:
     """Train heads on the training split of a snapshot, with one pass over the store per epoch.
 
     Heads of one seed share a pass, whatever part of the examples each is given, but for those whose
@@ -66,7 +66,7 @@ def train(
         resume_every_seconds: at most this much work is lost when the process is killed.
 
     Returns:
-        The ``metrics.json`` of each head, in the order of ``names``.
+        What each head's training came to, in the order of ``names``.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or split.
@@ -100,7 +100,7 @@ def train(
                 locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
             if (planned := plan()).todo:  # another process may have trained some just now
                 _run(planned, tensorboard, readers, resume_every_seconds)
-    return [read_run_metrics(workspace.head_dir(tag, run.name)).to_json() for run in runs]
+    return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
 
 
 def _run(

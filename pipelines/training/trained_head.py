@@ -19,6 +19,7 @@ from bertvision.models import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.workspace.heads import check_kind
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 
@@ -152,9 +153,5 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
-    if kind == "span" and find_task(task).kind != "span":
-        raise InputError(
-            f"{run.head} is a span head, but the task {task} has no spans to score: choose from "
-            "`bertvision heads --kind classification`"
-        )
+    check_kind(run.head, kind, task)
     return kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import validated
@@ -26,7 +26,7 @@ from bertvision.pipelines.workspace.dataset_record import (
     read_dataset_record,
     record_path,
 )
-from bertvision.pipelines.workspace.selection import select_items, source_split
+from bertvision.pipelines.workspace.selection import check_split, select_items, source_split
 
 if TYPE_CHECKING:
     from bertvision.pipelines.tasks.windows import Windows
@@ -72,10 +72,7 @@ class Dataset:
             UnknownNameError: there is no such split.
         """
         for split in splits:
-            if split not in self.data:
-                what = "the workspace's own data" if self.name is None else self.name
-                held = ", ".join(self.data) or "none"
-                raise UnknownNameError(f"{split!r} is no split of {what}: there are {held}")
+            check_split(split, self.data, self.name)
 
     def items(self, split: str) -> list[Any]:
         """The items of a split, read from their source the first time.

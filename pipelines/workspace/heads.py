@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.errors import UnknownNameError, did_you_mean
+from bertvision.errors import InputError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
@@ -141,6 +141,24 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
             f"{kind} heads read {name}, and of {tag} there are {', '.join(workspace.stored()[tag])}"
             f": `bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
         ) from error
+
+
+def check_kind(head: str, kind: str, task: str) -> None:
+    """Refuse a span head where there are no spans.
+
+    Args:
+        head: its name, for the message.
+        kind: of the head.
+        task: of the workspace.
+
+    Raises:
+        InputError: the task has no spans to score.
+    """
+    if kind == "span" and find_task(task).kind != "span":
+        raise InputError(
+            f"{head} is a span head, but the task {task} has no spans to score: choose from "
+            "`bertvision heads --kind classification`"
+        )
 
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:

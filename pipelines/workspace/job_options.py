@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bertvision.featurestore.format.names import CompressionName, NonFinite
+from bertvision.featurestore.format.names import CompressionName, EncodingName, NonFinite
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
 
@@ -125,7 +125,7 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[str, Option("int8, int4, bfloat16, float16 or float32.")] = "int8"
+    encoding: Annotated[EncodingName, Option("int8, int4, bfloat16, float16 or float32.")] = "int8"
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.config import FinetuneConfig
@@ -56,6 +56,24 @@ class StoredName(NamedTuple):
 def head_split(kind: str, split: str) -> str:
     """The name of the stored split that heads of a kind take for a split of the workspace."""
     return StoredName(split, HEAD_TOKENS[kind]).name
+
+
+def check_split(split: str, held: Collection[str], dataset: str | None) -> None:
+    """Refuse a split that a data set does not have.
+
+    Args:
+        split: that was asked for.
+        held: those there are.
+        dataset: the data set's name; None is the workspace's own data.
+
+    Raises:
+        UnknownNameError: there is no such split.
+    """
+    if split not in held:
+        what = "the workspace's own data" if dataset is None else dataset
+        raise UnknownNameError(
+            f"{split!r} is no split of {what}: there are {', '.join(held) or 'none'}"
+        )
 
 
 def source_split(split: str, task: TaskConfig) -> str:

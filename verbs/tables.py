@@ -7,10 +7,10 @@ from typing import Any
 
 from bertvision.pipelines.text import format_table, size
 
-Row = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def metric_names(found: Sequence[Row]) -> dict[str, str]:
+def metric_names(found: Sequence[Values]) -> dict[str, str]:
     """The metrics that occur, with their names for people, in the order of columns."""
     from bertvision.pipelines.tasks.scores import METRICS
 
@@ -27,12 +27,12 @@ def number(value: float | None, form: str = "{:.1f}") -> str:
     return "-" if value is None else form.format(value)
 
 
-def mapping_table(values: Row) -> str:
+def mapping_table(values: Values) -> str:
     """Names and values, nested names joined by dots; bytes as sizes."""
     return format_table(["name", "value"], [[k, _text(k, v)] for k, v in _flat("", values)])
 
 
-def _flat(prefix: str, values: Row) -> list[tuple[str, Any]]:
+def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"

@@ -1,0 +1,213 @@
+"""The verbs of Python are the commands: same names, same defaults, same results."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terminal import done, with_heads
+
+import bertvision
+from bertvision.commands import (
+    analysis,
+    errors,
+    experiment,
+    extract,
+    finetune,
+    heads,
+    probe,
+    rank,
+    sweep,
+    systems,
+)
+from bertvision.commands.declared_options import with_options
+from bertvision.errors import InputError
+from bertvision.pipelines.options import declared, flag
+from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
+from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.arguments.options import chosen
+from bertvision.verbs.arguments.reading import (
+    parse_fractions,
+    parse_layers,
+    parse_names,
+    parse_tags,
+    parse_tokens,
+    parse_weight_decays,
+)
+from bertvision.verbs.rows import Row, Rows
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    command.__name__: command
+    for command in (
+        *(experiment.status, experiment.score, experiment.quickstart, experiment.report),
+        *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
+        *(systems.ensemble, systems.compare, probe.probe, rank.rank),
+        *(analysis.cka, analysis.isotropy, errors.errors),
+    )
+}
+
+
+def verb_of(name: str) -> Callable[..., Any]:
+    if name == "errors":
+        from bertvision.verbs.errors import errors as verb
+
+        return verb
+    found: Callable[..., Any] = getattr(bertvision, name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with scored heads, for reading."""
+    root = with_heads(workspace, tmp_path_factory.mktemp("verbs") / "workspace")
+    done("evaluate", "learned-pooling", "--trained-on", "1e", "-w", root, "--precision", "32")
+    return root
+
+
+def options_of(command: Callable[..., None]) -> dict[str, Any]:
+    """Default of every option of a command, by its keyword in Python."""
+    found = {}
+    given = inspect.signature(command, eval_str=True).parameters.values()
+    flags = (
+        {
+            field: flag(field, option)[2:].replace("-", "_")
+            for parameter in given
+            if inspect.isclass(parameter.annotation)
+            for field, (_, option) in declared(parameter.annotation).items()
+            if option.help
+        }
+        if any(p.name == "options" for p in given)
+        else {}
+    )
+    for name, parameter in inspect.signature(with_options(command)).parameters.items():
+        if name != "as_json":
+            found[flags.get(name, name)] = parameter.default
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_verb_has_the_options_and_the_defaults_of_its_command(name: str) -> None:
+    typed = options_of(COMMANDS[name])
+    verb = {k: p.default for k, p in inspect.signature(verb_of(name)).parameters.items()}
+    verb.pop("options", None)
+    assert list(verb) == list(typed)
+    read: dict[str, Callable[[Any], Any]] = {
+        "layers": parse_layers,
+        "fractions": parse_fractions,
+        "weight_decays": parse_weight_decays,
+    }
+    for keyword, default in verb.items():
+        if default != typed[keyword] and str(typed[keyword]) != str(default):
+            assert default == read[keyword](typed[keyword]) or read[keyword](default) == read[
+                keyword
+            ](typed[keyword]), keyword
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "results", "predictions"])
+def test_help_says_every_parameter_of_a_verb(name: str) -> None:
+    verb = verb_of(name)
+    text = inspect.getdoc(verb) or ""
+    told = [line.split(":")[0].strip() for line in text.splitlines() if line.startswith("    ")]
+    assert set(inspect.signature(verb).parameters) <= set(told)
+    assert "changes" not in inspect.signature(verb).parameters
+
+
+def test_texts_with_commas_and_sequences_mean_the_same() -> None:
+    assert parse_tags("0.3, 1e") == parse_tags([0.3, "1e"]) == ("0.3e", "1e")
+    assert parse_tags(1) == parse_tags("1") == ("1e",)
+    assert parse_layers("0,6") == parse_layers([0, 6]) == (0, 6)
+    assert parse_layers("all") is parse_layers(None) is None
+    assert parse_layers(3) == (3,)
+    assert parse_names("train,dev") == parse_names(("train", "dev")) == ["train", "dev"]
+    assert parse_tokens("none") == ("all",)
+    assert parse_tokens(["cls", "mean", "cls"]) == ("cls", "mean")
+    assert parse_fractions(0.5) == parse_fractions("0.5") == (0.5,)
+    assert chosen(ExtractOptions, None, {"split": "dev", "layers": "0,-1"}) == ExtractOptions(
+        splits=("dev",), layers=(0, -1)
+    )
+
+
+def test_keywords_go_before_the_object_of_options_and_wrong_ones_are_named() -> None:
+    assert chosen(TrainOptions, TrainOptions(epochs=3, lr=0.1), {"lr": 0.2}) == TrainOptions(
+        epochs=3, lr=0.2
+    )
+    with pytest.raises(TypeError, match="no option 'epoch': did you mean epochs"):
+        bertvision.train("learned-pooling", epoch=3)
+    with pytest.raises(InputError, match="--layers \\[1.5\\]: give indices"):
+        bertvision.train("learned-pooling", layers=[1.5])
+
+
+def test_results_are_those_of_the_command_field_for_field(space: Path) -> None:
+    errors_of = verb_of("errors")
+    trained = {"epochs": 2, "batch_size": 8, "precision": "32"}
+    pairs: list[tuple[Any, list[Any]]] = [
+        (bertvision.status(workspace=space), ["status"]),
+        (
+            bertvision.train("learned-pooling", checkpoint=1, workspace=space, **trained),
+            [*("train", "learned-pooling", "--checkpoint", 1, "--epochs", 2)]
+            + ["--batch-size", 8, "--precision", 32],
+        ),
+        (
+            bertvision.compare("bert:1e", "learned-pooling:1e", resamples=50, workspace=space),
+            ["compare", "bert:1e", "learned-pooling:1e", "--resamples", 50],
+        ),
+        (
+            bertvision.cka(0.5, "1e", max_tokens=100, workspace=space),
+            ["cka", 0.5, 1, "--max-tokens", 100],
+        ),
+        (errors_of("learned-pooling:1e", workspace=space), ["errors", "learned-pooling:1e"]),
+    ]
+    for result, words in pairs:
+        printed = json.loads(done(*words, "-w", space, "--json"))
+        assert json.loads(json.dumps(result.to_json())) == printed
+        assert str(result) == done(*words, "-w", space).removesuffix("\n")
+
+
+def test_results_have_attributes_and_become_frames(space: Path) -> None:
+    (scored,) = bertvision.evaluate("learned-pooling", trained_on="1e", workspace=space)
+    assert scored.checkpoint == "1e"
+    rows = bertvision.results(workspace=str(space))
+    (head,) = [row for row in rows if row.system == "head"]
+    assert head.f1 == scored.rules["n-best"]["metrics"]["f1"] == head["f1"]
+    frame = rows.to_pandas()
+    assert list(frame.system) == ["bert", "bert", "head"]
+    assert list(frame.columns[:3]) == ["system", "name", "run"]
+    assert "learned-pooling" in repr(rows)
+    assert "learned-pooling" not in repr(rows[:1])
+    with pytest.raises(AttributeError, match="no 'F1': .*it has system"):
+        _ = head.F1
+    with pytest.raises(AttributeError, match="is not changed"):
+        head.f1 = 100
+
+
+def test_predictions_average_to_the_score(space: Path) -> None:
+    answers = bertvision.predictions("learned-pooling:1e", workspace=space)
+    (row,) = [r for r in bertvision.results(workspace=space) if r.system == "head"]
+    frame = answers.to_pandas()
+    assert len(answers) == 24
+    assert frame.f1.mean() == pytest.approx(row.f1)
+    assert frame.exact.mean() == pytest.approx(row.exact)
+    assert set(frame.gold.map(len)) == {0, 1}
+    assert f"{len(answers)} rows in all" in repr(answers)
+
+
+def test_a_figure_is_svg_that_a_notebook_shows(space: Path, tmp_path: Path) -> None:
+    figure = bertvision.isotropy("1e", max_tokens=100, workspace=space).figure()
+    assert figure._repr_svg_() == str(figure)
+    assert figure.startswith("<svg ")
+    figure.save(tmp_path / "new" / "isotropy.svg")
+    assert (tmp_path / "new" / "isotropy.svg").read_text() == figure
+
+
+def test_a_row_is_copied_whole() -> None:
+    import copy
+    import pickle
+
+    row = Row({"head": "a", "f1": 1.0})
+    assert pickle.loads(pickle.dumps(row)) == copy.copy(row) == row == {"head": "a", "f1": 1.0}
+    assert repr(Rows([row, row])) == "head  f1\na      1\na      1"
+    assert repr(Rows([])) == ""

@@ -1,0 +1,1 @@
+"""What verbs are given: read, joined to options, and checked before anything heavy is imported."""

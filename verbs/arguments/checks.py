@@ -1,0 +1,58 @@
+"""What every verb checks before anything heavy is imported: a wrong name costs no seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.models.zoo import HEADS, check_head
+from bertvision.pipelines.workspace.heads import check_kind, find_head
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.arguments.reading import StrPath, path_of, text_of
+
+
+def find_workspace(workspace: StrPath | None, store: StrPath | None = None) -> Workspace:
+    """Open the workspace that ``workspace`` names, or the one the current folder stands in.
+
+    Args:
+        workspace: its folder, or None.
+        store: where its activations are for this once: a folder or a URL.
+
+    Raises:
+        WorkspaceError: there is none.
+    """
+    return Workspace.find(path_of(workspace)).at(text_of(store))
+
+
+def check_new_heads(space: Workspace, runs: Iterable[Run]) -> None:
+    """Check that heads to train exist and are of a kind that the workspace's task takes.
+
+    Raises:
+        UnknownNameError: there is no such head.
+        InputError: a span head, where the task has no spans to score.
+    """
+    for run in runs:
+        if check_head(run.head) in HEADS and space.splits():  # else nothing is trained at all
+            check_kind(run.head, HEADS[run.head].kind, space.config.task.name)
+
+
+def check_trained_heads(space: Workspace, heads: Sequence[str], trained_on: str) -> None:
+    """Check that heads were trained on a snapshot.
+
+    Raises:
+        UnknownNameError: one was not.
+    """
+    for head in heads:
+        find_head(space, trained_on, head)
+
+
+def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:
+    """Check that snapshots are there, or are made without training (``0e`` and ``untrained``).
+
+    Raises:
+        UnknownNameError: one is neither.
+    """
+    for tag in map(SnapshotTag, tags):
+        if not (tag.is_untrained or tag.fraction == 0):
+            space.require_snapshot(tag)

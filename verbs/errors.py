@@ -1,0 +1,121 @@
+"""Where a system errs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertvision.pipelines.results.error_analysis import ErrorAnalysis
+from bertvision.pipelines.text import format_table
+from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag
+from bertvision.verbs.rows import Shown
+from bertvision.verbs.tables import Values
+
+
+class Errors(Shown, ErrorAnalysis):
+    """Where a system errs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return ErrorAnalysis.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return errors_table(values)
+
+
+def errors(
+    system: str,
+    *,
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    examples: int = 3,
+    seed: int = 0,
+    split: str = "dev",
+    workspace: StrPath | None = None,
+) -> Errors:
+    """Show where a system errs: groups of questions, beside BERT, and examples.
+
+    Args:
+        system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
+        trained_on: snapshot the head was trained on, where several are possible.
+        checkpoint: snapshot it was scored on, likewise.
+        examples: shown of each kind.
+        seed: of the choice of examples.
+        split: that was scored.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: the system was not scored, or several are meant.
+        InputError: it predicts scores, which are neither right nor wrong.
+        WorkspaceError: predictions or logits are missing, damaged or of other data.
+    """
+    at_least(examples, 0, "--examples")
+    at_least(seed, 0, "--seed")
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    from bertvision.pipelines.results.error_analysis import errors as run
+
+    found = run(
+        space,
+        system,
+        trained_on=source,
+        checkpoint=target,
+        split=split,
+        examples=examples,
+        seed=seed,
+    )
+    return Errors.model_validate(found)
+
+
+def errors_table(result: Values) -> str:
+    """Groups with their scores, the second answer, agreement with BERT, and the examples."""
+    from bertvision.pipelines.results.error_analysis import CELLS
+
+    parts = [
+        _groups(grouping, rows, result["metrics"]) for grouping, rows in result["groups"].items()
+    ]
+    if (second := result["second"]) and second["first_wrong"]:
+        parts.append(
+            f"where the first answer is wrong ({second['first_wrong']:,} questions), the second is "
+            f"right in {second['percent']:.1f} %: {second['second_right_HasAns']:,} HasAns, "
+            f"{second['second_right_NoAns']:,} NoAns"
+        )
+    if confused := result["confusions"]:
+        rows = [
+            [c["gold"], c["answer"], f"{c['n']:,}", f"{c['n'] / c['of']:.1%}"] for c in confused
+        ]
+        parts.append(format_table(["gold", "taken for", "n", "part of the class"], rows))
+    if cells := result["agreement"]:
+        rows = [[c, f"{cells[c]:,}", f"{cells[c] / result['questions']:.1%}"] for c in CELLS]
+        table = format_table(["right, beside BERT", "n", "part"], rows)
+        parts.append(f"{table}\nMcNemar's exact test: p = {cells['p']:.2g}")
+    parts += [_example(example) for example in result["examples"]]
+    return "\n\n".join(parts)
+
+
+def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> str:
+    from bertvision.pipelines.tasks.scores import METRICS
+
+    sides = {"": "", "bert_": "BERT "} if f"bert_{metrics[0]}" in rows[0] else {"": ""}
+    keys = {f"{key}{m}": f"{side}{METRICS[m]}" for key, side in sides.items() for m in metrics}
+    return format_table(
+        [grouping, "n", *keys.values()],
+        [[row["group"], f"{row['n']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in rows],
+    )
+
+
+def _example(example: Values) -> str:
+    answers = {"gold": example["gold"], "answer": example["answer"]}
+    answers |= {key: example[key] for key in ("second", "bert") if example.get(key) is not None}
+    lines = [f"{example['cell']}: {example['question']} ({example['id']})"]
+    lines += [example["context"]] if example["context"] else []
+    lines += [f"{name:<8}{_answer(value)}" for name, value in answers.items()]
+    return "\n  ".join([*lines, f"{'score':<8}{example['score']:.0f}"])
+
+
+def _answer(value: str | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return "answerable" if value else "not answerable"
+    return " | ".join(value) or "(no answer)" if isinstance(value, list) else value or "(no answer)"

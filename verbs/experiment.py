@@ -1,0 +1,250 @@
+"""An experiment as a whole: what it holds, the quickstart, the report, scoring a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from bertvision.pipelines.text import format_table
+from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.reading import StrPath, path_of
+from bertvision.verbs.rows import RowsField, ShownRecord
+from bertvision.verbs.tables import Values, mapping_table, metric_cells, metric_names
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.report.build import Report
+
+
+class SnapshotStatus(BaseModel):
+    """A snapshot of a workspace: whether it is made, and BERT's own first scores there."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    tag: str
+    made: bool
+    bert: dict[str, float] | None
+
+
+class Status(ShownRecord):
+    """What a workspace holds and what can be run next."""
+
+    workspace: str
+    model: str
+    task: str
+    items: dict[str, int]
+    """By split."""
+    snapshots: list[SnapshotStatus]
+    stored: dict[str, list[str]]
+    """By snapshot the splits that are stored whole."""
+    unfinished: dict[str, list[str]]
+    """By snapshot the splits whose extraction has not ended."""
+    heads: list[dict[str, str]]
+    """``trained_on`` and ``name`` of each trained head."""
+    next: list[str]
+    """Commands."""
+    seconds: float = 0.0
+    """What fine-tuning took in this call."""
+    steps: int = 0
+    """Steps of fine-tuning in this call."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return status_table(values)
+
+
+class Scored(ShownRecord):
+    """The official metrics of a predictions file, in per cent: those of parts where it has some."""
+
+    exact: float
+    f1: float
+    total: int
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return mapping_table(values)
+
+
+class Quickstart(ShownRecord):
+    """What the quickstart came to."""
+
+    workspace: str
+    rows: RowsField
+    """``system``, ``trained_on``, ``evaluated_on``, ``percent_of_encoder`` and ``metrics``."""
+    seconds: dict[str, float]
+    """Time of this call, by what it went to."""
+    remark: str
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return quickstart_table(values)
+
+
+def status(*, workspace: StrPath | None = None, store: StrPath | None = None) -> Status:
+    """What the workspace holds, and what can be run next.
+
+    >>> import bertvision
+    >>> bertvision.status().task
+    'squad_v2'
+
+    Args:
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Raises:
+        WorkspaceError: there is no workspace.
+    """
+    space = find_workspace(workspace, store)
+    from bertvision.pipelines.workspace.status import status as run
+
+    return Status.model_validate(run(space))
+
+
+def score(
+    predictions: StrPath,
+    data: StrPath,
+    *,
+    na_prob: StrPath | None = None,
+    na_prob_thresh: float = 1.0,
+    skip_bad: bool = False,
+) -> Scored:
+    """Score a predictions file with the official SQuAD 2.0 metric.
+
+    Args:
+        predictions: JSON file, ``{"question id": "answer"}``.
+        data: SQuAD file.
+        na_prob: JSON file, ``{"question id": probability of no answer}``.
+        na_prob_thresh: predict no answer above this probability.
+        skip_bad: skip malformed questions and count them.
+
+    Raises:
+        InputError: a file is malformed, or does not cover the questions.
+    """
+    from bertvision.pipelines.tasks.squad.metrics import score_files
+
+    found = score_files(
+        Path(predictions),
+        Path(data),
+        path_of(na_prob),
+        na_prob_thresh=na_prob_thresh,
+        skip_bad=skip_bad,
+    )
+    return Scored.model_validate(found)
+
+
+def quickstart(*, workspace: StrPath = "quickstart") -> Quickstart:
+    """Run the whole main job on a small built-in example, without network, in minutes.
+
+    Args:
+        workspace: folder to make; one that was begun is finished.
+
+    Raises:
+        InputError: the encoder's package is missing.
+    """
+    from bertvision.pipelines.quickstart import quickstart as run
+
+    return Quickstart.model_validate(run(Path(workspace)))
+
+
+def report(
+    *,
+    out: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+) -> Report:
+    """Every result as one HTML file without network; its tables and figures as files.
+
+    An older report at the same place is replaced; a folder with anything else is left alone.
+
+    >>> import bertvision
+    >>> bertvision.report().page.name
+    'index.html'
+
+    Args:
+        out: folder to write; by default ``report/`` in the workspace.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Raises:
+        WorkspaceError: there are no results, or a file is damaged.
+        InputError: ``out`` is a file, or a folder that holds something else than a report.
+    """
+    space = find_workspace(workspace, store)
+    from bertvision.pipelines.report.build import write_report
+
+    return write_report(space, path_of(out))
+
+
+def status_table(status: Values) -> str:
+    """What a workspace holds and what can be run next."""
+    items = ", ".join(f"{split} {n:,}" for split, n in status["items"].items())
+    stored = {tag: list(splits) for tag, splits in status["stored"].items()}
+    for tag, splits in status["unfinished"].items():
+        stored.setdefault(tag, []).extend(f"{split} (unfinished)" for split in splits)
+    scores: Values = next((s["bert"] for s in status["snapshots"] if s["bert"]), {})
+    names = metric_names([scores])
+    lines = [
+        f"workspace  {status['workspace']}",
+        f"model      {status['model']}",
+        f"task       {status['task']} ({items or 'hidden states alone'})",
+        "",
+        format_table(
+            ["snapshot", "made", *(f"BERT {names[key]}" for key in scores), "activations"],
+            [
+                [
+                    s["tag"],
+                    "yes" if s["made"] else "no",
+                    *metric_cells(s["bert"] or {}, scores),
+                    _stored(stored.get(s["tag"], [])),
+                ]
+                for s in status["snapshots"]
+            ],
+        ),
+    ]
+    if status["heads"] or status["begun"]:
+        lines += ["", _heads_table(status)]
+    if status["next"]:
+        lines += ["", "next:", *(f"  {command}" for command in status["next"])]
+    return "\n".join(lines)
+
+
+def _heads_table(status: Values) -> str:
+    """A line for each head, whatever parts of the data and seeds it was trained with."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key, mark in (("heads", ""), ("begun", " (begun)")):
+        for head in status[key]:
+            name = head["name"].partition("@")[0]
+            found.setdefault(name, []).append((f"{head['trained_on']}{mark}", head["name"]))
+    return format_table(
+        ["head", "trained on", "runs"],
+        [
+            [name, ", ".join(dict.fromkeys(tag for tag, _ in runs)), str(len(runs))]
+            for name, runs in sorted(found.items())
+        ],
+    )
+
+
+def _stored(splits: Sequence[str]) -> str:
+    """The stored splits of the own data, and the names of other data sets that are stored."""
+    from bertvision.pipelines.workspace.selection import StoredName
+
+    parsed = {split: StoredName.parse(split.partition(" ")[0]).dataset for split in splits}
+    own = [split for split, dataset in parsed.items() if dataset is None]
+    added = sorted({dataset for dataset in parsed.values() if dataset is not None})
+    return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"
+
+
+def quickstart_table(result: Values) -> str:
+    """The one table of the quickstart, with where the time went."""
+    names = metric_names([r["metrics"] for r in result["rows"]])
+    rows = [
+        [r["system"], r["trained_on"], r["evaluated_on"], f"{r['percent_of_encoder']:.3f}"]
+        + metric_cells(r["metrics"], names)
+        for r in result["rows"]
+    ]
+    header = ["system", "trained on", "evaluated on", "% of encoder"]
+    table = format_table([*header, *names.values()], rows)
+    seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
+    return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"

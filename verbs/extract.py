@@ -1,0 +1,128 @@
+"""Hidden states into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.job_options import ExtractOptions
+from bertvision.pipelines.workspace.selection import StoredName, check_split
+from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.data import check_data, open_data
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of, text_of
+from bertvision.verbs.rows import Rows
+from bertvision.verbs.tables import Values
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.extraction.split_extraction import Extracted
+
+
+@takes(ExtractOptions)
+def extract(
+    checkpoint: Tags | None = None,
+    *,
+    options: ExtractOptions | None = None,
+    task: str | None = None,
+    data: StrPath | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    max_length: int | None = None,
+    skip_bad: bool | None = None,
+    model: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+    **changes: Any,
+) -> Rows[Extracted]:
+    """Write snapshots' hidden states into the activation store.
+
+    What is there already, from the same snapshot, data and settings, is kept: a killed extraction
+    is finished by the same call, and computes at most one shard again.
+
+    >>> import bertvision
+    >>> written = bertvision.extract("1e", split="dev")
+    >>> written[0].tag, written[0].split
+    ('1e', 'dev')
+
+    Args:
+        checkpoint: snapshots, such as ``0.3e`` or ``0.3e,1e``; by default the only one there is.
+            ``0e`` and ``untrained`` are made where they are missing.
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        task: another data set than the workspace's own: its task, such as cola.
+        data: where the data are, to be said once: a file, a folder or a data set on the hub.
+        text: column of the texts (task csv; default text).
+        pair: column of the second texts (task csv).
+        label: column of the labels (task csv; default label).
+        max_length: tokens of a window of added data (default 128).
+        skip_bad: skip malformed rows of added data, and count them.
+        model: make a workspace for the hidden states of this encoder alone.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL: the workspace's from then on.
+
+    Returns:
+        What was done to each split of each snapshot.
+
+    Raises:
+        UnknownNameError: there is no such snapshot, data set or split.
+        InputError: an option is wrong, or the encoder has no token for a pooling.
+        ProvenanceError: a split was begun from something else.
+        LockedError: another process is writing the split.
+        DiskSpaceError: the disk cannot hold what is missing.
+        NonFiniteError: a hidden state is NaN or infinite.
+    """
+    from bertvision.pipelines.workspace.heads import only_tag
+
+    options = chosen(ExtractOptions, options, changes)
+    tags = None if checkpoint is None else parse_tags(checkpoint)
+    model, data = text_of(model), text_of(data)
+    root = path_of(workspace)
+    if (there := check_data(root, model, task)) is not None:
+        check_snapshots(there, tags or ())
+        if task in (None, there.config.task.name):
+            names = map(StoredName.parse, options.splits or ())
+            for named in (name for name in names if name.dataset is None):
+                check_split(named.split, there.config.data, None)
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    space, dataset = open_data(root, model, task, data, **settings)
+    if tags is None:
+        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
+    from bertvision.pipelines.extraction.extract import extract as run
+    from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+
+    for tag in tags:
+        ensure_snapshot(space, tag)  # of all, before hours are spent on the first
+    dataset, store = dataset or options.dataset, text_of(store) or options.store
+    done: list[Extracted] = []
+    for tag in tags:
+        done += run(space, tag, options, dataset=dataset, store=store)
+    return Rows(done, extracted_table)
+
+
+def extracted_table(splits: Sequence[Values]) -> str:
+    """What an extraction wrote, and what of it was pooled from stored tokens."""
+    remarks = [
+        f"{s['tag']}/{s['split']}: pooled from {s['pooled_from']}, without the encoder"
+        for s in splits
+        if s["pooled_from"]
+    ]
+    table = format_table(
+        ["split", "examples", "shards written", "size", "examples/s", "encoder's share"],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                str(s["shards_written"]),
+                size(s["bytes"]),
+                f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
+                f"{s['encoder_seconds'] / s['seconds']:.0%}"
+                if s["shards_written"] and not s["pooled_from"]
+                else "-",
+            ]
+            for s in splits
+        ],
+    )
+    return "\n\n".join([table, *(["\n".join(remarks)] if remarks else [])])

@@ -1,0 +1,63 @@
+"""Snapshots of BERT, and their scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bertvision.pipelines.records import validated
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of
+from bertvision.verbs.experiment import Status
+
+
+@takes(FinetuneOptions)
+def finetune(
+    *,
+    options: FinetuneOptions | None = None,
+    save_at: Tags | None = None,
+    resume: bool = False,
+    workspace: StrPath | None = None,
+    **changes: Any,
+) -> Status:
+    """Fine-tune BERT with snapshots at fractions of an epoch, and score each on dev.
+
+    Makes a workspace, or continues the one that was made with the same options: an interrupted run
+    goes on where it was, to the same snapshots bit for bit.
+
+    >>> import bertvision
+    >>> done = bertvision.finetune(resume=True)
+    >>> done.steps  # of this call: everything was there
+    0
+
+    Args:
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        save_at: fractions of an epoch to snapshot at, such as ``0,0.1,0.3,1`` (default 1).
+        resume: continue the workspace's run; needs no options.
+        workspace: folder of the experiment; by default the one you stand in, or else the current
+            folder becomes one.
+
+    Returns:
+        What the workspace holds, with ``seconds`` and ``steps`` of this call.
+
+    Raises:
+        WorkspaceError: the workspace was made with other settings, or there is none to resume.
+        InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in this workspace.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+    """
+    options = chosen(FinetuneOptions, options, changes)
+    if save_at is not None:
+        options = replace(options, save_at=parse_tags(save_at))
+    for section in (TaskConfig, FinetuneConfig):
+        validated(section, options.given(section))
+    if resume:
+        find_workspace(workspace)
+    from bertvision.pipelines.finetuning.finetune import finetune as run
+
+    return Status.model_validate(run(path_of(workspace), options, resume=resume))

@@ -1,0 +1,185 @@
+"""Heads: trained, and evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.verbs.arguments.checks import check_new_heads, check_trained_heads, find_workspace
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import (
+    PRECISIONS,
+    Names,
+    StrPath,
+    Tag,
+    parse_choice,
+    parse_names,
+    parse_tag,
+)
+from bertvision.verbs.rows import Rows
+from bertvision.verbs.tables import Values, metric_cells, metric_names, number
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
+
+
+@takes(TrainOptions)
+def train(
+    heads: Names,
+    *,
+    checkpoint: Tag | None = None,
+    options: TrainOptions | None = None,
+    seed: int = 0,
+    fraction: float = 1.0,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+    **changes: Any,
+) -> Rows[RunMetrics]:
+    """Train heads on stored activations, several in one pass, without running BERT.
+
+    An interrupted training is continued, exactly, by the same call.
+
+    >>> import bertvision
+    >>> trained = bertvision.train("learned-pooling", checkpoint="1e")
+    >>> trained[0].head, trained[0].trained_on
+    ('learned-pooling', '1e')
+
+    Args:
+        heads: names of heads, of plugins, or dotted paths ``package.module:Class``; each may carry
+            its own part of the examples and seed: ``adapter-386-shared@f0.3@s1``.
+        checkpoint: snapshot to train on; by default the only one whose activations are stored.
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        seed: of initial weights and order.
+        fraction: part of the training examples, 0 to 1; parts are nested.
+        overwrite: replace heads that were trained otherwise.
+        tensorboard: also log for TensorBoard, in ``heads/<snapshot>/tensorboard``.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Returns:
+        What the training of each head came to, in the order of ``heads``.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        WorkspaceError: a head of that name was trained otherwise; nothing was changed.
+        IncompleteSplitError: the extraction of the split has not ended.
+        LockedError: another process is training the same heads.
+    """
+    from bertvision.pipelines.workspace.heads import only_tag
+    from bertvision.pipelines.workspace.runs import runs_of
+    from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
+
+    options = chosen(TrainOptions, options, changes)
+    runs = runs_of(parse_names(heads), [fraction], [seed])
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace, store)
+    check_new_heads(space, runs)
+    if tag is None:
+        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        stored = (name for name, splits in space.stored().items() if held & set(splits))
+        tag = only_tag(stored, "activations of train")
+    from bertvision.pipelines.training.train import train as run
+
+    found = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
+    return Rows(found, trained_table)
+
+
+def evaluate(
+    heads: Names,
+    *,
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    split: str = "dev",
+    precision: PrecisionName = "auto",
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+) -> Rows[HeadScores]:
+    """Score trained heads with the official metric, on any snapshot's activations.
+
+    >>> import bertvision
+    >>> scored = bertvision.evaluate("learned-pooling", trained_on="1e")
+    >>> sorted(scored[0].rules)
+    ['argmax', 'n-best', 'n-best, threshold 0']
+
+    Args:
+        heads: trained heads.
+        trained_on: snapshot the heads were trained on; by default the only one.
+        checkpoint: snapshot whose activations to evaluate on; by default the same.
+        split: what is scored.
+        precision: arithmetic of the heads: auto, 32 or bf16.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Returns:
+        The scores of each head, in the order of ``heads``: ``rules`` has them by decoding rule.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        ProvenanceError: the activations are of another model or task than the head's.
+        IncompleteSplitError: the extraction of the split has not ended.
+    """
+    from bertvision.pipelines.workspace.heads import trained_on as trained_where
+
+    names = parse_names(heads)
+    parse_choice(precision, PRECISIONS, "--precision")
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace, store)
+    source = source or trained_where(space, names)
+    check_trained_heads(space, names, source)
+    from bertvision.pipelines.training.evaluate import evaluate as run
+
+    found = run(
+        space, names, trained_on=source, tag=target or source, split=split, precision=precision
+    )
+    return Rows(found, evaluated_table)
+
+
+def trained_table(heads: Sequence[Values]) -> str:
+    """What a training made."""
+    return format_table(
+        ["head", "trained on", "data", "seed", "parameters", "loss", "seconds", "waiting for data"],
+        [
+            [
+                h["head"],
+                h["trained_on"],
+                f"{h['fraction']:.4g}",
+                str(h["seed"]),
+                f"{h['total']:,}",
+                number(h["loss"], "{:.3f}"),
+                f"{h['own_seconds']:.1f}",
+                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
+            ]
+            for h in heads
+        ],
+    )
+
+
+def evaluated_table(results: Sequence[Values]) -> str:
+    """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
+    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
+
+    spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
+    classes = [r for r in results if r not in spans]
+    tables = []
+    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
+        metrics = [headline(r["rules"]) for r in group]
+        names = metric_names(metrics)
+        rows = [
+            [
+                *(r["head"], r["trained_on"], r["checkpoint"]),
+                *metric_cells(found, names),
+                *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
+            ]
+            for r, found in zip(group, metrics, strict=True)
+        ]
+        header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
+        if rows:
+            tables.append(format_table(header, rows))
+    return "\n\n".join(tables)

@@ -1,0 +1,195 @@
+"""What each layer knows, by linear probes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from bertvision.featurestore.format.names import EncodingName
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.text import csv_text, format_table
+from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.data import check_data, open_data
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import (
+    ENCODINGS,
+    PRECISIONS,
+    Layers,
+    Names,
+    StrPath,
+    Tags,
+    at_least,
+    parse_choice,
+    parse_layers,
+    parse_names,
+    parse_poolings,
+    parse_tags,
+    path_of,
+    text_of,
+)
+from bertvision.verbs.rows import Row, Rows
+from bertvision.verbs.tables import Values, number
+
+_GIB = 1 << 30
+
+
+@takes(ProbeOptions)
+def probe(
+    task: Names,
+    *,
+    data: StrPath | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    max_length: int | None = None,
+    skip_bad: bool | None = None,
+    checkpoint: Tags = "0e",
+    untrained: bool = False,
+    layers: Layers = "all",
+    pool: Names = "cls,mean",
+    concat: Names | None = None,
+    mlp: bool = False,
+    control: bool = False,
+    mdl: bool = False,
+    options: ProbeOptions | None = None,
+    memory: float = 2.0,
+    model: StrPath | None = None,
+    encoding: EncodingName | None = None,
+    precision: PrecisionName = "auto",
+    scheduler: str | None = None,
+    csv: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+    **changes: Any,
+) -> Rows[Row]:
+    """Train a probe on every layer and pooling of snapshots, and score it.
+
+    Extracts what is missing; ``data`` is needed the first time, a folder may hold several data
+    sets. Training follows SentEval unless options say otherwise. A second call does only what is
+    missing.
+
+    Args:
+        task: data sets by their task, such as ``bigram_shift``; several.
+        data: where the data are, to be said once: a file, a folder or a data set on the hub.
+        text: column of the texts (task csv; default text).
+        pair: column of the second texts (task csv).
+        label: column of the labels (task csv; default label).
+        max_length: tokens of a window of added data (default 128).
+        skip_bad: skip malformed rows of added data, and count them.
+        checkpoint: snapshots, such as ``0e,1e``.
+        untrained: also the twin with random weights.
+        layers: hidden states, such as ``0,6,12`` (0: embeddings), or all.
+        pool: poolings of a window's tokens: ``cls,sep,mean,max``.
+        concat: layers end to end besides: ``first+last,0+3+6``.
+        mlp: a hidden layer of 50 sigmoids, not a linear probe.
+        control: also the control task, for selectivity.
+        mdl: also the description length, by online coding.
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        memory: GiB of features and probes at once, about.
+        model: make a workspace for the hidden states of this encoder alone.
+        encoding: how to store what is extracted: int8 (default), int4, bfloat16, float16, float32.
+        precision: arithmetic of the extraction: auto, 32 or bf16.
+        scheduler: ``tcp://HOST:PORT`` of a Dask cluster whose workers extract.
+        csv: write all probes to this file too.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Returns:
+        A row for each probe: ``accuracy`` with its interval, ``difference`` from the untrained
+        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`).
+
+    Raises:
+        InputError: the data cannot be probed, or there is no such layer, pooling or task.
+        UnknownNameError: there is no such snapshot.
+        ProvenanceError: probes or hidden states were made from something else; names the field.
+        LockedError: another process probes the same data set.
+    """
+    options = chosen(ProbeOptions, options, changes)
+    if mlp:
+        options = replace(options, hidden=50)
+    parse_choice(precision, PRECISIONS, "--precision")
+    if encoding is not None:
+        parse_choice(encoding, ENCODINGS, "--encoding")
+    at_least(memory, 0, "--memory")
+    tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
+    root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
+    for name in tasks:
+        if (there := check_data(root, encoder, name)) is not None:
+            check_snapshots(there, tags)
+    from bertvision.pipelines.probing.run import probe as run
+    from bertvision.pipelines.probing.summary import probe_rows
+
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    found = []
+    for space, dataset in [
+        open_data(root, encoder, name, text_of(data), **settings) for name in tasks
+    ]:
+        found += run(
+            space.at(text_of(store)),
+            dataset,
+            tags,
+            layers=wanted,
+            poolings=poolings,
+            concat=parse_names(concat or ()),
+            untrained=untrained,
+            control=control,
+            mdl=mdl,
+            options=options,
+            encoding=encoding,
+            precision=precision,
+            scheduler=scheduler,
+            memory=int(memory * _GIB),
+        )
+    rows = probe_rows(found)
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(rows))
+    return Rows(map(Row, rows), probe_table)
+
+
+_LEGEND = (
+    "Accuracy in per cent on the scored examples, of the layer that does best on held-out ones "
+    "(@ layer);\nin brackets the difference from the untrained twin."
+)
+
+
+def probe_table(rows: Sequence[Values]) -> str:
+    """A line for each data set and snapshot: the best layer of each pooling.
+
+    Args:
+        rows: see `probe_rows`, as they are.
+    """
+    from bertvision.pipelines.probing.summary import by_snapshot
+
+    poolings = list(dict.fromkeys(row["pooling"] for row in rows))
+    joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))
+    kinds = {row["probe"] for row in rows}
+    header = ["data", "snapshot", *(["probe"] if len(kinds) > 1 else []), "majority"]
+    header += [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
+    extra = {"selectivity": "{:.1f}", "compression": "{:.2f}"}
+    shown = [name for name in extra if any(row[name] is not None for row in rows)]
+    header += [f"{name} {p}" for name in shown for p in poolings]
+    lines = []
+    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
+        line = [dataset, tag, *([kind] if len(kinds) > 1 else [])]
+        line.append(f"{found[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in found if r["best"]}
+        line += [_cell(best.get(p), layer=True) for p in poolings]
+        for text in joined:
+            of = {r["pooling"]: r for r in found if r["layers"] == text}
+            line += [_cell(of.get(p), layer=False) for p in poolings]
+        for name in shown:
+            line += [number(best[p][name] if p in best else None, extra[name]) for p in poolings]
+        lines.append(line)
+    return f"{format_table(header, lines)}\n\n{_LEGEND}"
+
+
+def _cell(row: Values | None, *, layer: bool) -> str:
+    if row is None:
+        return "-"
+    gain = "" if row["difference"] is None else f" ({row['difference']:+.1f})"
+    return f"{row['accuracy']:.1f}{gain}" + (f" @{row['layers']}" if layer else "")

@@ -1,0 +1,97 @@
+"""What came out: every score of a workspace, and a system's answer to every item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bertvision.pipelines.text import format_table
+from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag
+from bertvision.verbs.rows import Row, Rows
+from bertvision.verbs.tables import Values, metric_cells, metric_names, number
+
+
+def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row]:
+    """Every score of a workspace: BERT, heads and ensembles, seeds apart, as in the report.
+
+    >>> import bertvision
+    >>> frame = bertvision.results().to_pandas()
+    >>> sorted(frame.system.unique())
+    ['bert', 'head']
+
+    Args:
+        split: that was scored.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Returns:
+        A row for each result: ``system`` (bert, head or ensemble), ``name``, ``run``,
+        ``trained_on``, ``checkpoint``, ``fraction``, ``seed``, the task's ``score`` and every
+        metric in per cent, ``difference`` from BERT at the snapshot scored on, costs, ``file`` and
+        ``command``.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it.
+    """
+    space = find_workspace(workspace)
+    from bertvision.pipelines.results.rows import read_rows
+
+    return Rows(map(Row, read_rows(space, split).runs), results_table)
+
+
+def predictions(
+    system: str,
+    *,
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    split: str = "dev",
+    workspace: StrPath | None = None,
+) -> Rows[Row]:
+    """A scored system's answer to every item of a split, with the gold answer and the score.
+
+    >>> import bertvision
+    >>> answers = bertvision.predictions("learned-pooling:1e")
+    >>> list(answers[0])
+    ['id', 'question', 'context', 'gold', 'answer', 'f1', 'exact']
+    >>> worst = answers.to_pandas().sort_values("f1").head()
+
+    Args:
+        system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
+        trained_on: snapshot the head was trained on, where several are possible.
+        checkpoint: snapshot it was scored on, likewise.
+        split: that was scored.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Returns:
+        A row for each item in the order of the data: ``id``; ``question`` and ``context``, or
+        ``text`` and ``pair``; ``gold``, of spans a list of texts that is empty where there is no
+        answer; ``answer``; and in per cent ``f1`` and ``exact`` of spans, ``accuracy`` of classes
+        and of yes or no, nothing of a task that predicts a number.
+
+    Raises:
+        UnknownNameError: the system was not scored, or several are meant.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    from bertvision.pipelines.results.answers import answer_rows
+
+    found = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
+    return Rows(map(Row, found))
+
+
+def results_table(rows: Sequence[Values]) -> str:
+    """Systems with their scores, and the difference from BERT."""
+    metrics = metric_names(rows)
+    return format_table(
+        ["system", "data", "seed", "trained on", "evaluated on", *metrics.values(), "− BERT"],
+        [
+            [
+                *(r["name"], f"{r['fraction']:.4g}", str(r["seed"])),
+                *(r["trained_on"], r["checkpoint"]),
+                *metric_cells(r, metrics),
+                number(r["difference"], "{:+.1f}"),
+            ]
+            for r in rows
+        ],
+    )

@@ -1,0 +1,184 @@
+"""Results of verbs: rows that are a list to Python, a table to the eye and a frame to pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from bertvision.errors import did_you_mean
+from bertvision.pipelines.text import format_table
+from bertvision.verbs.tables import Values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Result(Protocol):
+    """What verbs return: its text is the command's table, its JSON what ``--json`` prints."""
+
+    def to_json(self) -> Any:
+        """The result as lists, dicts, texts and numbers."""
+
+
+R = TypeVar("R", bound=Result, covariant=True)
+
+
+class Row(Mapping[str, Any]):
+    """One row of a table: values by name, as attributes and by key; names depend on the task.
+
+    >>> row = Row({"head": "learned-pooling", "f1": 71.5})
+    >>> row.f1, row["head"]
+    (71.5, 'learned-pooling')
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_values", dict(values))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Row.__slots__ or name not in self._values:
+            held = {} if name in Row.__slots__ else self._values
+            hint = did_you_mean(name, held)
+            raise AttributeError(f"the row has no {name!r}: {hint}it has {', '.join(held)}")
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a row is not changed: {name!r} cannot be set")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Row, (self._values,)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._values})
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return dict(self._values)
+
+
+class Rows(Sequence[R], Generic[R]):
+    """Several results, in order: a list to Python, a table where it is shown.
+
+    >>> rows = Rows([Row({"head": "learned-pooling", "f1": 71.5})], lambda rows: f"{len(rows)} row")
+    >>> rows[0].f1, len(rows)
+    (71.5, 1)
+    >>> rows
+    1 row
+    >>> rows.to_pandas().f1.max()
+    np.float64(71.5)
+    """
+
+    def __init__(
+        self, rows: Iterable[R], table: Callable[[Sequence[Values]], str] | None = None
+    ) -> None:
+        self._rows, self._table = tuple(rows), table or plain_table
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[R]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> R | Rows[R]:
+        if isinstance(index, slice):
+            return Rows(self._rows[index], self._table)
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return self._table(self.to_json())
+
+    def to_json(self) -> list[Any]:
+        """The rows as ``--json`` prints them."""
+        return [row.to_json() for row in self._rows]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame with a column for each field; names inside of a field follow it with a dot."""
+        import pandas as pd
+
+        return pd.json_normalize(self.to_json())
+
+
+class Shown:
+    """Base of a single result: its text is what the command prints."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        raise NotImplementedError
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints.
+
+        Args:
+            values: the fields, as `to_json` gives them.
+        """
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.table(self.to_json())
+
+    __str__ = __repr__
+
+
+class ShownRecord(Shown, BaseModel):
+    """A result whose fields are those of ``--json``."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", protected_namespaces=(), arbitrary_types_allowed=True
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def plain_table(rows: Sequence[Values]) -> str:
+    """A table of all fields of the first rows, texts shortened; see `_FIRST` and `_WIDEST`."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[_cell(row.get(name)) for name in names] for row in rows[:_FIRST]]
+    rest = f"\n… {len(rows):,} rows in all" if len(rows) > _FIRST else ""
+    return format_table(names, lines) + rest
+
+
+_FIRST, _WIDEST = 10, 40
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = " | ".join(map(str, value))
+    text = f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 2]} …"
+
+
+def _rows(values: Any) -> Any:
+    return values if isinstance(values, Rows) else Rows(map(Row, values))
+
+
+RowsField = Annotated[
+    Rows[Row], BeforeValidator(_rows), PlainSerializer(lambda rows: rows.to_json())
+]
+"""Rows inside of a result, made of a list of dicts."""

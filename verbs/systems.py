@@ -1,0 +1,204 @@
+"""Systems beside each other: ensembles and comparisons."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from bertvision.pipelines.results.bootstrap import By
+from bertvision.pipelines.results.softmax import Combine
+from bertvision.pipelines.tasks.scores import Metric
+from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
+from bertvision.verbs.arguments.checks import check_trained_heads, find_workspace
+from bertvision.verbs.arguments.reading import (
+    Names,
+    StrPath,
+    Tag,
+    at_least,
+    parse_choice,
+    parse_names,
+    parse_tag,
+)
+from bertvision.verbs.rows import Shown, ShownRecord
+from bertvision.verbs.tables import Values, metric_cells
+
+
+class Ensemble(Shown, EnsembleScores):
+    """The scores of an ensemble, and of its members."""
+
+    parts: list[HeadScores | BertScores]
+    """Scores of the members, where they were scored on the same split."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return EnsembleScores.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return ensemble_table(values)
+
+
+class Comparison(ShownRecord):
+    """Two systems on the same items; numbers are points of per cent."""
+
+    first: str
+    second: str
+    metric: str
+    split: str
+    by: str
+    """What was drawn."""
+    first_score: float
+    second_score: float
+    difference: float
+    """First minus second."""
+    low: float
+    """Lower end of the 95 % interval of the difference."""
+    high: float
+    p: float
+    """Two-sided."""
+    standard_error: float
+    questions: int
+    clusters: int
+    """What was drawn: contexts, or questions where each stands alone."""
+    resamples: int
+    sentence: str
+    """What it says, in words."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return compare_table(values)
+
+
+def ensemble(
+    heads: Names,
+    *,
+    with_bert: bool = False,
+    combine: Combine = "max",
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    split: str = "dev",
+    workspace: StrPath | None = None,
+) -> Ensemble:
+    """Combine heads, with each other and with BERT, from their stored logits.
+
+    >>> import bertvision
+    >>> made = bertvision.ensemble("learned-pooling", with_bert=True, trained_on="1e")
+    >>> made.members
+    ('bert', 'learned-pooling')
+
+    Args:
+        heads: trained heads.
+        with_bert: BERT at the same snapshot is a member.
+        combine: how the softmaxes are combined: max or mean.
+        trained_on: snapshot the heads were trained on; by default the only one.
+        checkpoint: snapshot they were scored on; by default the same.
+        split: that was scored.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        InputError: there are fewer than two members, or one comes twice.
+        UnknownNameError: there is no such head.
+        WorkspaceError: a member has no logits on this snapshot, or they are of other data.
+    """
+    from bertvision.pipelines.workspace.heads import trained_on as trained_where
+
+    names = parse_names(heads)
+    parse_choice(combine, get_args(Combine), "--combine")
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    source = source or trained_where(space, names)
+    check_trained_heads(space, names, source)
+    from bertvision.pipelines.results.ensemble import ensemble as run
+
+    found = run(
+        space,
+        names,
+        with_bert=with_bert,
+        trained_on=source,
+        tag=target or source,
+        combine=combine,
+        split=split,
+    )
+    return Ensemble.model_validate(found)
+
+
+def compare(
+    first: str,
+    second: str,
+    *,
+    metric: Metric | None = None,
+    by: By = "context",
+    resamples: int = 10_000,
+    seed: int = 0,
+    split: str = "dev",
+    workspace: StrPath | None = None,
+) -> Comparison:
+    """Say whether two systems differ by more than noise: a paired bootstrap.
+
+    >>> import bertvision
+    >>> found = bertvision.compare("bert:1e", "learned-pooling:1e", resamples=100)
+    >>> found.difference == found.first_score - found.second_score
+    True
+
+    Args:
+        first: ``NAME[:TRAINED_ON[:CHECKPOINT]]``: ``bert:1e``, ``adapter-64-shared:0.3e:1e``.
+        second: likewise.
+        metric: f1, exact, accuracy, macro_f1, matthews, pearson or spearman; by default the
+            task's.
+        by: what is drawn: context (with all its questions) or question; of sentences, items.
+        resamples: how often to draw.
+        seed: of the draws.
+        split: that was scored.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: a system was not scored, or several are meant.
+        InputError: the systems are of different kinds, or have no such metric.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    if metric is not None:
+        parse_choice(metric, get_args(Metric), "--metric")
+    parse_choice(by, get_args(By), "--by")
+    at_least(resamples, 1, "--resamples")
+    at_least(seed, 0, "--seed")
+    space = find_workspace(workspace)
+    from bertvision.pipelines.results.compare import compare as run
+
+    found = run(
+        space, first, second, metric=metric, split=split, by=by, resamples=resamples, seed=seed
+    )
+    return Comparison.model_validate(found)
+
+
+def ensemble_table(result: Values) -> str:
+    """The members and their combination, with the metrics that all have."""
+    from bertvision.pipelines.tasks.scores import METRICS, headline
+    from bertvision.pipelines.workspace.reproduce import ensemble_name
+
+    systems = ["BERT" if run == "bert" else run for run in result["members"]]
+    systems.append(ensemble_name(result["members"], result["combine"]))
+    metrics = [headline(part["rules"]) for part in (*result["parts"], result)]
+    shown = [name for name in METRICS if all(name in m for m in metrics)]
+    return format_table(
+        ["system", *(METRICS[name] for name in shown)],
+        [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)],
+    )
+
+
+def compare_table(result: Values) -> str:
+    """Both scores, the difference with its interval and p, and what it says."""
+    from bertvision.pipelines.results.bootstrap import format_p
+    from bertvision.pipelines.tasks.scores import METRICS
+
+    table = format_table(
+        ["system", METRICS[result["metric"]]],
+        [
+            [result["first"], f"{result['first_score']:.2f}"],
+            [result["second"], f"{result['second_score']:.2f}"],
+            ["difference", f"{result['difference']:+.2f}"],
+        ],
+    )
+    interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
+    p = format_p(result["p"], result["resamples"])
+    return f"{table}\n\n95 % interval  {interval}\np              {p}\n\n{result['sentence']}"
