@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,9 @@ from bertvision.commands import (
     systems,
 )
 from bertvision.commands.declared_options import with_options
-from bertvision.errors import InputError
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
+from bertvision.pipelines.training import trained_head
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.options import chosen
@@ -211,3 +215,83 @@ def test_a_row_is_copied_whole() -> None:
     assert pickle.loads(pickle.dumps(row)) == copy.copy(row) == row == {"head": "a", "f1": 1.0}
     assert repr(Rows([row, row])) == "head  f1\na      1\na      1"
     assert repr(Rows([])) == ""
+
+
+MISTAKES = {
+    "bertvision.status(workspace='nowhere')": "no workspace in .*nowhere",
+    "bertvision.train('learned-poling')": "did you mean learned-pooling",
+    "bertvision.train('learned-pooling')": "which snapshot is meant.*0.5e, 1e",
+    "bertvision.train('learned-pooling', checkpoint='9e')": "no activations of 9e.*0.5e, 1e",
+    "bertvision.train('cls-last-state', checkpoint='1e')": "classification heads read train-cls.*those that learn squad_v2",
+    "bertvision.train('learned-pooling', epochs=0)": "--epochs 0: ",
+    "bertvision.evaluate('learned-poling')": "did you mean learned-pooling",
+    "bertvision.evaluate('learned-pooling', trained_on=1, split='tset')": "heads read tset.* of 1e",
+    "bertvision.evaluate('learned-pooling', trained_on=1, checkpoint=9)": "no activations of 9e",
+    "bertvision.evaluate('learned-pooling', precision='16')": "--precision '16': choose",
+    "bertvision.extract('9e')": "no snapshot 9e: made are 0.5e, 1e",
+    "bertvision.extract('1e', split='tset')": "'tset' is no split .* there are train, tune, dev",
+    "bertvision.extract('1e', pool='top')": "--pool 'top': choose one of cls",
+    "bertvision.extract('1e', encoding='int7')": "--encoding 'int7': choose int8",
+    "bertvision.extract(task='colla')": "did you mean cola",
+    "bertvision.finetune(decay='cosine')": "--decay 'cosine': choose none or linear",
+    "bertvision.finetune(resume=True, workspace='nowhere')": "no workspace in",
+    "bertvision.sweep(trained_on='9e')": "--trained-on 9e: no whole split train is stored",
+    "bertvision.sweep(seeds=0)": "--seeds 0: give 1 or more",
+    "bertvision.compare('bert:1e', 'learned-poling:1e')": "did you mean learned-pooling",
+    "bertvision.compare('bert:1e', 'bert:0.5e', metric='f2')": "--metric 'f2': choose one of f1",
+    "bertvision.ensemble('learned-poling')": "did you mean learned-pooling",
+    "bertvision.predictions('learned-poling')": "did you mean learned-pooling",
+    "bertvision.cka('1e', '9e')": "no activations of 9e",
+    "bertvision.cka('1e', '1e', split='tset')": "no split 'tset' of 1e",
+    "bertvision.isotropy('1e', plot='spread.png')": "give a file that ends in .svg",
+    "bertvision.isotropy('1e', scheduler='fast')": "unknown scheduler 'fast'; use threads",
+    "bertvision.probe('bigram_shift')": "no data set 'bigram_shift'.*--data",
+    "bertvision.probe('bigram_shift', checkpoint='9e', data='.')": "no snapshot 9e",
+    "bertvision.rank('wikiqa', scorers='cos')": "--scorers 'cos': choose one of cosine",
+}
+HEAVY = {"torch", "transformers", "zarr", "datasets", "pytorch_lightning", "pyarrow", "pandas"}
+
+
+def test_a_wrong_name_is_said_before_anything_heavy_is_imported(space: Path) -> None:
+    """All in one process: a first mistake that imports something names itself."""
+    code = f"""
+import json, sys
+import bertvision
+said = {{}}
+for mistake in {list(MISTAKES)}:
+    try:
+        eval(mistake)
+    except bertvision.BertvisionError as error:
+        said[mistake] = str(error), sorted({HEAVY!r} & set(sys.modules))
+print(json.dumps(said))
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=space, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert list(said) == list(MISTAKES)
+    for mistake, message in MISTAKES.items():
+        assert re.search(message, said[mistake][0], re.DOTALL), (mistake, said[mistake][0])
+    assert {mistake: heavy for mistake, (_, heavy) in said.items() if heavy} == {}
+
+
+def test_a_head_is_loaded_by_a_text_and_a_wrong_path_is_no_damage(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(space)
+    head = bertvision.load_head("heads/1e/learned-pooling")
+    assert head.config.head == "learned-pooling"
+    with pytest.raises(UnknownNameError, match="there is no folder heads/1e/pooling: give that"):
+        bertvision.load_head("heads/1e/pooling")
+    with pytest.raises(TypeError):
+        bertvision.load_head(None)  # type: ignore[arg-type]
+
+
+def test_what_a_class_of_ones_own_raises_is_not_called_damage(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise TypeError("a mistake of the class")
+
+    monkeypatch.setattr(trained_head, "build_head", broken)
+    with pytest.raises(TypeError, match="a mistake of the class"):
+        bertvision.load_head(space / "heads" / "1e" / "learned-pooling")

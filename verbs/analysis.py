@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.verbs.arguments.checks import check_stored, find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag, path_of
 
 if TYPE_CHECKING:
     from bertvision.pipelines.analysis.cka import CkaResult
     from bertvision.pipelines.analysis.isotropy import IsotropyResult
+
+
+def _check(plot: Path | None, scheduler: str) -> None:
+    """What does not depend on the workspace."""
+    from bertvision.pipelines.scheduler import is_cluster
+
+    if plot is not None:
+        check_suffix(plot)
+    is_cluster(scheduler)
 
 
 def cka(
@@ -51,7 +62,10 @@ def cka(
     """
     tags, file = (parse_tag(first), parse_tag(second)), path_of(plot)
     at_least(max_tokens, 0, "--max-tokens")
+    _check(file, scheduler)
     space = find_workspace(workspace, store)
+    for tag in tags:
+        check_stored(space, tag, split)
     from bertvision.pipelines.analysis.run import cka as run
 
     return run(
@@ -100,7 +114,9 @@ def isotropy(
     """
     tag, file = parse_tag(checkpoint), path_of(plot)
     at_least(max_tokens, 0, "--max-tokens")
+    _check(file, scheduler)
     space = find_workspace(workspace, store)
+    check_stored(space, tag, split)
     from bertvision.pipelines.analysis.run import isotropy as run
 
     return run(

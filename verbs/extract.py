@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.selection import StoredName, check_split
 from bertvision.verbs.arguments.checks import check_snapshots
@@ -73,13 +74,11 @@ def extract(
         DiskSpaceError: the disk cannot hold what is missing.
         NonFiniteError: a hidden state is NaN or infinite.
     """
-    from bertvision.pipelines.workspace.heads import only_tag
-
     options = chosen(ExtractOptions, options, changes)
     tags = None if checkpoint is None else parse_tags(checkpoint)
     model, data = text_of(model), text_of(data)
     root = path_of(workspace)
-    if (there := check_data(root, model, task)) is not None:
+    if (there := check_data(root, model, task, data)) is not None:
         check_snapshots(there, tags or ())
         if task in (None, there.config.task.name):
             names = map(StoredName.parse, options.splits or ())

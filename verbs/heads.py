@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.verbs.arguments.checks import check_new_heads, check_trained_heads, find_workspace
+from bertvision.pipelines.workspace.runs import runs_of
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
+from bertvision.verbs.arguments.checks import (
+    check_new_heads,
+    check_trained_heads,
+    check_training_data,
+    find_workspace,
+)
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import (
     PRECISIONS,
@@ -71,10 +80,6 @@ def train(
         IncompleteSplitError: the extraction of the split has not ended.
         LockedError: another process is training the same heads.
     """
-    from bertvision.pipelines.workspace.heads import only_tag
-    from bertvision.pipelines.workspace.runs import runs_of
-    from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
-
     options = chosen(TrainOptions, options, changes)
     runs = runs_of(parse_names(heads), [fraction], [seed])
     tag = None if checkpoint is None else parse_tag(checkpoint)
@@ -84,6 +89,7 @@ def train(
         held = {head_split(kind, "train") for kind in HEAD_TOKENS}
         stored = (name for name, splits in space.stored().items() if held & set(splits))
         tag = only_tag(stored, "activations of train")
+    check_training_data(space, runs, tag)
     from bertvision.pipelines.training.train import train as run
 
     found = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
@@ -124,20 +130,18 @@ def evaluate(
         ProvenanceError: the activations are of another model or task than the head's.
         IncompleteSplitError: the extraction of the split has not ended.
     """
-    from bertvision.pipelines.workspace.heads import trained_on as trained_where
-
     names = parse_names(heads)
     parse_choice(precision, PRECISIONS, "--precision")
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace, store)
     source = source or trained_where(space, names)
-    check_trained_heads(space, names, source)
+    target = target or source
+    for config in check_trained_heads(space, names, source).values():
+        check_head_activations(space, target, config.kind, split)
     from bertvision.pipelines.training.evaluate import evaluate as run
 
-    found = run(
-        space, names, trained_on=source, tag=target or source, split=split, precision=precision
-    )
+    found = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
     return Rows(found, evaluated_table)
 
 

@@ -118,7 +118,7 @@ def probe(
     tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
     for name in tasks:
-        if (there := check_data(root, encoder, name)) is not None:
+        if (there := check_data(root, encoder, name, text_of(data))) is not None:
             check_snapshots(there, tags)
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows

@@ -113,7 +113,7 @@ def rank(
     at_least(seeds, 1, "--seeds")
     at_least(resamples, 1, "--resamples")
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
-    if (there := check_data(path_of(workspace), text_of(model), task)) is not None:
+    if (there := check_data(path_of(workspace), text_of(model), task, text_of(data))) is not None:
         check_snapshots(there, tags)
     from bertvision.pipelines.ranking.rank import rank as run
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import runs_of
 from bertvision.verbs.arguments.checks import check_new_heads, find_workspace
@@ -78,6 +80,10 @@ def sweep(
     space = find_workspace(workspace, store)
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
+    elif space.splits():
+        kind = find_task(space.config.task.name).kind
+        stored_tags(space, sources, kind, "train", "--trained-on")
+        stored_tags(space, targets, kind, split, "--checkpoint")
     from bertvision.pipelines.results.sweep import sweep as run
     from bertvision.pipelines.results.sweep import sweep_rows
 

@@ -8,6 +8,7 @@ from bertvision.pipelines.results.bootstrap import By
 from bertvision.pipelines.results.softmax import Combine
 from bertvision.pipelines.tasks.scores import Metric
 from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
 from bertvision.verbs.arguments.checks import check_trained_heads, find_workspace
 from bertvision.verbs.arguments.reading import (
@@ -100,8 +101,6 @@ def ensemble(
         UnknownNameError: there is no such head.
         WorkspaceError: a member has no logits on this snapshot, or they are of other data.
     """
-    from bertvision.pipelines.workspace.heads import trained_on as trained_where
-
     names = parse_names(heads)
     parse_choice(combine, get_args(Combine), "--combine")
     source = None if trained_on is None else parse_tag(trained_on)

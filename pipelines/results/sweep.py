@@ -11,8 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from bertvision.errors import InputError, UnknownNameError, counted
-from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.errors import counted
 from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
 from bertvision.pipelines.results.results import Result, read_results
@@ -21,9 +20,9 @@ from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
+from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run, runs_of
-from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -72,8 +71,8 @@ def sweep(
     kinds: dict[Kind, list[Run]] = {}
     for run in runs:
         kinds.setdefault(kind_of_run(run, task), []).append(run)
-    sources = {k: _tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds}
-    targets = {k: _tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
+    sources = {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds}
+    targets = {k: stored_tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
     for kind, group in kinds.items():
         for tag in sources[kind]:
             log.info("train %s on %s", counted(len(group), "head"), tag)
@@ -125,29 +124,6 @@ def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:
         hidden: width of the hidden states.
     """
     return [info.name for info in describe_heads(layers, hidden, kind) if not info.costly]
-
-
-def _tags(
-    workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
-) -> list[SnapshotTag]:
-    """The snapshots that are wanted, or all, of which a split is stored whole."""
-    name = head_split(kind, split)
-    stored = sorted(SnapshotTag(tag) for tag, names in workspace.stored().items() if name in names)
-    whole = [tag for tag in stored if workspace.split(tag, name).is_complete]
-    tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
-    cls = " --pool cls" if kind == "classification" else ""
-    if absent := [tag for tag in tags if tag not in whole]:
-        held = ", ".join(whole) or "none"
-        raise UnknownNameError(
-            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are {held}: "
-            f"`bertvision extract --checkpoint {absent[0]}{cls}` writes it"
-        )
-    if not tags:
-        raise InputError(
-            f"no split {name} is stored: `bertvision extract{cls}` writes it; `bertvision status` "
-            "says what there is"
-        )
-    return tags
 
 
 def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str, Any]]:

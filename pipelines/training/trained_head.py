@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from bertvision.errors import InputError, ProvenanceError, WorkspaceError
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
@@ -59,8 +59,13 @@ class LoadedHead(NamedTuple):
 _SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
-def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
+def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
     """Load a trained head from its folder.
+
+    >>> import bertvision
+    >>> head = bertvision.load_head("heads/1e/learned-pooling")
+    >>> head.config.trained_on, head.module.training
+    ('1e', False)
 
     Args:
         folder: of the run.
@@ -70,8 +75,14 @@ def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
     Raises:
         InputError: it is a class of one's own, which was not named.
         WorkspaceError: it is damaged.
-        UnknownNameError: its class is not installed here.
+        UnknownNameError: there is no such folder, or the class is not installed here.
     """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise UnknownNameError(
+            f"there is no folder {folder}: give that of a trained head, such as "
+            "heads/1e/learned-pooling in a workspace"
+        )
     config = read_run_config(folder)
     head = config.head
     if ":" in head and (named is None or named.head != head):
@@ -80,22 +91,12 @@ def load_head(folder: Path, named: Run | None = None) -> LoadedHead:
             f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
             f"{head}{marks} to have it imported"
         )
+    module = build_head(
+        head, layers=len(config.layers), hidden=config.hidden_size, classes=config.classes
+    )
     try:
-        module = build_head(
-            head, layers=len(config.layers), hidden=config.hidden_size, classes=config.classes
-        )
         module.load_state_dict(load_file(folder / "model.safetensors"))
-    except InputError:
-        raise
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise WorkspaceError(
             f"the head {folder} is damaged: {error}; train it again with --overwrite"
         ) from error

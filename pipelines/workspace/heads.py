@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bertvision.errors import InputError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.store import ActivationStore
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task
@@ -121,12 +122,28 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
         UnknownNameError: this split was not.
         IncompleteSplitError: its extraction has not ended.
     """
+    check_head_activations(workspace, tag, kind, split)
+    return workspace.split(tag, head_split(kind, split)).require_complete()
+
+
+def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> None:
+    """Check that the split that heads of a kind read is stored, before anything heavy is imported.
+
+    Args:
+        workspace: with the activations.
+        tag: the snapshot.
+        kind: of the heads.
+        split: of the workspace: train, tune, dev.
+
+    Raises:
+        StoreNotFoundError: nothing was extracted yet.
+        UnknownNameError: this split was not.
+    """
     name, task = head_split(kind, split), workspace.config.task.name
+    stored = ActivationStore.open(workspace.activations)[tag]
     try:
-        return workspace.split(tag, name).require_complete()
+        stored.require(name)
     except UnknownNameError as error:
-        if tag not in workspace.stored():
-            raise
         tokens, usual = HEAD_TOKENS[kind], find_task(task)
         pool = "" if tokens == usual.tokens else " --pool " + tokens.replace("all", "none")
         other = (
@@ -138,12 +155,12 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
             )
         )
         raise UnknownNameError(
-            f"{kind} heads read {name}, and of {tag} there are {', '.join(workspace.stored()[tag])}"
-            f": `bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
+            f"{kind} heads read {name}, and of {tag} there are {', '.join(stored.splits())}: "
+            f"`bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
         ) from error
 
 
-def check_kind(head: str, kind: str, task: str) -> None:
+def check_kind(head: str, kind: Kind, task: str) -> None:
     """Refuse a span head where there are no spans.
 
     Args:
@@ -159,6 +176,41 @@ def check_kind(head: str, kind: str, task: str) -> None:
             f"{head} is a span head, but the task {task} has no spans to score: choose from "
             "`bertvision heads --kind classification`"
         )
+
+
+def stored_tags(
+    workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
+) -> list[SnapshotTag]:
+    """The snapshots that are wanted, or all, at which what heads take of a split is stored whole.
+
+    Args:
+        workspace: with the activations.
+        wanted: tags; empty means all.
+        kind: of the heads.
+        split: of the workspace.
+        option: of the command line that names them, for the message.
+
+    Raises:
+        UnknownNameError: of one that is wanted it is not.
+        InputError: there is none.
+    """
+    name = head_split(kind, split)
+    stored = [s for s in workspace.stored_splits() if s.split == name]
+    whole = sorted(SnapshotTag(s.tag) for s in stored if s.is_complete)
+    tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
+    cls = " --pool cls" if kind == "classification" else ""
+    if absent := [tag for tag in tags if tag not in whole]:
+        held = ", ".join(whole) or "none"
+        raise UnknownNameError(
+            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are {held}: "
+            f"`bertvision extract --checkpoint {absent[0]}{cls}` writes it"
+        )
+    if not tags:
+        raise InputError(
+            f"no split {name} is stored: `bertvision extract{cls}` writes it; `bertvision status` "
+            "says what there is"
+        )
+    return tags
 
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:

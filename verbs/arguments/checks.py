@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.store import ActivationStore
 from bertvision.models.zoo import HEADS, check_head
-from bertvision.pipelines.workspace.heads import check_kind, find_head
+from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
+from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.reading import StrPath, path_of, text_of
@@ -37,14 +39,41 @@ def check_new_heads(space: Workspace, runs: Iterable[Run]) -> None:
             check_kind(run.head, HEADS[run.head].kind, space.config.task.name)
 
 
-def check_trained_heads(space: Workspace, heads: Sequence[str], trained_on: str) -> None:
+def check_trained_heads(
+    space: Workspace, heads: Sequence[str], trained_on: str
+) -> dict[str, RunConfig]:
     """Check that heads were trained on a snapshot.
+
+    Returns:
+        Their records, by the names given.
 
     Raises:
         UnknownNameError: one was not.
+        WorkspaceError: a record is damaged.
     """
-    for head in heads:
-        find_head(space, trained_on, head)
+    return {head: read_run_config(find_head(space, trained_on, head)) for head in heads}
+
+
+def check_stored(space: Workspace, tag: str, split: str) -> None:
+    """Check that a split is stored.
+
+    Raises:
+        StoreNotFoundError: nothing was extracted yet.
+        UnknownNameError: this snapshot or split was not extracted.
+    """
+    ActivationStore.open(space.activations)[tag].require(split)
+
+
+def check_training_data(space: Workspace, runs: Iterable[Run], tag: str) -> None:
+    """Check that what heads are trained on is stored.
+
+    Raises:
+        StoreNotFoundError: nothing was extracted yet.
+        UnknownNameError: this snapshot or split was not extracted.
+    """
+    for run in runs:
+        if run.head in HEADS:
+            check_head_activations(space, tag, HEADS[run.head].kind, "train")
 
 
 def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:

@@ -7,17 +7,20 @@ from typing import Any
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.registry import TASKS, find_task, is_task, name_task, path_name
-from bertvision.pipelines.workspace.dataset_record import is_added
+from bertvision.pipelines.workspace.dataset_record import is_added, read_dataset_record
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
-def check_data(workspace: Path | None, model: str | None, task: str | None) -> Workspace | None:
+def check_data(
+    workspace: Path | None, model: str | None, task: str | None, data: str | None
+) -> Workspace | None:
     """Check what can be checked without reading data: the workspace, and the task's name.
 
     Args:
         workspace: folder of the workspace.
         model: encoder of a new one.
         task: what the data are; also the name of a data set that was added before.
+        data: where they are.
 
     Returns:
         The workspace, where there is one.
@@ -25,10 +28,14 @@ def check_data(workspace: Path | None, model: str | None, task: str | None) -> W
     Raises:
         WorkspaceError: there is none, and no model to make one with.
         InputError: there is no such task.
+        UnknownNameError: the data set was not added, and it is not said where it is.
     """
     space = Workspace.find(workspace) if model is None else None
-    if task is not None and (is_task(task) or not (space and is_added(space.root, task))):
-        name_task(task)
+    if task is None or (not is_task(task) and space and is_added(space.root, task)):
+        return space
+    name_task(task)
+    if space and not (data or task == space.config.task.name or find_task(task).hub):
+        read_dataset_record(space.root, path_name(task))  # which says that it was not added
     return space
 
 
@@ -53,7 +60,7 @@ def open_data(
     Returns:
         The workspace, and the name of the data set (None: its own).
     """
-    check_data(workspace, model, task)
+    check_data(workspace, model, task, data)
     from bertvision.pipelines.workspace.creation import planned_workspace
     from bertvision.pipelines.workspace.dataset import add_dataset, check_own
 
