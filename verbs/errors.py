@@ -36,6 +36,10 @@ def errors(
 ) -> Errors:
     """Show where a system errs: groups of questions, beside BERT, and examples.
 
+    >>> from bertvision.verbs.errors import errors
+    >>> sorted(errors("bert:1e").groups)[:2]
+    ['answer length', 'answerable']
+
     Args:
         system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
         trained_on: snapshot the head was trained on, where several are possible.

@@ -43,9 +43,9 @@ def extract(
     is finished by the same call, and computes at most one shard again.
 
     >>> import bertvision
-    >>> written = bertvision.extract("1e", split="dev")
-    >>> written[0].tag, written[0].split
-    ('1e', 'dev')
+    >>> written = bertvision.extract("1e", split="tune,dev", pool="max", encoding="int4")
+    >>> [(row.tag, row.split, row.examples) for row in written]
+    [('1e', 'tune-max', 18), ('1e', 'dev-max', 24)]
 
     Args:
         checkpoint: snapshots, such as ``0.3e`` or ``0.3e,1e``; by default the only one there is.

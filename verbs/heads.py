@@ -54,9 +54,9 @@ def train(
     An interrupted training is continued, exactly, by the same call.
 
     >>> import bertvision
-    >>> trained = bertvision.train("learned-pooling", checkpoint="1e")
-    >>> trained[0].head, trained[0].trained_on
-    ('learned-pooling', '1e')
+    >>> trained = bertvision.train("learned-pooling,adapter-64-shared", checkpoint="1e", epochs=2)
+    >>> [(row.head, row.trained_on) for row in trained]
+    [('learned-pooling', '1e'), ('adapter-64-shared', '1e')]
 
     Args:
         heads: names of heads, of plugins, or dotted paths ``package.module:Class``; each may carry
@@ -109,9 +109,14 @@ def evaluate(
     """Score trained heads with the official metric, on any snapshot's activations.
 
     >>> import bertvision
-    >>> scored = bertvision.evaluate("learned-pooling", trained_on="1e")
-    >>> sorted(scored[0].rules)
+    >>> _ = bertvision.train("learned-pooling", checkpoint="0.5e")
+    >>> (scored,) = bertvision.evaluate("learned-pooling", checkpoint="1e")
+    >>> scored.trained_on, scored.checkpoint
+    ('0.5e', '1e')
+    >>> sorted(scored.rules)
     ['argmax', 'n-best', 'n-best, threshold 0']
+    >>> 0 <= scored.rules["n-best"]["metrics"]["f1"] <= 100
+    True
 
     Args:
         heads: trained heads.

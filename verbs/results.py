@@ -16,8 +16,8 @@ def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row
 
     >>> import bertvision
     >>> frame = bertvision.results().to_pandas()
-    >>> sorted(frame.system.unique())
-    ['bert', 'head']
+    >>> list(frame.name + " " + frame.checkpoint)
+    ['BERT 0.5e', 'BERT 1e']
 
     Args:
         split: that was scored.
@@ -49,9 +49,9 @@ def predictions(
     """A scored system's answer to every item of a split, with the gold answer and the score.
 
     >>> import bertvision
-    >>> answers = bertvision.predictions("learned-pooling:1e")
-    >>> list(answers[0])
-    ['id', 'question', 'context', 'gold', 'answer', 'f1', 'exact']
+    >>> answers = bertvision.predictions("bert:1e")
+    >>> answers[0].question, answers[0].gold
+    ('when was david born ?', ['1901'])
     >>> worst = answers.to_pandas().sort_values("f1").head()
 
     Args:

@@ -37,9 +37,10 @@ R = TypeVar("R", bound=Result, covariant=True)
 class Row(Mapping[str, Any]):
     """One row of a table: values by name, as attributes and by key; names depend on the task.
 
-    >>> row = Row({"head": "learned-pooling", "f1": 71.5})
-    >>> row.f1, row["head"]
-    (71.5, 'learned-pooling')
+    >>> import bertvision
+    >>> row = bertvision.results()[0]
+    >>> row.name, row["checkpoint"], 0 <= row.f1 <= 100
+    ('BERT', '0.5e', True)
     """
 
     __slots__ = ("_values",)
@@ -83,13 +84,14 @@ class Row(Mapping[str, Any]):
 class Rows(Sequence[R], Generic[R]):
     """Several results, in order: a list to Python, a table where it is shown.
 
-    >>> rows = Rows([Row({"head": "learned-pooling", "f1": 71.5})], lambda rows: f"{len(rows)} row")
-    >>> rows[0].f1, len(rows)
-    (71.5, 1)
-    >>> rows
-    1 row
-    >>> rows.to_pandas().f1.max()
-    np.float64(71.5)
+    >>> import bertvision
+    >>> rows = bertvision.extract("1e", split="dev", pool="max")
+    >>> len(rows), rows[0].examples
+    (1, 24)
+    >>> print(str(rows).splitlines()[0].split("  ")[0])
+    split
+    >>> list(rows.to_pandas().columns)[:3]
+    ['tag', 'split', 'examples']
     """
 
     def __init__(

@@ -83,8 +83,9 @@ def ensemble(
     """Combine heads, with each other and with BERT, from their stored logits.
 
     >>> import bertvision
-    >>> made = bertvision.ensemble("learned-pooling", with_bert=True, trained_on="1e")
-    >>> made.members
+    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+    >>> _ = bertvision.evaluate("learned-pooling")
+    >>> bertvision.ensemble("learned-pooling", with_bert=True).members
     ('bert', 'learned-pooling')
 
     Args:
@@ -136,9 +137,9 @@ def compare(
     """Say whether two systems differ by more than noise: a paired bootstrap.
 
     >>> import bertvision
-    >>> found = bertvision.compare("bert:1e", "learned-pooling:1e", resamples=100)
-    >>> found.difference == found.first_score - found.second_score
-    True
+    >>> found = bertvision.compare("bert:1e", "bert:0.5e", resamples=100)
+    >>> found.metric, found.low <= found.difference <= found.high
+    ('f1', True)
 
     Args:
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]``: ``bert:1e``, ``adapter-64-shared:0.3e:1e``.

@@ -42,11 +42,6 @@ def extract(
     stored are taken of these, without the encoder, as far as they are as good (see
     `stored_tokens`).
 
-    >>> space = bertvision.Workspace.find()
-    >>> (done,) = bertvision.extract(space, "1e", splits=["tune"], tokens=["max"], encoding="int4")
-    >>> done.split, done.examples
-    ('tune-max', 18)
-
     Args:
         workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
         tag: which snapshot.

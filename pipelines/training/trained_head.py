@@ -63,6 +63,7 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
     """Load a trained head from its folder.
 
     >>> import bertvision
+    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
     >>> head = bertvision.load_head("heads/1e/learned-pooling")
     >>> head.config.trained_on, head.module.training
     ('1e', False)
