@@ -222,7 +222,7 @@ MISTAKES = {
     "bertvision.train('learned-poling')": "did you mean learned-pooling",
     "bertvision.train('learned-pooling')": "which snapshot is meant.*0.5e, 1e",
     "bertvision.train('learned-pooling', checkpoint='9e')": "no activations of 9e.*0.5e, 1e",
-    "bertvision.train('cls-last-state', checkpoint='1e')": "classification heads read train-cls.*those that learn squad_v2",
+    "bertvision.train('cls-last-state', checkpoint='1e')": "heads read train-cls.*are span heads",
     "bertvision.train('learned-pooling', epochs=0)": "--epochs 0: ",
     "bertvision.evaluate('learned-poling')": "did you mean learned-pooling",
     "bertvision.evaluate('learned-pooling', trained_on=1, split='tset')": "heads read tset.* of 1e",
