@@ -16,7 +16,9 @@ import pytest
 import torch
 import typer
 from stores import Made
+from workspaces import write_squad
 
+import bertvision
 from bertvision.cli import app
 from bertvision.models.registry import HEADS, describe_heads
 
@@ -163,6 +165,26 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def experiment(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a workspace that has the snapshots of the quickstart, and reviews beside it."""
+    root = tmp_path_factory.mktemp("experiment") / "workspace"
+    options: dict[str, Any] = {"batch_size": 8, "lr": 1e-3, "tune_fraction": 0.2}
+    bertvision.finetune(
+        model=str(tiny_bert),
+        train=write_squad(root.with_name("train.json"), 20, 1),
+        dev=write_squad(root.with_name("dev.json"), 6, 2),
+        save_at="0.3,1",
+        workspace=root,
+        **options,
+    )
+    bertvision.extract("0.3e,1e", workspace=root)
+    words = ("book", "city", "river", "king")
+    lines = [f"the {word} of {year},{label}" for label, word in enumerate(words) for year in (1, 2)]
+    (root / "reviews.csv").write_text("\n".join(["text,label", *lines * 3, ""]))
+    return root
+
+
 @pytest.fixture
 def in_workspace(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that documented code runs in."""
@@ -178,10 +200,21 @@ PYTHON = [
 ]
 
 
+VERBS = {name for name, home in bertvision._HOME.items() if home.startswith("verbs.")}
+
+
 @pytest.mark.parametrize(("page", "i"), PYTHON)
-def test_documented_code_runs(page: Path, i: int, in_workspace: Path) -> None:
+def test_documented_code_runs(
+    page: Path,
+    i: int,
+    in_workspace: Path,
+    experiment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     source = blocks(page, "python")[i]
+    if VERBS & set(re.findall(r"\b(\w+)\(", source)):
+        monkeypatch.chdir(experiment)
     if match := re.match(r"# (\w+)\.py\n", source):  # a module of the reader's own
         (in_workspace / f"{match[1]}.py").write_text(source)
     namespace: dict[str, Any] = {"__name__": f"documented_{i}"}
@@ -221,3 +254,15 @@ def test_ledger_of_the_format_page_has_the_fields_that_are_written(in_workspace:
     for name in ("split.json", "00000.json"):
         for field in json.loads((ledger / name).read_text()):
             assert f"`{field}`" in text, f"{name}: {field}"
+
+
+def test_the_page_of_python_names_every_public_name() -> None:
+    text = (ROOT / "docs" / "python-api.md").read_text()
+    table = text[text.index("| name | |") : text.index("## ")]
+    named = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row))
+    assert sorted(named) == sorted(set(bertvision.__all__) - {"__version__"})
+
+
+def test_no_code_of_the_pages_is_left_out_of_the_tests() -> None:
+    fenced = {name for page in PAGES for name in re.findall(r"^```(\w+)$", page.read_text(), re.M)}
+    assert fenced <= {"bash", "json", "mermaid", "python", "text", "toml"}
