@@ -178,7 +178,7 @@ def splits_table(splits: Sequence[Values]) -> str:
     return f"{table}\n\n{size(sum(s['bytes'] for s in splits))} in all"
 
 
-def removed_table(splits: Sequence[Row]) -> str:
+def removed_table(splits: Sequence[Values]) -> str:
     """What was removed, and what that freed."""
     lines = [f"removed {s['tag']}/{s['split']}, {size(s['bytes'])}" for s in splits]
     return "\n".join([*lines, f"{size(sum(s['bytes'] for s in splits))} freed"])
