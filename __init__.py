@@ -23,6 +23,7 @@ _MODULES = {
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
+    "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions"),
     "verbs.probe": ("probe",),
     "verbs.rank": ("rank",),
@@ -108,6 +109,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
     from bertvision.verbs.analysis import cka as cka
     from bertvision.verbs.analysis import isotropy as isotropy
+    from bertvision.verbs.errors import error_analysis as error_analysis
     from bertvision.verbs.experiment import quickstart as quickstart
     from bertvision.verbs.experiment import report as report
     from bertvision.verbs.experiment import score as score

@@ -56,11 +56,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def verb_of(name: str) -> Callable[..., Any]:
-    if name == "errors":
-        from bertvision.verbs.errors import errors as verb
-
-        return verb
-    found: Callable[..., Any] = getattr(bertvision, name)
+    # bertvision.errors is the module of what is raised
+    public = "error_analysis" if name == "errors" else name
+    found: Callable[..., Any] = getattr(bertvision, public)
     return found
 
 

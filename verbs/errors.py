@@ -36,8 +36,8 @@ def errors(
 ) -> Errors:
     """Show where a system errs: groups of questions, beside BERT, and examples.
 
-    >>> from bertvision.verbs.errors import errors
-    >>> sorted(errors("bert:1e").groups)[:2]
+    >>> import bertvision
+    >>> sorted(bertvision.error_analysis("bert:1e").groups)[:2]
     ['answer length', 'answerable']
 
     Args:
@@ -71,6 +71,10 @@ def errors(
         seed=seed,
     )
     return Errors.model_validate(found)
+
+
+error_analysis = errors
+"""`errors` as a public name: ``bertvision.errors`` is the module of what is raised."""
 
 
 def errors_table(result: Values) -> str:
