@@ -38,7 +38,7 @@ def errors(
 
     >>> import bertvision
     >>> sorted(bertvision.error_analysis("bert:1e").groups)[:2]
-    ['answer length', 'answerable']
+    ['answer', 'answer length (words)']
 
     Args:
         system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
