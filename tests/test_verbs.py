@@ -30,8 +30,12 @@ from bertvision.commands import (
 from bertvision.commands.declared_options import with_options
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
+from bertvision.pipelines.results.compare import compare as run_compare
+from bertvision.pipelines.results.ensemble import ensemble as run_ensemble
+from bertvision.pipelines.results.error_analysis import errors as run_errors
 from bertvision.pipelines.training import trained_head
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
+from bertvision.pipelines.workspace.status import status as run_status
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.options import chosen
 from bertvision.verbs.arguments.reading import (
@@ -42,7 +46,10 @@ from bertvision.verbs.arguments.reading import (
     parse_tokens,
     parse_weight_decays,
 )
+from bertvision.verbs.errors import Errors
+from bertvision.verbs.experiment import Status
 from bertvision.verbs.rows import Row, Rows
+from bertvision.verbs.systems import Comparison, Ensemble
 
 COMMANDS: dict[str, Callable[..., None]] = {
     command.__name__: command
@@ -169,6 +176,19 @@ def test_results_are_those_of_the_command_field_for_field(space: Path) -> None:
         assert str(result) == done(*words, "-w", space).removesuffix("\n")
 
 
+def test_typed_results_lose_no_field_of_what_the_pipelines_found(space: Path) -> None:
+    opened = Workspace.find(space)
+    on = {"trained_on": "1e", "tag": "1e"}
+    found: list[tuple[type[Any], dict[str, Any]]] = [
+        (Ensemble, run_ensemble(opened, ["learned-pooling"], with_bert=True, **on)),
+        (Comparison, run_compare(opened, "bert:1e", "bert:0.5e", resamples=50)),
+        (Errors, run_errors(opened, "learned-pooling:1e")),
+        (Status, run_status(opened)),
+    ]
+    for kind, values in found:
+        assert json.loads(json.dumps(kind.model_validate(values).to_json())) == values
+
+
 def test_results_have_attributes_and_become_frames(space: Path) -> None:
     (scored,) = bertvision.evaluate("learned-pooling", trained_on="1e", workspace=space)
     assert scored.checkpoint == "1e"
@@ -282,6 +302,15 @@ def test_a_head_is_loaded_by_a_text_and_a_wrong_path_is_no_damage(
         bertvision.load_head("heads/1e/pooling")
     with pytest.raises(TypeError):
         bertvision.load_head(None)  # type: ignore[arg-type]
+
+
+def test_a_path_is_a_text_or_a_path(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a text")
+    for folder in (str(tmp_path), tmp_path):
+        found = bertvision.find_file(folder, ["train.tsv"], "tone")
+        for path in (found, str(found)):
+            assert bertvision.read_text(path)[0] == "a text"
+        assert bertvision.splits_in(folder, {"train": ["train.tsv"]}, "tone") == ("train",)
 
 
 def test_what_a_class_of_ones_own_raises_is_not_called_damage(

@@ -23,7 +23,7 @@ class Line(NamedTuple):
     """Without its end."""
 
 
-def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
+def read_text(path: str | Path, *, fallback: str | None = None) -> tuple[str, str]:
     """Read a file of UTF-8, perhaps compressed with gzip and named ``.gz``.
 
     Args:
@@ -36,6 +36,7 @@ def read_text(path: Path, *, fallback: str | None = None) -> tuple[str, str]:
     Raises:
         InputError: the file cannot be read, decompressed or decoded, or holds nothing.
     """
+    path = Path(path)
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -74,7 +75,7 @@ def text_lines(text: str) -> Iterator[Line]:
             yield Line(number, line.removesuffix("\r"))
 
 
-def find_file(source: str, names: Sequence[str], task: str) -> Path:
+def find_file(source: str | Path, names: Sequence[str], task: str) -> Path:
     """The file that a source means: itself, or the first of these names in the folder.
 
     Args:
@@ -105,7 +106,7 @@ def find_in(folder: Path, names: Sequence[str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def splits_in(source: str, files: Mapping[str, Sequence[str]], task: str) -> tuple[str, ...]:
+def splits_in(source: str | Path, files: Mapping[str, Sequence[str]], task: str) -> tuple[str, ...]:
     """The splits that a local source offers: those whose files a folder holds, or that of a file.
 
     Args:
