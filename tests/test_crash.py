@@ -125,6 +125,10 @@ def named_points(ops: list[Op], most: int) -> list[int]:
     return sorted({*shards, *ends[: max(0, most - len(shards))]})
 
 
+RENAMED = "ledger/1e/train/.00001.json.tmp: rename"
+"""What commits a shard."""
+
+
 def check_killed(store: Path, notes: dict[str, list[str]], expected: dict[str, bytes]) -> None:
     point = notes["point"]
     found = committed(store) if store.exists() else set()
@@ -136,23 +140,27 @@ def check_killed(store: Path, notes: dict[str, list[str]], expected: dict[str, b
     assert contents(store) == expected, point
 
 
+@pytest.mark.parametrize(
+    ("part", "torn", "least"), [(3, 6, 20), pytest.param(1, 12, 50, marks=pytest.mark.slow)]
+)
 def test_killed_anywhere_the_same_command_ends_the_same(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]]
+    memory: Path, whole: tuple[list[Op], dict[str, bytes]], part: int, torn: int, least: int
 ) -> None:
     ops, expected = whole
-    points = [str(i) for i in named_points(ops, 50)]
+    (renamed,) = (i for i, op in enumerate(ops) if str(op) == RENAMED)
+    points = [str(i) for i in sorted({renamed, *named_points(ops, 50)[::part]})]
     # and in the middle of a write, of every kind of file
-    points += [f"{i}t" for i in named_points(ops, 200) if len(ops[i].data) > 40][:12]
+    points += [f"{i}t" for i in named_points(ops, 200) if len(ops[i].data) > 40][:torn]
     names = set()
     for store, notes in killed_at(memory, points):
         (name,) = notes["point"]
         names.add(name)
         check_killed(store, notes, expected)
-    assert len(names) >= 50
+    assert len(names) >= least
     assert {name.rpartition(" ")[2] for name in names} >= {
         "create", "write", "fsync", "rename", "mkdir",
     }  # fmt: skip
-    assert "ledger/1e/train/.00001.json.tmp: rename" in names
+    assert RENAMED in names
 
 
 @pytest.mark.slow
@@ -232,18 +240,21 @@ def crash_states(
     assert lost_something > count / 2
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", range(2))
 def test_after_a_power_loss_every_record_tells_of_data_that_is_there(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]], seed: int
+    memory: Path, whole: tuple[list[Op], dict[str, bytes]], seed: int, count: int
 ) -> None:
     log: list[Op] = []
     sure: list[tuple[int, int]] = []
     assert run(memory / "store", None, log, sure) is None
     assert [shard for _, shard in sure] == [0, 1, 2]
-    crash_states(memory, log, sure, 60, seed)
+    crash_states(memory, log, sure, count, seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
 def test_a_power_loss_after_a_kill_loses_nothing_either(
     memory: Path, whole: tuple[list[Op], dict[str, bytes]], seed: int
 ) -> None:
@@ -258,11 +269,12 @@ def test_a_power_loss_after_a_kill_loses_nothing_either(
     crash_states(memory, log, sure, 15, seed)
 
 
+@pytest.mark.parametrize("part", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_flush_that_fails_is_an_error_and_nothing_is_lost(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]]
+    memory: Path, whole: tuple[list[Op], dict[str, bytes]], part: int
 ) -> None:
     ops, expected = whole
-    for at in (i for i, op in enumerate(ops) if op.kind == "fsync"):
+    for at in [i for i, op in enumerate(ops) if op.kind == "fsync"][::part]:
 
         def fail(i: int, op: Op, at: int = at) -> None:
             if i == at:

@@ -25,7 +25,7 @@ STORES = {"plain": ("int8", "none"), "zstd": ("int8", "zstd"), "pcodec": ("float
     ("attacks", "least"),
     [
         (["plain:mutated", "plain:nested", "plain:sparse", "zstd:bombs", "pcodec:bombs",
-          "plain:tables"], 250),
+          "plain:tables"], 180),
         pytest.param(
             ["plain:all mutated"], 2500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]
         ),

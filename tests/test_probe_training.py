@@ -174,7 +174,13 @@ def test_every_probing_task_is_among_the_shares() -> None:
     assert set(PROBING) <= set(SHARES)
 
 
-@pytest.mark.parametrize("task", SHARES)
+OFTEN = {"word_content", "tree_depth", "subj_number", "trec"}
+"""Many classes, skewed ones, two, and both: every run of the tests sees these."""
+
+
+@pytest.mark.parametrize(
+    "task", [t if t in OFTEN else pytest.param(t, marks=pytest.mark.slow) for t in SHARES]
+)
 def test_shuffled_labels_score_the_majority(task: str) -> None:
     random = np.random.default_rng(sum(map(ord, task)))
     shares = SHARES[task] / SHARES[task].sum()
