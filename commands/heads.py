@@ -16,7 +16,7 @@ from bertvision.commands.options import (
     runs_verb,
     show,
 )
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.verbs.arguments.reading import parse_choice
 from bertvision.verbs.tables import Values, number
@@ -69,47 +69,117 @@ def evaluate(
 
 
 def heads(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this head in full; by default list all.")
+    ] = None,
     hidden: Annotated[
-        int | None, typer.Option(help="Width of the hidden states; by default BERT-large's 1024.")
+        int | None,
+        typer.Option(help="Width of the hidden states; by default the workspace's, or 1024."),
     ] = None,
     layers: Annotated[
         int | None,
-        typer.Option(help="Hidden states, embedding output included; by default BERT-large's 25."),
+        typer.Option(
+            help="How many hidden states the encoder has, with the embedding output; by default "
+            "the workspace's, or 25."
+        ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="span or classification alone.")] = None,
-    workspace: Annotated[
-        Path | None, typer.Option("--workspace", "-w", help="Take the dimensions of its encoder.")
+    kind: Annotated[
+        str | None, typer.Option(help="List this kind alone: span or classification.")
     ] = None,
+    workspace: Workspace = None,
     as_json: Json = False,
 ) -> None:
-    """List the heads with their parameters, by default at BERT-large's dimensions."""
+    """List the heads, or show one, with what they cost.
+
+    Sizes are those for the workspace's encoder; outside a workspace, for BERT-large.
+    """
     from bertvision.models import Kind
-    from bertvision.models.registry import describe_heads
+    from bertvision.models.registry import describe_head, describe_heads
+
+    wanted = parse_choice(kind, get_args(Kind), "--kind") if kind else None
+    layers, hidden, encoder = _dimensions(workspace, layers, hidden)
+    if name is not None:
+        one = describe_head(name, layers, hidden)._asdict()
+        show(one, as_json, lambda head: head_table(head, encoder))
+    else:
+        infos = [info._asdict() for info in describe_heads(layers, hidden, wanted)]
+        show(infos, as_json, lambda heads: heads_table(heads, encoder))
+
+
+def _dimensions(
+    workspace: Path | None, layers: int | None, hidden: int | None
+) -> tuple[int, int, str]:
+    """Hidden states, their width, and a line that says whose these are."""
+    from bertvision.errors import WorkspaceError
     from bertvision.verbs.arguments.checks import find_workspace
 
-    if workspace is not None:
-        model = find_workspace(workspace).config.model
-        hidden = model.hidden_size if hidden is None else hidden
-        layers = model.num_hidden_layers + 1 if layers is None else layers
-    wanted = parse_choice(kind, get_args(Kind), "--kind") if kind else None
-    layers, hidden = 25 if layers is None else layers, 1024 if hidden is None else hidden
-    infos = describe_heads(layers, hidden, wanted)
-    show([info._asdict() for info in infos], as_json, heads_table)
+    whose, found = "BERT-large", (25, 1024)
+    if layers is None or hidden is None:
+        try:
+            model = find_workspace(workspace).config.model
+            whose, found = (
+                "the workspace's encoder",
+                (model.num_hidden_layers + 1, model.hidden_size),
+            )
+        except WorkspaceError:
+            if workspace is not None:
+                raise
+    if layers is not None or hidden is not None:
+        whose = "an encoder"
+    layers, hidden = found[0] if layers is None else layers, found[1] if hidden is None else hidden
+    return layers, hidden, f"for {whose}: {layers} hidden states of width {hidden:,}"
 
 
-def heads_table(heads: Sequence[Values]) -> str:
-    """Name, parameters, arithmetic and description of each head."""
-    return format_table(
-        ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"],
+_LEGEND = (
+    "M mult./token: millions of multiplications of a forward pass for each token.  *: costly "
+    "beside the encoder; `bertvision sweep` trains it only when named.  `bertvision heads NAME` "
+    "shows one head in full."
+)
+
+
+def heads_table(heads: Sequence[Values], encoder: str) -> str:
+    """Name, parameters, arithmetic and description of each head.
+
+    Args:
+        heads: fields of `HeadInfo`.
+        encoder: what the sizes are for.
+    """
+    table = format_table(
+        ["head", "parameters", "% BERT-large", "M mult./token", "description"],
         [
             [
-                h["name"],
-                f"{h['trainable']:,}",
+                h["name"] + (" *" if h["costly"] else ""),
                 f"{h['total']:,}",
                 f"{h['percent']:.4f}",
-                number(h["multiplications"] and h["multiplications"] / 1e6, "{:.3g}"),
-                h["description"] + (" (costly)" if h["costly"] else ""),
+                _millions(h),
+                h["description"],
             ]
             for h in heads
         ],
     )
+    return f"{table}\n\n{fill(f'Sizes {encoder}.')}\n{fill(_LEGEND)}"
+
+
+def head_table(head: Values, encoder: str) -> str:
+    """One head: what it does, where it comes from, what it costs."""
+    from bertvision.models.zoo import HEADS
+
+    spec = HEADS.get(head["name"])
+    made = spec.target + "".join(f" {k}={v}" for k, v in spec.kwargs.items()) if spec else ""
+    lines = {
+        "head": head["name"],
+        "kind": head["kind"],
+        "what": head["description"],
+        "source": head["source"],
+        "made by": made,
+        "sizes": encoder,
+        "parameters": f"{head['trainable']:,} trained, {head['total']:,} with running statistics",
+        "": f"{head['percent']:.4f} % of BERT-large",
+        "arithmetic": f"{_millions(head)} million multiplications for each token",
+        "costly": "yes: `bertvision sweep` trains it only when named" if head["costly"] else "no",
+    }
+    return "\n".join(f"{name:<12}{text}" for name, text in lines.items() if text)
+
+
+def _millions(head: Values) -> str:
+    return number(head["multiplications"] and head["multiplications"] / 1e6, "{:.3g}")

@@ -119,7 +119,7 @@ def describe_heads(
     """
     if kind not in (None, *get_args(Kind)):
         raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
-    infos = (_describe(name, layers, hidden) for name in [*HEADS, *sorted(plugins())])
+    infos = (describe_head(name, layers, hidden) for name in [*HEADS, *sorted(plugins())])
     return [info for info in infos if kind in (None, info.kind)]
 
 
@@ -137,7 +137,18 @@ def kind_of(head: nn.Module) -> Kind:
     return kind
 
 
-def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
+def describe_head(name: str, layers: int = 25, hidden: int = 1024) -> HeadInfo:
+    """A head for an encoder of these dimensions; see `describe_heads`.
+
+    Args:
+        name: as of `build_head`.
+        layers: number of hidden states of the encoder, the embedding output included.
+        hidden: width of the hidden states.
+
+    Raises:
+        UnknownNameError: no head has this name.
+        InputError: a dimension is below 1 or too small for the head, or it cannot be imported.
+    """
     with torch.device("meta"):
         head = build_head(name, layers=layers, hidden=hidden)
         kind = kind_of(head)
@@ -156,7 +167,7 @@ def _describe(name: str, layers: int, hidden: int) -> HeadInfo:
         kind=kind,
         multiplications=count,
         costly=is_costly(kind, count, layers, hidden),
-        source=spec.source if spec else plugins()[name],
+        source=spec.source if spec else plugins().get(name, name),
     )
 
 

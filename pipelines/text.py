@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,23 +15,60 @@ from typing import Any
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, stacked: bool = False
+) -> str:
     """Columns as wide as their widest cell; text to the left, numbers to the right.
+
+    A file or a pipe gets all columns. On a terminal those that do not fit are left out, which the
+    last line says: the columns that matter most come first.
 
     Args:
         header: names of the columns.
         rows: cells as text, as many in each row as in the header.
+        stacked: columns that do not fit follow below, beside the first column again.
     """
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numeric = [_are_numbers([row[i] for row in rows]) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
+    fitting = _fitting(widths, terminal_width())
+    shown = fitting if stacked else fitting[:1]
+    text = "\n\n".join(
+        "\n".join(
+            "  ".join(
+                line[i].rjust(widths[i]) if numeric[i] else line[i].ljust(widths[i])
+                for i in columns
+            ).rstrip()
+            for line in lines
+        )
+        for columns in shown
     )
+    left_out = ", ".join(header[i] for columns in fitting[len(shown) :] for i in columns[1:])
+    note = f"(not shown: {left_out}; a wider terminal, a pipe and --json show all)"
+    return f"{text}\n{fill(note)}" if left_out else text
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is, 80 at least; None of a file or a pipe."""
+    return max(80, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def fill(text: str) -> str:
+    """A sentence in lines that fit the terminal; one line for a file or a pipe."""
+    width = terminal_width()
+    return text if width is None else textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def _fitting(widths: Sequence[int], limit: int | None) -> list[list[int]]:
+    """Columns in groups that fit, each led by the first column and one more at least."""
+    groups, used = [[0]], widths[0]
+    for i, width in enumerate(widths[1:], 1):
+        if limit is not None and used + 2 + width > limit and len(groups[-1]) > 1:
+            groups.append([0])
+            used = widths[0]
+        groups[-1].append(i)
+        used += 2 + width
+    return groups
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> str:

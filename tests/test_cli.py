@@ -116,7 +116,8 @@ def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json
     rows = cells(done("evaluate", *names, "-w", copy))  # both only on 0.5e: no need to name it
     assert rows[0][:5] == ["head", "trained on", "evaluated on", "EM", "F1"]
     assert rows[0][5:8] == ["HasAns EM", "HasAns F1", "NoAns"]
-    assert [row[:3] for row in rows[1:]] == [[name, "0.5e", "0.5e"] for name in names]
+    assert [row[:3] for row in rows[1:-1]] == [[name, "0.5e", "0.5e"] for name in names]
+    assert rows[-1][0] == "(never answering)"
     cross = ["evaluate", names[1], "--checkpoint", "1e", "-w", copy, "--json"]
     result = run(*cross)
     (found,) = json.loads(result.stdout)
@@ -129,14 +130,22 @@ def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json
     assert official == found["rules"]["n-best"]["metrics"]
 
 
-def test_heads_gives_sizes_of_any_encoder() -> None:
-    rows = cells(done("heads"))
-    assert rows[0] == ["head", "trainable", "total", "% BERT-large", "M mult./token", "description"]
-    assert ["learned-pooling", "2,076", "2,076"] in [row[:3] for row in rows]
-    assert any(row[-1].endswith("(costly)") for row in rows)
+def test_heads_gives_sizes_of_any_encoder(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, sizes = done("heads").split("\n\n")
+    rows = cells(table)
+    assert rows[0] == ["head", "parameters", "% BERT-large", "M mult./token", "description"]
+    assert ["learned-pooling", "2,076"] in [row[:2] for row in rows]
+    assert any(row[0].endswith(" *") for row in rows)
+    assert "for BERT-large: 25 hidden states of width 1,024" in sizes
     small = json.loads(done("heads", "--hidden", 32, "--layers", 3, "--json"))
     assert len(small) == len(rows) - 1
     assert {head["name"]: head["total"] for head in small}["learned-pooling"] == 70
+    monkeypatch.chdir(space)
+    assert "for the workspace's encoder: 3 hidden states of width 32" in done("heads")
+    one = done("heads", "learned-pooling")
+    assert "70 trained" in one
+    assert "bertvision.models.heads" in one
+    assert "no head" in run("heads", "learned-poling").stderr
 
 
 def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:

@@ -104,8 +104,12 @@ def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:
         bert = json.loads((swept.bert_dir(row["checkpoint"]) / "metrics.json").read_text())
         expected = row["f1"] - bert["rules"]["n-best"]["metrics"]["f1"]
         assert row["difference"] == pytest.approx(expected)
-    scores, costs = (table.splitlines() for table in sweep_table(rows).split("\n\n"))
-    assert len(scores) == len(costs) == 1 + len(rows)
+    table = sweep_table(rows)
+    scores, costs, legend = (part.splitlines() for part in table.split("\n\n"))
+    assert len(scores) - 1 == len(costs) == 1 + len(rows)
+    assert scores[-1].startswith("(never answering)")
+    assert scores[-1].endswith("100.0")
+    assert "Retention" in legend[0]
     assert "±" in scores[1]
     assert "retention" in costs[0]
 

@@ -6,10 +6,12 @@ import csv
 import io
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import did_you_mean
+from bertvision.pipelines import text
 from bertvision.pipelines.text import csv_text
 
 CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text("a,\"\n '"))
@@ -33,3 +35,19 @@ def test_a_hint_names_what_is_close_and_nothing_else() -> None:
     several = did_you_mean("adapter-64-share", names, most=2)
     assert several == "did you mean adapter-64-shared or adapter-64? "
     assert did_you_mean("bert", names) == did_you_mean("adapter-64", names) == ""
+
+
+def test_a_table_fits_the_terminal_and_a_pipe_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line wraps on a terminal; what is left out is said, and a file lacks nothing."""
+    header, rows = ["layer", *(f"column {i}" for i in range(20))], [["1", *["0.5"] * 20]]
+    whole = text.format_table(header, rows)
+    assert "column 19" in whole.splitlines()[0]
+    monkeypatch.setattr(text, "terminal_width", lambda: 80)
+    cut = text.format_table(header, rows)
+    assert max(map(len, cut.splitlines())) <= 80
+    assert "not shown: column 8" in cut.replace("column 7, ", "")
+    stacked = text.format_table(header, rows, stacked=True)
+    assert max(map(len, stacked.splitlines())) <= 80
+    assert all(name in stacked for name in header)
+    assert "not shown" not in stacked
+    assert stacked.count("layer") > 1  # each part says again what its rows are

@@ -29,7 +29,7 @@ from bertvision.verbs.arguments.reading import (
     parse_tag,
 )
 from bertvision.verbs.rows import Rows
-from bertvision.verbs.tables import Values, metric_cells, metric_names, number
+from bertvision.verbs.tables import Values, baseline_cells, metric_cells, metric_names, number
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
@@ -153,7 +153,16 @@ def evaluate(
 def trained_table(heads: Sequence[Values]) -> str:
     """What a training made."""
     return format_table(
-        ["head", "trained on", "data", "seed", "parameters", "loss", "seconds", "waiting for data"],
+        [
+            "head",
+            "trained on",
+            "part of data",
+            "seed",
+            "parameters",
+            "loss",
+            "seconds",
+            "waiting for data",
+        ],
         [
             [
                 h["head"],
@@ -188,6 +197,9 @@ def evaluated_table(results: Sequence[Values]) -> str:
             ]
             for r, found in zip(group, metrics, strict=True)
         ]
+        if argmax and (nothing := metrics[0].get("NoAns_total")):
+            name, never = baseline_cells(100 * nothing / metrics[0]["total"], names)
+            rows.append([name, "-", "-", *never, "-", "-"])
         header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
         if rows:
             tables.append(format_table(header, rows))

@@ -84,7 +84,15 @@ def results_table(rows: Sequence[Values]) -> str:
     """Systems with their scores, and the difference from BERT."""
     metrics = metric_names(rows)
     return format_table(
-        ["system", "data", "seed", "trained on", "evaluated on", *metrics.values(), "− BERT"],
+        [
+            "system",
+            "part of data",
+            "seed",
+            "trained on",
+            "evaluated on",
+            *metrics.values(),
+            "− BERT",
+        ],
         [
             [
                 *(r["name"], f"{r['fraction']:.4g}", str(r["seed"])),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bertvision.pipelines.tasks.registry import find_task
-from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import runs_of
@@ -23,9 +24,17 @@ from bertvision.verbs.arguments.reading import (
     parse_tags,
 )
 from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import Values, metric_names, number
+from bertvision.verbs.tables import Values, baseline_cells, metric_names, number
 
 _PARTS = ("fine_tuning", "extraction", "training")
+_LEGEND = (
+    "Scores are in per cent.  Retention: the score in per cent of BERT's at the last snapshot.  "
+    "Speed-up: the time to fine-tune BERT up to there, divided by the head's fine-tuning, "
+    "extraction and training together."
+)
+
+Columns = dict[str, Callable[[Values], str]]
+"""How the cells of columns are made of a row, by header."""
 
 
 @takes(TrainOptions)
@@ -103,34 +112,38 @@ def sweep(
 def sweep_table(rows: Sequence[Values]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
     metrics = metric_names(rows)
-    system = ["head", "data", "trained on", "evaluated on"]
-    systems = [[r["name"], f"{r['fraction']:.4g}", r["trained_on"], r["checkpoint"]] for r in rows]
-    scores = [
-        [
-            str(r["seeds"]),
-            *[_with_deviation(r, key) for key in metrics],
-            number(r["difference"], "{:+.1f}"),
-        ]
-        for r in rows
+    system: Columns = {"head": lambda r: r["name"]}
+    if any(r["fraction"] != 1 for r in rows):
+        system["part of data"] = lambda r: f"{r['fraction']:.4g}"
+    system |= {"trained on": lambda r: r["trained_on"], "evaluated on": lambda r: r["checkpoint"]}
+    compared = _compared(rows, metrics)
+    order = sorted(metrics, key=lambda key: metrics[key] != compared)  # what counts stands first
+    scores: Columns = {metrics[key]: partial(_with_deviation, key=key) for key in order}
+    rest: Columns = {f"{compared} − BERT": lambda r: number(r["difference"], "{:+.1f}")}
+    if any(r["seeds"] > 1 for r in rows):
+        rest["seeds"] = lambda r: str(r["seeds"])
+    costs: Columns = {
+        "retention": lambda r: number(r.get("retention"), "{:.1f}%"),
+        "speed-up": lambda r: number(r.get("speed_up"), "{:.2f}"),
+        "% of encoder": lambda r: number(r.get("percent"), "{:.3f}"),
+    }
+    costs |= {f"{part.replace('_', '-')} s": partial(_seconds, part=part) for part in _PARTS}
+    costs["stored"] = lambda r: "-" if r.get("bytes") is None else size(r["bytes"])
+    lines = [[cell(r) for cell in (system | rest | scores).values()] for r in rows]
+    baseline = next((r["baseline"] for r in rows if r.get("baseline") is not None), None)
+    if baseline is not None:
+        name, cells = baseline_cells(baseline, order)
+        lines.append([name, *["-"] * (len(system) - 1 + len(rest)), *cells])
+    costs = system | costs
+    tables = [
+        format_table([*system, *rest, *scores], lines),
+        format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
     ]
-    costs = [
-        [
-            number(r.get("percent"), "{:.3f}"),
-            *[number(r.get(f"{part}_seconds")) for part in _PARTS],
-            "-" if r.get("bytes") is None else size(r["bytes"]),
-            number(r.get("retention"), "{:.1f}%"),
-            number(r.get("speed_up"), "{:.2f}"),
-        ]
-        for r in rows
-    ]
-    names = ["% of encoder", *(f"{part.replace('_', '-')} s" for part in _PARTS)]
-    return "\n\n".join(
-        format_table([*system, *header], [a + b for a, b in zip(systems, cells, strict=True)])
-        for header, cells in (
-            (["seeds", *metrics.values(), f"{_compared(rows, metrics)} − BERT"], scores),
-            ([*names, "stored", "retention", "speed-up"], costs),
-        )
-    )
+    return "\n\n".join([*tables, fill(_LEGEND)])
+
+
+def _seconds(row: Values, part: str) -> str:
+    return number(row.get(f"{part}_seconds"))
 
 
 def _compared(rows: Sequence[Values], metrics: Mapping[str, str]) -> str:

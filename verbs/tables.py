@@ -22,6 +22,22 @@ def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]
     return [number(metrics.get(key)) for key in keys]
 
 
+def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
+    """What always giving the commonest answer scores, so that a system that learned nothing shows.
+
+    Args:
+        score: of the commonest answer, in per cent: of no answer, or of the largest class.
+        keys: of the metrics that are shown.
+
+    Returns:
+        What the system is called, and its cells.
+    """
+    if "exact" not in (keys := list(keys)):
+        return "(majority class)", metric_cells({"accuracy": score}, keys)
+    never = {"exact": score, "f1": score, "HasAns_exact": 0.0, "HasAns_f1": 0.0}
+    return "(never answering)", metric_cells({**never, "NoAns_exact": 100.0}, keys)
+
+
 def number(value: float | None, form: str = "{:.1f}") -> str:
     """A number in a form, or a dash where there is none."""
     return "-" if value is None else form.format(value)

@@ -135,10 +135,13 @@ def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str
 
     Returns:
         Rows as `read_rows` makes them: means and standard deviations over seeds, the difference
-        from BERT at the snapshot evaluated on, costs, files and commands.
+        from BERT at the snapshot evaluated on, the score of always giving the commonest answer
+        (``baseline``), costs, files and commands.
     """
     wanted = {(r.name, r.fraction, r.trained_on, r.checkpoint) for r in results}
     keys = ("name", "fraction", "trained_on", "checkpoint")
     found = read_rows(workspace, results[0].split if results else "dev")
+    for row in found.heads:
+        row["baseline"] = found.baseline
     rows = [*found.heads, *found.others]
     return [row for row in rows if tuple(row[key] for key in keys) in wanted]
