@@ -231,7 +231,8 @@ def test_errors_are_told_by_class(space: Workspace) -> None:
     assert {e["gold"] for e in found["examples"]} <= set(by_class)
     text = errors_table(found)
     assert "taken for" in text
-    assert "macro F1" in evaluated_table(evaluate(space, HEADS, trained_on=TAG, tag=TAG))
+    scored = evaluate(space, HEADS, trained_on=TAG, tag=TAG)
+    assert "macro F1" in evaluated_table([scores.to_json() for scores in scored])
 
 
 def test_report_has_the_metric_of_the_task(space: Workspace, tmp_path: Path) -> None:
