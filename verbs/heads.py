@@ -197,7 +197,7 @@ def evaluated_table(results: Sequence[Values]) -> str:
             ]
             for r, found in zip(group, metrics, strict=True)
         ]
-        if argmax and (nothing := metrics[0].get("NoAns_total")):
+        if argmax and metrics and (nothing := metrics[0].get("NoAns_total")):
             name, never = baseline_cells(100 * nothing / metrics[0]["total"], names)
             rows.append([name, "-", "-", *never, "-", "-"])
         header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
