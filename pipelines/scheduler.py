@@ -225,11 +225,12 @@ class _Bar(Callback):
 
     def __init__(self, desc: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.desc = desc
+        self.desc, self.passes = desc, 0
 
     def _start_state(self, dsk: Any, state: dict[str, Any]) -> None:
         total = sum(len(state[key]) for key in ("ready", "waiting"))
-        self.bar = progress(total, self.desc, "task")
+        self.passes += 1
+        self.bar = progress(total, f"{self.desc}, pass {self.passes}", "task")
 
     def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
         self.bar.update()

@@ -65,7 +65,10 @@ def test_a_system_that_is_right_everywhere_is_better_than_noise(lab: Workspace) 
     assert there["sentence"].startswith(f"{HEAD}:0.5e:1e is better than bert:1e by 100.00 points")
     back = compare(lab, "bert:1e", f"{HEAD}:0.5e:1e", resamples=1000)
     assert back["difference"] == -100
-    assert back["sentence"] == there["sentence"]
+    assert f"{back['first']} is worse than {back['second']} by 100.00" in back["sentence"]
+    assert (
+        "interval -100.00 to -100.00" in back["sentence"]
+    )  # of first minus second, as low and high
 
 
 def test_yes_and_no_are_compared_by_accuracy(lab: Workspace) -> None:
@@ -146,8 +149,8 @@ def test_a_sentence_says_what_the_interval_allows() -> None:
     )
     sure = Difference(45.0, 50.0, -5.0, -7.0, -3.0, 1 / 1001, 1.0, 100, 100, 1000)
     assert sentence("a", "b", "exact", sure) == (
-        "b is better than a by 5.00 points of exact match, more than the choice of questions "
-        "explains (95 % interval +3.00 to +7.00, p < 0.001, paired bootstrap over 100 questions)."
+        "a is worse than b by 5.00 points of exact match, more than the choice of questions "
+        "explains (95 % interval -7.00 to -3.00, p < 0.001, paired bootstrap over 100 questions)."
     )
 
 

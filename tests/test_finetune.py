@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import DiskSpaceError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import FinetuneModule, finetune, learning_rate
@@ -72,6 +72,17 @@ def finished(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     result = finetune(root, FinetuneOptions(**options))
     assert result["steps"] > 5
     return Workspace.find(root)
+
+
+def test_a_disk_too_small_is_refused_before_any_step(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of steps are not lost to a disk that could never hold their snapshots."""
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(DiskSpaceError, match=r"1 kB are free: .* --save-at .* --workspace"):
+        finetune(tmp_path / "small", FinetuneOptions(**options))
+    assert not list((tmp_path / "small").glob("snapshots/*"))
 
 
 @pytest.fixture

@@ -80,26 +80,35 @@ error_analysis = errors
 def errors_table(result: Values) -> str:
     """Groups with their scores, the second answer, agreement with BERT, and the examples."""
     from bertvision.pipelines.results.error_analysis import CELLS
+    from bertvision.pipelines.tasks.scores import METRICS
 
-    parts = [
-        _groups(grouping, rows, result["metrics"]) for grouping, rows in result["groups"].items()
+    parts = [f"{result['system']} on {result['split']}: scores in per cent of groups of items"]
+    parts += [
+        _groups(grouping, rows, result["metrics"])
+        for grouping, rows in result["groups"].items()
+        if len(rows) > 1  # one group is the whole
     ]
-    if (second := result["second"]) and second["first_wrong"]:
-        parts.append(
-            f"where the first answer is wrong ({second['first_wrong']:,} questions), the second is "
-            f"right in {second['percent']:.1f} %: {second['second_right_HasAns']:,} HasAns, "
-            f"{second['second_right_NoAns']:,} NoAns"
-        )
+    if (second := result["second"]) and "first_wrong_HasAns" in second:
+        parts.append(_second(second))
     if confused := result["confusions"]:
         rows = [
             [c["gold"], c["answer"], f"{c['n']:,}", f"{c['n'] / c['of']:.1%}"] for c in confused
         ]
-        parts.append(format_table(["gold", "taken for", "n", "part of the class"], rows))
+        table = format_table(["gold", "taken for", "n", "part of the class"], rows)
+        parts.append(f"The classes that are most often taken for another\n\n{table}")
     if cells := result["agreement"]:
-        rows = [[c, f"{cells[c]:,}", f"{cells[c] / result['questions']:.1%}"] for c in CELLS]
-        table = format_table(["right, beside BERT", "n", "part"], rows)
-        parts.append(f"{table}\nMcNemar's exact test: p = {cells['p']:.2g}")
-    parts += [_example(example) for example in result["examples"]]
+        named = {"none": "neither"}
+        rows = [
+            [named.get(c, c), f"{cells[c]:,}", f"{cells[c] / result['questions']:.1%}"]
+            for c in CELLS
+        ]
+        table = format_table(["who is right", "n", "part"], rows)
+        test = f"McNemar's exact test that both err equally often: p = {cells['p']:.2g}"
+        parts.append(f"Beside BERT at the same snapshot\n\n{table}\n{test}")
+    unit = METRICS[result["metrics"][0]]
+    if result["examples"]:
+        parts.append("Examples")
+    parts += [_example(example, unit) for example in result["examples"]]
     return "\n\n".join(parts)
 
 
@@ -114,13 +123,33 @@ def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> st
     )
 
 
-def _example(example: Values) -> str:
+def _second(second: Values) -> str:
+    """How often the second answer is right, of questions with an answer and without apart.
+
+    Where no answer is right and a text was given, no answer is nearly always what comes second.
+    """
+    rows = [
+        [kind, f"{wrong:,}", f"{right:,}", f"{right / wrong:.1%}"]
+        for kind in ("HasAns", "NoAns")
+        for wrong, right in [(second[f"first_wrong_{kind}"], second[f"second_right_{kind}"])]
+        if wrong
+    ]
+    table = format_table(["questions", "first wrong", "second right", "part"], rows)
+    return (
+        f"Where the first answer is wrong, is the second right?\n\n{table}"
+        if rows
+        else ("The first answer is right everywhere.")
+    )
+
+
+def _example(example: Values, unit: str) -> str:
     answers = {"gold": example["gold"], "answer": example["answer"]}
     answers |= {key: example[key] for key in ("second", "bert") if example.get(key) is not None}
-    lines = [f"{example['cell']}: {example['question']} ({example['id']})"]
+    cell = {"none": "both wrong"}.get(example["cell"], example["cell"])
+    lines = [f"{cell}: {example['question']} ({example['id']})"]
     lines += [example["context"]] if example["context"] else []
     lines += [f"{name:<8}{_answer(value)}" for name, value in answers.items()]
-    return "\n  ".join([*lines, f"{'score':<8}{example['score']:.0f}"])
+    return "\n  ".join([*lines, f"{unit:<8}{example['score']:.0f} %"])
 
 
 def _answer(value: str | bool | list[str]) -> str:

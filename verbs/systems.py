@@ -7,7 +7,7 @@ from typing import Any, get_args
 from bertvision.pipelines.results.bootstrap import By
 from bertvision.pipelines.results.softmax import Combine
 from bertvision.pipelines.tasks.scores import Metric
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
 from bertvision.verbs.arguments.checks import check_trained_heads, find_workspace
@@ -180,10 +180,16 @@ def ensemble_table(result: Values) -> str:
     systems.append(ensemble_name(result["members"], result["combine"]))
     metrics = [headline(part["rules"]) for part in (*result["parts"], result)]
     shown = [name for name in METRICS if all(name in m for m in metrics)]
-    return format_table(
+    table = format_table(
         ["system", *(METRICS[name] for name in shown)],
         [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)],
     )
+    how = "highest" if result["combine"] == "max" else "mean"
+    legend = (
+        f"Scores are in per cent.  {systems[-1]}: of each candidate answer, the {how} of the "
+        "members' probabilities.  A name without @s is the head of seed 0 alone."
+    )
+    return f"{table}\n\n{fill(legend)}"
 
 
 def compare_table(result: Values) -> str:
@@ -196,9 +202,10 @@ def compare_table(result: Values) -> str:
         [
             [result["first"], f"{result['first_score']:.2f}"],
             [result["second"], f"{result['second_score']:.2f}"],
-            ["difference", f"{result['difference']:+.2f}"],
+            ["first − second", f"{result['difference']:+.2f}"],
         ],
     )
     interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
     p = format_p(result["p"], result["resamples"])
-    return f"{table}\n\n95 % interval  {interval}\np              {p}\n\n{result['sentence']}"
+    lines = f"95 % interval of first − second: {interval}\np: {p}"
+    return f"{table}\n\n{lines}\n\n{fill(result['sentence'])}"

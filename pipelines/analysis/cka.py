@@ -99,7 +99,9 @@ class CkaResult:
                 [str(layer), *(f"{v:.{digits}f}" for v in row)]
                 for layer, row in zip(self.layers_x, values, strict=True)
             ]
-            parts.append(f"{label}\n" + format_table([corner, *map(str, self.layers_y)], rows))
+            parts.append(
+                f"{label}\n" + format_table([corner, *map(str, self.layers_y)], rows, stacked=True)
+            )
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:

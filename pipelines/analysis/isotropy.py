@@ -23,7 +23,7 @@ from bertvision.pipelines.drawing.figures import WIDE, Figure, panels, titled
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import fill, format_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class IsotropyResult:
 
     def table(self) -> str:
         """Text for a terminal: a row per layer."""
-        header = ["layer", "mean norm", "mean cosine", "top channel", "adds"]
+        header = ["layer", "mean norm", "mean cosine", "top channel", "its part"]
         header += [f"EV {k}" for k in self.components]
         header += ["outliers", f"outlier channels (> {self.outlier_sd:g} sd)"]
         rows = []
@@ -87,7 +87,12 @@ class IsotropyResult:
                     shown or "–",
                 ]
             )
-        return f"{self.title()}\n\n{format_table(header, rows)}"
+        legend = (
+            "Mean cosine: of all pairs of different tokens.  Its part: what the top channel alone "
+            "adds to the mean cosine.  EV k: share of the variance that the first k principal "
+            "components explain."
+        )
+        return f"{self.title()}\n\n{format_table(header, rows)}\n\n{fill(legend)}"
 
     def __repr__(self) -> str:
         return self.table()

@@ -18,15 +18,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import DiskSpaceError, InputError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
+from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
 from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.text import size
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.workspace.config import FinetuneConfig
@@ -65,6 +67,7 @@ def finetune(
     Raises:
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
+        DiskSpaceError: the disk cannot hold the snapshots; no step was taken.
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
     """
@@ -102,6 +105,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
     saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock)
+    _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
     saver.save(0)
     missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
     if not missing:
@@ -132,6 +136,24 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         ).fit(module, loader, ckpt_path=resume_file.find(before=min(missing)), weights_only=True)
     resume_file.finish()
     return module.steps_taken
+
+
+def _check_space(workspace: Workspace, model: PreTrainedModel, snapshots: int) -> None:
+    """Check, before any step, that the disk can hold the snapshots and the resume file.
+
+    The resume file holds the weights and the optimiser's two moments of each.
+
+    Raises:
+        DiskSpaceError: it cannot.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    needed, free = (snapshots + 3) * weights, free_bytes(workspace.root)
+    if snapshots and free is not None and needed > free:
+        raise DiskSpaceError(
+            f"{size(needed)} are needed in {workspace.root}, for {counted(snapshots, 'snapshot')} "
+            f"of {size(weights)} and the file to resume from; {size(free)} are free: free some "
+            "space, save fewer snapshots with --save-at or name another --workspace"
+        )
 
 
 class FinetuneModule(pl.LightningModule):

@@ -119,7 +119,7 @@ def sentence(
     d: Difference,
     words: tuple[str, str] = ("contexts", "questions"),
 ) -> str:
-    """What a comparison says, in words.
+    """What a comparison says, in words; every sign is of first minus second.
 
     Args:
         first: the first system.
@@ -134,22 +134,20 @@ def sentence(
         of_each = metric == "accuracy" or words[1] == "questions"
         where = f"every {words[1].removesuffix('s')}" if of_each else f"these {words[1]}"
         return f"{first} and {second} have the same {name} on {where}."
-    low, high = d.low, d.high
-    if d.difference < 0:
-        first, second, low, high = second, first, -d.high, -d.low
     drawn = words[d.clusters == d.questions]
     evidence = (
-        f"95 % interval {low:+.2f} to {high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, paired "
-        f"bootstrap over {d.clusters:,} {drawn}"
+        f"95 % interval {d.low:+.2f} to {d.high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, "
+        f"paired bootstrap over {d.clusters:,} {drawn}"
     )
+    better, above = ("better", "above") if d.difference >= 0 else ("worse", "below")
     points = f"{abs(d.difference):.2f} points of {name}"
     if d.p < 0.05:
         return (
-            f"{first} is better than {second} by {points}, more than the choice of {words[1]} "
+            f"{first} is {better} than {second} by {points}, more than the choice of {words[1]} "
             f"explains ({evidence})."
         )
     return (
-        f"{first} is {points} above {second}, which the choice of {words[1]} alone may give "
+        f"{first} is {points} {above} {second}, which the choice of {words[1]} alone may give "
         f"({evidence})."
     )
 

@@ -43,6 +43,8 @@ def second_summary(
         "first_wrong": len(wrong),
         "second_right": len(found),
         "percent": 100 * len(found) / len(wrong) if wrong else None,
+        "first_wrong_HasAns": sum(bool(questions[row].answers) for row in wrong),
+        "first_wrong_NoAns": sum(not questions[row].answers for row in wrong),
         "second_right_HasAns": sum(bool(questions[row].answers) for row in found),
         "second_right_NoAns": sum(not questions[row].answers for row in found),
     }
