@@ -274,7 +274,7 @@ def test_the_commands_from_members_to_errors(lab: Workspace) -> None:
     assert name in compared.output
     assert "paired bootstrap over 8 contexts" in compared.output.replace("\n", " ")
     analysed = _run("errors", name, "--examples", "1", lab)
-    for text in ("question word", "McNemar", "the second is right in", "gold", "BERT EM"):
+    for text in ("question word", "McNemar", "is the second right?", "gold", "BERT EM"):
         assert text in analysed.output
     as_json = json.loads(_run("errors", name, "--json", "--examples", "1", lab).output)
     assert as_json["system"] == name
