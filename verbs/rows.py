@@ -160,6 +160,8 @@ class ShownRecord(Shown, BaseModel):
 
 def plain_table(rows: Sequence[Values]) -> str:
     """A table of all fields of the first rows, texts shortened; see `_FIRST` and `_WIDEST`."""
+    if not rows:
+        return "no rows"
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [[_cell(row.get(name)) for name in names] for row in rows[:_FIRST]]
     rest = f"\n… {len(rows):,} rows in all" if len(rows) > _FIRST else ""
