@@ -27,7 +27,6 @@ LIMIT = 640 << 20
 LAYERS, HIDDEN, LENGTH = 16, 128, 64
 SHARD_TOKENS = 8 * LENGTH
 SHARD_BYTES = SHARD_TOKENS * LAYERS * HIDDEN * 4
-SHARDS = -(-4 * LIMIT // SHARD_BYTES)
 WORKER = {
     # what does not fit is neither put on the disk nor waited for: the worker is killed
     "distributed.worker.memory.target": False,
@@ -45,19 +44,28 @@ def states() -> torch.Tensor:
     )
 
 
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids="{} times".format
+)
+def times(request: pytest.FixtureRequest) -> int:
+    """How many times the worker's memory the store is."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
 def split(
-    tmp_path_factory: pytest.TempPathFactory, states: torch.Tensor
+    tmp_path_factory: pytest.TempPathFactory, states: torch.Tensor, times: int
 ) -> Iterator[ActivationSplit]:
-    """Float32 activations of four times the worker's memory."""
+    """Float32 activations of more than the worker's memory."""
+    shards = -(-times * LIMIT // SHARD_BYTES)
     folder = tmp_path_factory.mktemp("large")
-    lengths = [LENGTH] * (SHARDS * SHARD_TOKENS // LENGTH)
+    lengths = [LENGTH] * (shards * SHARD_TOKENS // LENGTH)
     plan = ShardPlan.make(lengths, shard_tokens=SHARD_TOKENS)
     spec = SplitSpec("1e", "train", "float32", tuple(range(LAYERS)), HIDDEN, {})
     contents = SplitContents(plan, {}, {}, pa.table({"id": ["x"]}))
     with open_writer(folder, spec, contents, NotImplemented) as writer:
-        assert plan.n_shards == SHARDS
-        for shard in range(SHARDS):
+        assert plan.n_shards == shards
+        for shard in range(shards):
             writer.write_shard(shard, states, None)
     yield ActivationSplit(folder, "1e", "train")
     shutil.rmtree(folder)  # pytest would keep it
@@ -72,8 +80,8 @@ def peak_bytes() -> int:
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
-    split: ActivationSplit, states: torch.Tensor
+def test_a_store_larger_than_the_memory_of_the_worker_is_analysed_within_it(
+    split: ActivationSplit, states: torch.Tensor, times: int
 ) -> None:
     """Blocks are read when they are needed and let go when they are merged.
 
@@ -81,11 +89,12 @@ def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
     of computing, partial results are merged pairwise, and pooling holds one layer. A worker that is
     about to exceed its limit is killed, and a task is not given to a second one; the peak is what
     the kernel counted. That this would be noticed is seen at the end, where the same worker is to
-    hold a quarter of the store at once.
+    hold half of the store at once.
     """
     from distributed import Client
 
-    assert split.info()["bytes"] >= 4 * LIMIT
+    tokens = split.plan.n_shards * SHARD_TOKENS
+    assert split.info()["bytes"] >= times * LIMIT
     with (
         dask.config.set(WORKER),
         cluster(1, fresh=True, allowed_failures=0, memory_limit=LIMIT) as made,
@@ -93,7 +102,7 @@ def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
     ):
         address = made.scheduler_address
         result = isotropy(split.dask(), max_tokens=None, scheduler=address)
-        assert result.n_tokens == SHARDS * SHARD_TOKENS
+        assert result.n_tokens == tokens
         norms = np.linalg.norm(states.numpy().astype(np.float64), axis=2).mean(axis=0)
         np.testing.assert_allclose(result.mean_norm, norms, rtol=1e-9)
         with use_scheduler(address):
@@ -102,4 +111,4 @@ def test_a_store_four_times_the_memory_of_the_worker_is_analysed_within_it(
         (peak,) = client.run(peak_bytes).values()
         assert SHARD_BYTES < peak < LIMIT
         with pytest.raises(ClusterError, match="too little memory"), use_scheduler(address):
-            compute(split.dask()[: SHARDS * SHARD_TOKENS // 2].rechunk(-1).sum())
+            compute(split.dask()[: tokens // 2].rechunk(-1).sum())
