@@ -45,7 +45,8 @@ quickstart: $(RUN_STAMP) ## Run the whole main job on a small built-in example (
 	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
 
 test: $(STAMP) ## Run the tests, in as many processes as there are cores (JOBS=number)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile \
+	  --no-loadscope-reorder
 
 test-slow: $(STAMP) ## Run the larger variants of the tests
 	$(BIN)/python -m pytest -m slow

@@ -33,6 +33,20 @@ WORDS = """
 """.split()  # noqa: SIM905
 
 
+LONGEST = """
+    test_memory test_train test_cli_processes test_hostile test_finetune test_cluster_extract
+    test_scheduler test_probe_run test_models test_cli test_sweep test_remote test_extract_cls
+    test_extract test_analyse test_store_faults test_encoders test_cka test_corruption
+    test_convolutions test_probe_training test_crash
+""".split()  # noqa: SIM905
+"""Files that take longest, as they are begun: the processes that share the tests end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random BERT of 2 layers × hidden 32 (3 states) and its tokenizer."""
