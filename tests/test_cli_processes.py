@@ -1,4 +1,4 @@
-"""The installed command as a process: signals, its exit status, and finishing what was begun."""
+"""The command as a process: signals, its exit status, and finishing what was begun."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from processes import running
 from terminal import done
 from workspaces import write_squad
 
@@ -30,8 +32,34 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# the option -q tells tqdm before it is imported, and in a warm process it is
+COMMAND = """
+from functools import partialmethod
+from tqdm import tqdm
+tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
+from bertvision.cli import app
+app()
+"""
+
+
 def interrupted(args: list[str], ready: Callable[[], bool], how: signal.Signals) -> tuple[int, str]:
-    """Run the installed command in a process of its own and signal it as soon as it is ready."""
+    """Run a command in a process of its own and signal it as soon as it is ready."""
+    with running(COMMAND, *args, CUDA_VISIBLE_DEVICES="") as child:
+        while child.process.is_alive():
+            if ready():
+                assert child.process.pid is not None
+                os.kill(child.process.pid, how)
+                break
+            time.sleep(0.005)
+        code, out, errors = child.finished()
+    assert out == ""
+    return code, errors
+
+
+def interrupted_as_installed(
+    args: list[str], ready: Callable[[], bool], how: signal.Signals
+) -> tuple[int, str]:
+    """The same of the installed command, which has to import everything first."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(
         [BERTVISION, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -82,7 +110,9 @@ def test_an_interrupted_extraction_is_finished_by_the_same_command(
     root, expected = tmp_path / "ws", large[1]
     shutil.copytree(large[0], root)
     ledger = root / "activations/ledger/0e/train"
-    code, errors = interrupted(["-q", *_extract(root)], (ledger / "00001.json").is_file, how)
+    # what a user sees is that of the installed command, with its -q
+    process = interrupted_as_installed if how == signal.SIGINT else interrupted
+    code, errors = process(["-q", *_extract(root)], (ledger / "00001.json").is_file, how)
     # a process that a signal ended is to the shell what exits with 128 + the signal: 143
     assert code == (130 if how == signal.SIGINT else -how), errors
     assert errors == ("Stopped; what was finished is kept.\n" if how == signal.SIGINT else "")
@@ -107,7 +137,7 @@ def test_an_interrupted_finetune_is_finished_by_the_same_command(
     options |= {"save-at": "6", "precision": "32", "workspace": root}
     args = ["finetune", *(f"--{name}={value}" for name, value in options.items())]
     log = root / "finetune/log.csv"
-    code, errors = interrupted(
+    code, errors = interrupted_as_installed(
         args, lambda: log.is_file() and len(log.read_text().splitlines()) > 3, signal.SIGINT
     )
     assert code == 130, errors

@@ -130,9 +130,10 @@ def flips(stored: Stored, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
         yield name, bytes(data)
 
 
-def test_no_flipped_bit_is_read_and_verify_finds_it(stored: Stored) -> None:
+@pytest.mark.parametrize("count", [180, pytest.param(700, marks=pytest.mark.slow)])
+def test_no_flipped_bit_is_read_and_verify_finds_it(stored: Stored, count: int) -> None:
     hit = Counter[str]()
-    for name, data in flips(stored, 700, 0):
+    for name, data in flips(stored, count, 0):
         stored.damaged(name, data)
         hit[kind(name)] += 1
     assert len(hit) > 20

@@ -83,8 +83,10 @@ for race in range(int(sys.argv[2])):
 """
 
 
-def test_of_writers_that_race_one_wins_and_a_killed_one_leaves_no_lock(memory: Path) -> None:
-    races = 50
+@pytest.mark.parametrize("races", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_of_writers_that_race_one_wins_and_a_killed_one_leaves_no_lock(
+    memory: Path, races: int
+) -> None:
     command = [sys.executable, "-c", RACES, memory, str(races)]
     done = subprocess.run(command, env=ENV, check=True, capture_output=True, text=True)
     for race, line in enumerate(done.stdout.splitlines()):
