@@ -230,7 +230,8 @@ class _Bar(Callback):
     def _start_state(self, dsk: Any, state: dict[str, Any]) -> None:
         total = sum(len(state[key]) for key in ("ready", "waiting"))
         self.passes += 1
-        self.bar = progress(total, f"{self.desc}, pass {self.passes}", "task")
+        desc = self.desc if self.passes == 1 else f"{self.desc}, pass {self.passes}"
+        self.bar = progress(total, desc, "task")
 
     def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
         self.bar.update()

@@ -123,8 +123,10 @@ def test_table_has_a_row_per_layer() -> None:
     x = gaussian(500, 2, 64)
     x[:, 1, 17] += 25
     result = run(x, name="0.3e dev", layers=(0, 6))
-    lines = result.table().splitlines()
-    assert lines[0] == "Isotropy, 0.3e dev, 500 of 500 tokens"
+    title, table, legend = result.table().split("\n\n")
+    lines = table.splitlines()
+    assert title == "Isotropy, 0.3e dev, 500 of 500 tokens"
+    assert "EV k" in legend
     cells = lines[-1].split()
     assert cells[:4] == ["6", f"{result.mean_norm[1]:.2f}", f"{result.mean_cosine[1]:.3f}", "17"]
     assert cells[-2:] == ["1", "17"]
