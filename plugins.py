@@ -10,7 +10,10 @@ import importlib
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec
+from types import ModuleType
 from typing import Any
 
 from bertvision.errors import InputError
@@ -32,33 +35,46 @@ def offered(group: str) -> dict[str, str]:
     return {point.name: f"{point.module}:{point.attr}" for point in entry_points(group=group)}
 
 
-def load_class(target: str, what: str) -> Any:
-    """Import ``package.module:Class``, also from a file in the current folder.
-
-    The current folder is looked in last, and for this import alone, so that no file there can stand
-    for a module of Python or of an installed package.
+def load_class(target: str, what: str, *, named: bool = False) -> Any:
+    """Import ``package.module:Class``.
 
     Args:
         target: the dotted path.
         what: what it should be, for the message: head, task.
+        named: the user wrote this path: a module that is not installed is also looked for in the
+            current folder, for itself alone, so that no file there can stand for another module.
 
     Raises:
         InputError: it cannot be imported, or is nothing that can be called.
     """
     module, _, attribute = target.partition(":")
-    here = os.getcwd()
-    sys.path.append(here)
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _module(module, named)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
             f"{what} {target!r} cannot be imported ({error}): give package.module:Class of a "
-            f"module that is installed, on PYTHONPATH or in the current folder, {here}"
+            f"module that is installed, on PYTHONPATH or in the current folder, {os.getcwd()}"
         ) from error
-    finally:
-        sys.path.remove(here)
     if not callable(found):
         raise InputError(f"{what} {target!r} is not a class: give package.module:Class")
     return found
+
+
+def _module(name: str, here: bool) -> ModuleType:
+    """A module that is installed, or else, where ``here`` allows it, of the current folder."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        top = name.partition(".")[0]
+        spec = PathFinder.find_spec(top, [os.getcwd()]) if here and error.name == top else None
+        if spec is None or spec.loader is None or spec.origin is None:
+            raise
+    sys.modules[top] = made = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[top]
+        raise
+    return importlib.import_module(name)

@@ -94,19 +94,20 @@ def create_split(
             f"pcodec takes values of two bytes and more: store {encoding.name} plain or with zstd"
         )
     stats = calibrate() if encoding.quantised else None
-    with store_lock(storage):
-        examples_sha256 = write_examples(storage, spec.split, contents.examples)
     values = _metadata_arrays(contents, stats)
     described = {name: arrays.array_record(*found) for name, found in values.items()}
-    try:
-        record = SplitRecord(
-            **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
-        )
-    except ValidationError as error:
-        raise InputError(f"{ledger.name} cannot be stored: {error.errors()[0]['msg']}") from None
-    storage.remove(arrays.group_key(record))  # no record names it: an interrupted creation left it
-    _write_group(storage, record, values)
-    ledger.commit_split(record)
+    with store_lock(storage):  # to the end: a removal takes what no record names for left over
+        examples_sha256 = write_examples(storage, spec.split, contents.examples)
+        try:
+            record = SplitRecord(
+                **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
+            )
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
+        storage.remove(arrays.group_key(record))  # an interrupted creation left it
+        _write_group(storage, record, values)
+        ledger.commit_split(record)
 
 
 def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> None:
@@ -188,8 +189,9 @@ def remove_split(ledger: Ledger) -> None:
     """Remove a split, in an order that a kill at any moment leaves nothing false.
 
     First the shards are taken back, so that the split counts as unfinished, and extraction could go
-    on with it; then go their files, the split's record, and last what the record told of. What is
-    left after a kill is removed by the same call. The caller holds the split's lock.
+    on with it; then go their files, the split's record, what it shared with others, and last its
+    folder. What is left after a kill is removed by the same call. The caller holds the split's
+    lock.
     """
     storage, group = ledger.storage, f"{ROOT}/{ledger.name}"
     for shard in sorted(ledger.shards()):
@@ -198,13 +200,13 @@ def remove_split(ledger: Ledger) -> None:
         storage.remove(f"{group}/{name}/c")
     ledger.retract_split()
     with store_lock(storage):
-        storage.remove(group)
         left = split_names(storage)
-        if ledger.tag not in (tag for tag, _ in left):
-            storage.remove(f"{ROOT}/{ledger.tag}")
         if ledger.split not in (split for _, split in left):
             remove_examples(storage, ledger.split)
         _write_root(storage)
+        # the folder last: as long as it is there, the same call goes on
+        last_of_tag = ledger.tag not in (tag for tag, _ in left)
+        storage.remove(f"{ROOT}/{ledger.tag}" if last_of_tag else group)
 
 
 def store_lock(storage: Storage) -> AbstractContextManager[None]:

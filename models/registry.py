@@ -72,11 +72,11 @@ def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.M
     make: Callable[..., object]
     kwargs: Mapping[str, Any] = {}
     if check_head(name) in HEADS:
-        make, kwargs = _resolve(HEADS[name].target), HEADS[name].kwargs
+        make, kwargs = load_class(HEADS[name].target, "head"), HEADS[name].kwargs
     elif ":" in name:
-        make = _resolve(name)
+        make = load_class(name, "head", named=True)
     else:
-        make = _resolve(plugins()[name])
+        make = load_class(plugins()[name], "head")
     # a class says what it is; of a function, only what it makes
     classifies = not inspect.isclass(make) or getattr(make, "kind", "span") == "classification"
     takes = classifies and "classes" in inspect.signature(make).parameters
@@ -169,8 +169,3 @@ def describe_head(name: str, layers: int = 25, hidden: int = 1024) -> HeadInfo:
         costly=is_costly(kind, count, layers, hidden),
         source=spec.source if spec else plugins().get(name, name),
     )
-
-
-def _resolve(target: str) -> Callable[..., object]:
-    found: Callable[..., object] = load_class(target, "head")
-    return found

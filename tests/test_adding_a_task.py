@@ -134,6 +134,22 @@ def test_a_class_is_imported_only_where_it_was_named(
     sys.modules.pop("theirs")
 
 
+def test_the_current_folder_is_looked_in_for_the_named_module_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a registered class nor what a named one imports is taken from there."""
+    (tmp_path / "helper_of_theirs.py").write_text("raise SystemExit('ran')\n")
+    (tmp_path / "mine.py").write_text("import helper_of_theirs\nclass Task: pass\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    with pytest.raises(InputError, match="'mine:Task' cannot be imported.*helper_of_theirs"):
+        plugins.load_class("mine:Task", "task", named=True)
+    assert "mine" not in sys.modules
+    with pytest.raises(InputError, match="No module named 'mine'"):
+        plugins.load_class("mine:Task", "task")
+    assert sys.path == before
+
+
 def test_a_task_of_an_installed_package_has_its_own_name(
     added: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

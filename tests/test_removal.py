@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,57 @@ def test_after_the_last_split_nothing_is_left_of_it(tmp_path: Path) -> None:
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+def test_a_killed_removal_of_the_only_split_is_ended_by_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what it shares with nobody: its table of examples, its line in the root metadata."""
+    remove, write = LocalStorage.remove, LocalStorage.write
+    for steps in range(100):
+        root, left = tmp_path / str(steps), [steps]
+        Made(LENGTHS, encoding="int8").write(root)
+
+        def killed(storage: LocalStorage, *given: Any, do: Any, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            do(storage, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "remove", partialmethod(killed, do=remove))
+            patch.setattr(LocalStorage, "write", partialmethod(killed, do=write))
+            try:
+                ActivationStore.open(root).remove("1e", "train")
+                break
+            except Killed:
+                pass
+        ActivationStore.open(root).remove("1e", "train")
+        assert list(files(root)) == ["arrays.zarr/zarr.json"]
+    assert 5 < steps < 99
+
+
+def test_a_split_that_is_being_created_is_not_touched_by_a_removal_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its arrays, which no record names yet, nor its examples."""
+    Made(LENGTHS, split="train", encoding="int8").write(tmp_path)
+    removed = threading.Thread(
+        target=lambda: ActivationStore.open(tmp_path).remove("1e", "train"), daemon=True
+    )
+    commit = Ledger.commit_split
+
+    def late(ledger: Ledger, record: Any) -> None:
+        removed.start()
+        removed.join(0.5)  # it waits for us, or else has done its harm by now
+        commit(ledger, record)
+
+    monkeypatch.setattr(Ledger, "commit_split", late)
+    made = Made(LENGTHS, split="dev", encoding="int8").write(tmp_path)
+    removed.join()
+    assert made.verify() == []
+    assert len(made.table()) > 0
+    assert names(ActivationStore.open(tmp_path)) == ["1e/dev"]
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["between steps", "within a folder"])

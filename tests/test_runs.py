@@ -40,13 +40,20 @@ def test_settings_that_a_name_carries_are_those_of_the_training(
 ) -> None:
     marks = [f"@s7@f{fraction:.4f}"]  # in whatever order they are typed
     marks += [] if layers is None else [f"@l{'-'.join(map(str, layers))}"]
-    marks += [] if lr is None else [f"@lr{lr:.3g}".replace("e+", "e")]
+    marks += [] if lr is None else [f"@lr{lr!r}"]
     marks += [] if epochs is None else [f"@e{epochs}"]
     run = Run.parse("learned-pooling" + "".join(reversed(marks)))
-    given = {"layers": layers and tuple(layers), "lr": lr and float(f"{lr:.3g}"), "epochs": epochs}
+    given = {"layers": layers and tuple(layers), "lr": lr, "epochs": epochs}
     assert run.settings == {name: value for name, value in given.items() if value is not None}
     assert (run.head, run.seed, run.fraction) == ("learned-pooling", 7, fraction)
     assert Run.parse(run.name) == run
+
+
+def test_the_same_settings_have_one_name() -> None:
+    assert Run.parse("a@l00-6@lr0.0100").name == "a@l0-6@lr0.01"
+    assert Run.parse("a@lr1000000").name == Run.parse("a@lr1e6").name == "a@lr1e06"
+    run = Run.parse("a@l0-6@f0.3@s1").having(lr=0.00123456789)
+    assert run.text == "a@l0-6@lr0.00123456789@f0.3@s1"
 
 
 def test_settings_leave_seeds_and_parts_to_the_command() -> None:

@@ -148,14 +148,14 @@ def find_task(name: str) -> TaskEntry:
         return TASKS[name]
     check_task(name)
     if not is_dotted_path(name):
-        return _entry_of(offered(ENTRY_POINT_GROUP)[name])
+        return _entry_of(offered(ENTRY_POINT_GROUP)[name], named=False)
     trusted = {*_named, *os.environ.get(TRUST, "").split(",")}
     if name not in trusted and name.partition(":")[0] not in sys.modules:
         raise InputError(
             f"the task {name} is code of somebody's own: set {TRUST}={name} in the environment, or "
             "import its module in Python, to have it imported here"
         )
-    return _entry_of(name)
+    return _entry_of(name, named=True)
 
 
 def name_task(name: str) -> str:
@@ -184,8 +184,8 @@ def path_name(name: str) -> str:
 
 
 @cache
-def _entry_of(target: str) -> TaskEntry:
-    task = load_class(target, "task")
+def _entry_of(target: str, *, named: bool) -> TaskEntry:
+    task = load_class(target, "task", named=named)
     missing = [field for field in TaskEntry._fields[1:] if not hasattr(task, field)]
     if missing:
         raise InputError(

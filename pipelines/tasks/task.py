@@ -19,7 +19,7 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.plugins import load_class
+from bertvision.plugins import is_dotted_path, load_class
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,5 +162,5 @@ def load_task(name: str) -> Task:
     Raises:
         InputError: there is none.
     """
-    task: Task = load_class(find_task(name).target, "task")(name)
+    task: Task = load_class(find_task(name).target, "task", named=is_dotted_path(name))(name)
     return task

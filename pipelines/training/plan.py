@@ -149,10 +149,7 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunCon
 
 def _aside(run: Run, field: str, here: object) -> str:
     """How a head that is trained otherwise can stand beside the one that is there."""
-    if field == "layers" and isinstance(here, Sequence):
-        mark = f"l{'-'.join(map(str, here))}"
-    elif field in ("training.lr", "training.epochs"):
-        mark = f"{'lr' if field == 'training.lr' else 'e'}{here:g}"
-    else:
+    name = field.removeprefix("training.")
+    if name not in ("layers", "lr", "epochs"):
         return ""
-    return f", or a name of its own to train it beside that one: {run.head}@{mark}"
+    return f", or a name of its own to train it beside that one: {run.having(**{name: here}).text}"

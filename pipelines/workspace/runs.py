@@ -9,7 +9,7 @@ folder, so that heads which differ in any of these stand beside each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.errors import InputError
@@ -49,13 +49,8 @@ class Run(NamedTuple):
             InputError: it is no run's name.
         """
         head, values = _marks(text)
-        variant = {
-            "l": values.get("l"),
-            "lr": f"{float(values['lr']):g}" if "lr" in values else None,
-            "e": values.get("e"),
-        }
-        written = "".join(f"@{mark}{value}" for mark, value in variant.items() if value)
-        return cls.of(head, float(values.get("f", "1")), int(values.get("s", "0")), written)
+        variant = _variant(_settings(values))
+        return cls.of(head, float(values.get("f", "1")), int(values.get("s", "0")), variant)
 
     @classmethod
     def of(cls, head: str, fraction: float, seed: int, variant: str = "") -> Run:
@@ -85,15 +80,11 @@ class Run(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Fields of `TrainOptions` that its name carries."""
-        _, own = _marks(self.head + self.variant)
-        settings: dict[str, Any] = {}
-        if "l" in own:
-            settings["layers"] = tuple(map(int, own["l"].split("-")))
-        if "lr" in own:
-            settings["lr"] = float(own["lr"])
-        if "e" in own:
-            settings["epochs"] = int(own["e"])
-        return settings
+        return _settings(_marks(self.head + self.variant)[1])
+
+    def having(self, **settings: Any) -> Run:
+        """The run whose name also carries these fields of `TrainOptions`."""
+        return self._replace(variant=_variant({**self.settings, **settings}))
 
     @property
     def text(self) -> str:
@@ -161,6 +152,32 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
             )
         values[found[0]] = mark.removeprefix(found[0])
     return head, values
+
+
+def _settings(values: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of `TrainOptions` that marks write."""
+    settings: dict[str, Any] = {}
+    if "l" in values:
+        settings["layers"] = tuple(map(int, values["l"].split("-")))
+    if "lr" in values:
+        settings["lr"] = float(values["lr"])
+    if "e" in values:
+        settings["epochs"] = int(values["e"])
+    return settings
+
+
+def _variant(settings: Mapping[str, Any]) -> str:
+    """The marks that write fields of `TrainOptions`, the same for the same values."""
+    variant = ""
+    if "layers" in settings:
+        variant += f"@l{'-'.join(map(str, settings['layers']))}"
+    if "lr" in settings:
+        rate = settings["lr"]
+        short = f"{rate:g}"
+        variant += f"@lr{short if float(short) == rate else repr(rate)}".replace("e+", "e")
+    if "epochs" in settings:
+        variant += f"@e{settings['epochs']}"
+    return variant
 
 
 def _head_folder(head: str) -> str:

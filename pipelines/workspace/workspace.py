@@ -202,10 +202,13 @@ class Workspace:
 
     def stored(self) -> dict[str, list[str]]:
         """Names of the stored splits, complete or not, by tag."""
-        names: dict[str, list[str]] = {}
-        for split in self.stored_splits():
-            names.setdefault(str(split.tag), []).append(split.split)
-        return names
+        from bertvision.featurestore.store import ActivationStore
+
+        try:
+            store = ActivationStore.open(self.activations)
+        except StoreNotFoundError:
+            return {}
+        return {str(tag): store[tag].splits() for tag in store}  # a damaged record is still a name
 
     def stored_splits(self) -> list[StoredSplit]:
         """The stored splits, complete or not, as the ledger describes them, by tag and name."""
