@@ -19,7 +19,6 @@ import torch
 from bertvision.errors import (
     CorruptStoreError,
     IncompleteSplitError,
-    InputError,
     UnknownNameError,
     counted,
 )
@@ -113,26 +112,6 @@ class SplitReader(StoredSplit):
                 f"--split {self.split}` again to finish it"
             )
         return self
-
-    def layer_positions(self, layers: Sequence[int] | None) -> list[int]:
-        """Positions on the stored layer axis of hidden-state indices (negative ones from the end).
-
-        Raises:
-            InputError: a layer is not stored, or named twice.
-        """
-        stored = self.record.layers
-        if layers is None:
-            return list(range(len(stored)))
-        wanted = [stored[layer] if -len(stored) <= layer < 0 else layer for layer in layers]
-        for given, layer in zip(layers, wanted, strict=True):
-            if layer not in stored:
-                raise InputError(
-                    f"layer {given} is not stored in {self.name}: "
-                    f"it holds {', '.join(map(str, stored))}"
-                )
-        if len(set(wanted)) != len(wanted) or not wanted:
-            raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
-        return [stored.index(layer) for layer in wanted]
 
     def open_shard(self, shard: int) -> ShardReader:
         """Open a committed shard.

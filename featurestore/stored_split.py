@@ -5,9 +5,11 @@ Commands that only say what there is stand on it; `reader.SplitReader` adds the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bertvision.errors import InputError
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import SplitRecord
@@ -40,6 +42,26 @@ class StoredSplit:
     def name(self) -> str:
         """``tag/split``."""
         return f"{self.tag}/{self.split}"
+
+    def layer_positions(self, layers: Sequence[int] | None) -> list[int]:
+        """Positions on the stored layer axis of hidden-state indices (negative ones from the end).
+
+        Raises:
+            InputError: a layer is not stored, or named twice.
+        """
+        stored = self.record.layers
+        if layers is None:
+            return list(range(len(stored)))
+        wanted = [stored[layer] if -len(stored) <= layer < 0 else layer for layer in layers]
+        for given, layer in zip(layers, wanted, strict=True):
+            if layer not in stored:
+                raise InputError(
+                    f"layer {given} is not stored in {self.name}: "
+                    f"it holds {', '.join(map(str, stored))}"
+                )
+        if len(set(wanted)) != len(wanted) or not wanted:
+            raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
+        return [stored.index(layer) for layer in wanted]
 
     def committed_shards(self) -> list[int]:
         """Shards that the split's record counts and the ledger names."""

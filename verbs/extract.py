@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
@@ -80,6 +81,8 @@ def extract(
     root = path_of(workspace)
     if (there := check_data(root, model, task, data)) is not None:
         check_snapshots(there, tags or ())
+        depth = there.config.model.num_hidden_layers
+        kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
         if task in (None, there.config.task.name):
             names = map(StoredName.parse, options.splits or ())
             for named in (name for name in names if name.dataset is None):

@@ -7,6 +7,7 @@ from typing import Any
 
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.registry import check_task
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.verbs.arguments.checks import find_workspace
@@ -56,6 +57,8 @@ def finetune(
         options = replace(options, save_at=parse_tags(save_at))
     for section in (TaskConfig, FinetuneConfig):
         validated(section, options.given(section))
+    if options.task is not None and (options.data or (options.train and options.dev)):
+        check_task(options.task)  # it names no data set, where the data are named
     if resume:
         find_workspace(workspace)
     from bertvision.pipelines.finetuning.finetune import finetune as run

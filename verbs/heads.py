@@ -89,7 +89,7 @@ def train(
         held = {head_split(kind, "train") for kind in HEAD_TOKENS}
         stored = (name for name, splits in space.stored().items() if held & set(splits))
         tag = only_tag(stored, "activations of train")
-    check_training_data(space, runs, tag)
+    check_training_data(space, runs, tag, options.layers)
     from bertvision.pipelines.training.train import train as run
 
     found = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)

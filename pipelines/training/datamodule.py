@@ -79,6 +79,8 @@ class ActivationDataModule(pl.LightningDataModule):
     >>> batch = next(iter(data.train_dataloader()))  # a Trainer's module is given it decoded
     >>> batch.hidden_states.shape
     torch.Size([1347, 3, 32])
+    >>> data
+    ActivationDataModule(train=1e/train, batch_size=20, val=1e/dev)
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class ActivationDataModule(pl.LightningDataModule):
         super().__init__()
         snapshot = ActivationStore.open(store)[SnapshotTag(checkpoint)]
         self._train = _checked(snapshot[train], layers)
+        self._shown = {"train": self._train.name, "batch_size": batch_size, "layers": layers}
         self._dtype = dtype
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
@@ -110,8 +113,15 @@ class ActivationDataModule(pl.LightningDataModule):
         self.train_loader: ActivationLoader | None = None
         if val is not None:
             held_out = _checked(snapshot[val], layers)
+            self._shown["val"] = held_out.name
             # defined only then: Lightning warns of a validation loader nobody uses
             self.val_dataloader = lambda: self._loader(held_out, shuffle=False)  # type: ignore[method-assign]
+
+    def __str__(self) -> str:  # Lightning's own reads batches to tell their sizes
+        given = (f"{name}={value}" for name, value in self._shown.items() if value is not None)
+        return f"ActivationDataModule({', '.join(given)})"
+
+    __repr__ = __str__
 
     def train_dataloader(self) -> ActivationLoader:
         """The shuffled stream of the training split, of this rank."""

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.reading import StrPath, path_of, text_of
 
@@ -64,16 +66,28 @@ def check_stored(space: Workspace, tag: str, split: str) -> None:
     ActivationStore.open(space.activations)[tag].require(split)
 
 
-def check_training_data(space: Workspace, runs: Iterable[Run], tag: str) -> None:
+def check_training_data(
+    space: Workspace, runs: Iterable[Run], tag: str, layers: Sequence[int] | None
+) -> None:
     """Check that what heads are trained on is stored.
+
+    Args:
+        space: the workspace.
+        runs: the heads.
+        tag: the snapshot.
+        layers: that those take which name none of their own; None is all.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this snapshot or split was not extracted.
+        InputError: a layer was not.
     """
     for run in runs:
         if run.head in HEADS:
-            check_head_activations(space, tag, HEADS[run.head].kind, "train")
+            kind = HEADS[run.head].kind
+            check_head_activations(space, tag, kind, "train")
+            split = StoredSplit(space.activations, tag, head_split(kind, "train"))
+            split.layer_positions(run.settings.get("layers", layers))
 
 
 def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:
