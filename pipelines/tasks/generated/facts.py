@@ -152,11 +152,10 @@ def _as_squad(question: FactQuestion, id_: str) -> dict[str, Any]:
 
 # How many entities there are, and of how many of them each relation is stated.
 _PLANS: list[tuple[int, tuple[int, ...]]] = [
-    (2, (2, 2, 1, 1)),
-    (2, (2, 1, 1, 1)),
-    (3, (3, 2, 1)),
-    (3, (2, 2, 1, 1)),
-    (3, (2, 2, 2)),
+    (2, (2, 1)),
+    (2, (2, 1, 1)),
+    (2, (1, 1, 1)),
+    (3, (2, 1)),
 ]
 
 
