@@ -141,8 +141,8 @@ def test_paragraphs_state_several_facts_of_several_subjects(train: list[FactPara
         assert "  " not in paragraph.context
         assert paragraph.context.endswith(".")
     words = [len(paragraph.context.split()) for paragraph in train]
-    assert 35 < sum(words) / len(words) < 55
-    assert min(words) > 15
+    assert 22 < sum(words) / len(words) < 32
+    assert min(words) > 10
 
 
 @pytest.mark.parametrize(
