@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 HEADS = ("learned-pooling", "adapter-64-shared", "adapter-64-shared-skip")
 EARLY, FULL = "0.3e", "1e"
 QUESTIONS = (2_400, 3_900)
-"""Of train: on a slow machine, as few as still make 0.3e clearly worse than 1e; on a fast one."""
+"""To train on: on a slow machine as few as leave 0.3e clearly worse than 1e, and on a fast one."""
 DEV_QUESTIONS = 450
 BATCH_SIZE = 8
 LEARNING_RATE = 2e-4
