@@ -145,6 +145,6 @@ def test_docstrings_and_helps_are_sentences_that_stand_by_themselves() -> None:
         for name, path in MODULES.items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(text := node.value, str)
-        if text.startswith(("Of ", "That ")) and text.rstrip().endswith(".")
+        if text.startswith(("Of ", "That ", "Which ")) and text.rstrip().endswith(".")
     ]
     assert odd == []

@@ -49,7 +49,7 @@ SCORES = {
     "rules": {"n-best": {"threshold": 0.0, "metrics": {"exact": 50.0, "f1": 50.0}}},
     "seconds": {"dev": 1.0},
 }
-"""Of BERT at a snapshot."""
+"""The scores of BERT at a snapshot."""
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_exact_tokens_suffice_for_every_encoding_and_some_layers(
 def test_the_mean_of_lossy_tokens_is_within_the_error_of_their_encoding(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, encoding: str, stated: float
 ) -> None:
-    """That of the tokens, which is less of a mean, and that of the mean, each encoded once."""
+    """The error of the tokens, less in a mean, and the error of the mean, each encoded once."""
     tokens(space, encoding)
     pool(of_encoder(space), "mean")
     without_encoder(monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -125,20 +126,20 @@ class Rows(Sequence[R], Generic[R]):
         return pd.json_normalize(self.to_json())
 
 
-class Shown:
+class Shown(ABC):
     """Base of a single result: its text is what the command prints."""
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The fields as ``--json`` prints them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def table(self, values: Values) -> str:
         """The text that the command prints.
 
         Args:
             values: the fields, as `to_json` gives them.
         """
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return self.table(self.to_json())

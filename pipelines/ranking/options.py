@@ -1,4 +1,4 @@
-"""Which scorers there are, and how they are trained."""
+"""The scorers by name, and how they are trained."""
 
 from __future__ import annotations
 
