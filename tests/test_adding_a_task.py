@@ -153,6 +153,7 @@ def test_the_current_folder_is_looked_in_for_the_named_module_alone(
 def test_a_task_of_an_installed_package_has_its_own_name(
     added: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())  # as where it is installed
     point = EntryPoint("tone", added, registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints([point]))
     assert check_task("tone") == "tone"
