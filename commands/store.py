@@ -117,8 +117,13 @@ def store_rm(
     if not yes:
         sizes = (f"{tag}/{split}, {size(opened.stored_bytes(tag, split))}" for split in named)
         typer.confirm(f"Remove {'; '.join(sizes)} from {opened.storage}?", abort=True, err=True)
-    removed = [{"tag": tag, "split": split, "bytes": opened.remove(tag, split)} for split in named]
-    show(removed, as_json, removed_table)
+    removed: list[Values] = []
+    try:
+        for split in named:
+            removed.append({"tag": tag, "split": split, "bytes": opened.remove(tag, split)})
+    finally:  # what is gone is said even where the next one cannot be removed
+        if removed:
+            show(removed, as_json, removed_table)
 
 
 def _store(workspace: Path | None, store: str | None) -> ActivationStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.plan import ShardPlan
+
+_LONGEST_REPR = 60  # characters of a setting
 
 
 class Sampler(ABC):
@@ -53,7 +55,7 @@ class Sampler(ABC):
         """
 
     def __repr__(self) -> str:
-        arguments = (f"{name}={reprlib.repr(value)}" for name, value in vars(self).items())
+        arguments = (f"{name}={_identified(value)}" for name, value in vars(self).items())
         return f"{type(self).__name__}({', '.join(arguments)})"
 
 
@@ -118,6 +120,17 @@ class SequentialSampler(Sampler):
         self, plan: ShardPlan, epoch: int, world_size: int
     ) -> npt.NDArray[np.int64]:
         return np.arange(len(plan))
+
+
+def _identified(value: object) -> str:
+    """The repr of a sampler's setting; with a digest, where it is too long to be shown whole."""
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
+        return f"<{value.dtype} {value.shape} {digest[:12]}>"
+    text = repr(value)
+    if len(text) <= _LONGEST_REPR:
+        return text
+    return f"{text[:_LONGEST_REPR]}… {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def piece_of_rank(

@@ -230,6 +230,15 @@ def test_the_command_asks_and_says_what_it_freed(tmp_path: Path) -> None:
     assert done("store", "ls", *where) == "the store is empty\n"
 
 
+def test_what_was_removed_before_a_failure_is_said(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with Ledger(open_storage(tmp_path), "1e", "train").lock():
+        tried = run("store", "rm", "1e", "--yes", "--store", tmp_path)
+    assert tried.exit_code == 2
+    assert tried.stdout.startswith("removed 1e/dev, ")
+    assert "another process is writing 1e/train" in tried.stderr
+
+
 def test_a_folder_above_a_store_says_where_the_store_is(tmp_path: Path) -> None:
     filled(tmp_path / "activations")
     with pytest.raises(StoreNotFoundError, match=r"open the one in .*/activations$"):

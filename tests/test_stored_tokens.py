@@ -16,6 +16,7 @@ from workspaces import answerable_options
 
 from bertvision.errors import ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.extract import Extracted, extract
@@ -244,6 +245,21 @@ def test_without_its_tokens_a_pooled_split_is_not_repaired_by_other_arithmetic(
     assert damaged.read_bytes() == b""  # nothing was taken back either
     tokens(space, "int8")
     assert repair(space, "0e", split.split).shards == [0]
+
+
+def test_a_whole_pooled_split_stays_when_its_tokens_go(space: Workspace) -> None:
+    """What is there is kept by the same call; what asks for something else is refused."""
+    tokens(space, "int8")
+    pool(space, "mean", encoding="int8")
+    before = files(space, "mean")
+    ActivationStore.open(space.activations).remove("0e", f"{NAME}-all")
+    assert pool(space, "mean", encoding="int8") == []
+    (done,) = pool(space, "mean", "max", encoding="int8")
+    assert (done.split, done.pooled_from) == (f"{NAME}-all-max", None)
+    assert files(space, "mean") == before
+    for other in ({"encoding": "int4"}, {"encoding": "int8", "layers": (0,)}):
+        with pytest.raises(ProvenanceError, match="was pooled from the int8 tokens"):
+            pool(space, "mean", **other)
 
 
 def test_splits_that_are_compared_come_from_alike_sources(space: Workspace) -> None:

@@ -43,6 +43,8 @@ class Status(ShownRecord):
     """By snapshot the splits whose extraction has not ended."""
     heads: list[dict[str, str]]
     """``trained_on`` and ``name`` of each trained head."""
+    begun: list[dict[str, str]]
+    """The same of each head whose training was interrupted."""
     next: list[str]
     """Commands."""
     seconds: float = 0.0

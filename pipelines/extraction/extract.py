@@ -69,7 +69,7 @@ def extract(
     precision = resolve_precision(options.precision)
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
     planned = [ExtractionJob(workspace.root, tag, split, options) for split in splits]
-    jobs = plan_jobs(store, planned, lossy=lossy)
+    jobs = plan_jobs(store, planned, lossy=lossy, mend=mend)
     loaded = load_sources(store, jobs)
     items = {split: data.items(split) for split in splits}  # before hours go into the first
     done = []

@@ -47,11 +47,12 @@ _Sources = dict[tuple[ExtractionJob, TokenPooling], ActivationSplit | None]
 
 
 def plan_jobs(
-    workspace: Workspace, jobs: Sequence[ExtractionJob], *, lossy: bool
+    workspace: Workspace, jobs: Sequence[ExtractionJob], *, lossy: bool, mend: bool
 ) -> list[ExtractionJob]:
     """The extractions with their sources; one for each source, where a split needs two.
 
-    What was begun is ended as it was begun. Of what is new,
+    What was begun is ended as it was begun; what is complete and has outlived the tokens that it
+    was pooled from is left out. Of what is new,
 
     - tokens in a lossy encoding are pooled only where the encoder is run for none of it: what is
       made by one call is made alike;
@@ -61,6 +62,7 @@ def plan_jobs(
         workspace: with the store.
         jobs: one for each split of the data, without sources.
         lossy: whether tokens in a lossy encoding may be pooled at all.
+        mend: whether parts of what is complete are written again.
 
     Raises:
         ProvenanceError: the tokens that a split was begun from are gone.
@@ -72,6 +74,13 @@ def plan_jobs(
         for kept in job.options.tokens or ():
             begun = None if kept == "all" else _begun(workspace, job, kept)
             if begun is not None:
+                if not mend and _stands_alone(workspace, job, kept, begun):
+                    log.info(
+                        "%s is complete, and stays as it is: the tokens that it was pooled from "
+                        "are no longer stored",
+                        begun.name,
+                    )
+                    continue
                 found[job, kept] = _tokens_of(workspace, job, kept, begun)
             elif kept == "all":
                 found[job, kept] = None
@@ -197,6 +206,32 @@ def _begun(workspace: Workspace, job: ExtractionJob, kept: TokenPooling) -> Acti
     return PooledSplit(workspace, job.tag, job.options.dataset, job.split, kept).find()
 
 
+def _stands_alone(
+    workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
+) -> bool:
+    """Whether a split is whole and just what is asked for, and the tokens it was made from gone."""
+    record, options = begun.record, job.options
+    name = record.provenance.get("pooled_from")
+    if not isinstance(name, str) or not begun.is_complete:
+        return False
+    try:
+        workspace.split(job.tag, name)
+    except (StoreNotFoundError, UnknownNameError):
+        pass
+    else:
+        return False
+    source = TokenSplit(name, str(record.provenance.get("pooled_from_encoding")))
+    attention = str(record.provenance.get("attn_implementation"))
+    info = read_snapshot_info(workspace.require_snapshot(job.tag))
+    same = replace(job, pooled_from=source)
+    data = workspace.dataset(options.dataset)
+    wanted = provenance(workspace, data, info, same, kept, attention)
+    return (record.encoding, record.compression, record.layers, record.provenance) == (
+        *(options.encoding, options.compression, pooled_layers(workspace, job, kept)),
+        wanted,
+    )
+
+
 def _tokens_of(
     workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
 ) -> ActivationSplit | None:
@@ -223,7 +258,7 @@ def _tokens_of(
 def _by_source(job: ExtractionJob, found: _Sources) -> list[ExtractionJob]:
     """The parts of the extraction of a split that have one source each."""
     parts: dict[TokenSplit | None, list[TokenPooling]] = {}
-    for kept in job.options.tokens or ():
+    for kept in (kept for kept in job.options.tokens or () if (job, kept) in found):
         tokens = found[job, kept]
         source = None if tokens is None else TokenSplit(tokens.split, tokens.record.encoding)
         parts.setdefault(source, []).append(kept)
