@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    Csv,
     Json,
     MaxTokens,
     Plot,
@@ -27,6 +28,7 @@ def cka(
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     scheduler: Scheduler = "threads",
     plot: Plot = None,
+    csv: Csv = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
@@ -42,6 +44,7 @@ def isotropy(
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     scheduler: Scheduler = "threads",
     plot: Plot = None,
+    csv: Csv = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,

@@ -62,6 +62,7 @@ SkipBad = Annotated[
     typer.Option("--skip-bad", help="Skip malformed rows of added data, and count them."),
 ]
 Scored = Annotated[str, typer.Option("--split", help="Split that was scored.")]
+Csv = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file too.")]
 Plot = Annotated[Path | None, typer.Option(help="SVG file to write.")]
 
 

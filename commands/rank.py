@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bertvision.commands.options import (
     Cluster,
+    Csv,
     Data,
     Json,
     MissingEncoding,
@@ -52,7 +52,7 @@ def rank(
     encoding: MissingEncoding = None,
     precision: Precision = "auto",
     scheduler: Cluster = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table to this file too.")] = None,
+    csv: Csv = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 from figures import Drawing
 from stores import record_path
@@ -19,6 +20,7 @@ from bertvision.pipelines.analysis.run import isotropy as run_isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.scheduler import _one_blas_thread
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs import analysis as verbs
 
 
 @pytest.fixture
@@ -96,6 +98,25 @@ def test_results_are_plain_json_and_name_split_and_layers(
     assert json.loads(json.dumps(isotropy, allow_nan=False)) == isotropy
     assert (isotropy["name"], isotropy["layers"]) == ("0.5e/tune", [0, 1, 2])
     assert 100 == isotropy["n_tokens"] < isotropy["n_available"]
+
+
+def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    shared = {"max_tokens": 100, "workspace": workspace.root, "plot": tmp_path / "plot.svg"}
+    alike = verbs.cka("0.5e", "1e", csv=tmp_path / "cka.csv", **shared)
+    spread = verbs.isotropy("1e", csv=tmp_path / "isotropy.csv", **shared)
+    pairs, layers = alike.to_pandas(), spread.to_pandas()
+    assert (len(pairs), len(layers)) == (9, 3)
+    one = pairs[(pairs.layer_x == 2) & (pairs.layer_y == 1)]
+    assert one.cka.item() == alike.cka[2, 1] != alike.cka[1, 2]
+    assert one.cka_dropped.item() == alike.cka_dropped[2, 1]
+    assert layers.explained_variance_1.tolist() == spread.explained_variance[:, 0].tolist()
+    for frame, name in ((pairs, "cka.csv"), (layers, "isotropy.csv")):
+        written = pd.read_csv(tmp_path / name)
+        assert list(written) == list(frame)
+        numbers = frame.select_dtypes("number")
+        np.testing.assert_array_equal(written[list(numbers)], numbers)
 
 
 def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Workspace) -> None:

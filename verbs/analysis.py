@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.text import csv_text
 from bertvision.verbs.arguments.checks import check_stored, find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag, path_of
 
@@ -23,6 +25,11 @@ def _check(plot: Path | None, scheduler: str) -> None:
     is_cluster(scheduler)
 
 
+def _write_csv(result: CkaResult | IsotropyResult, csv: StrPath | None) -> None:
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(result.rows()))
+
+
 def cka(
     first: Tag,
     second: Tag,
@@ -33,6 +40,7 @@ def cka(
     seed: int = 0,
     scheduler: str = "threads",
     plot: StrPath | None = None,
+    csv: StrPath | None = None,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> CkaResult:
@@ -42,6 +50,8 @@ def cka(
     >>> alike = bertvision.cka("0.5e", "1e", max_tokens=200)
     >>> alike.cka.shape  # (layers, layers)
     (3, 3)
+    >>> list(alike.to_pandas().columns)
+    ['x', 'y', 'layer_x', 'layer_y', 'cka', 'cka_dropped']
 
     Args:
         first: snapshot.
@@ -52,6 +62,7 @@ def cka(
         seed: of the sample.
         scheduler: threads, processes or ``tcp://HOST:PORT``.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        csv: write the rows to this file too.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL; by default the workspace's.
 
@@ -68,7 +79,7 @@ def cka(
         check_stored(space, tag, split)
     from bertvision.pipelines.analysis.run import cka as run
 
-    return run(
+    result = run(
         space,
         *tags,
         split=split,
@@ -78,6 +89,8 @@ def cka(
         scheduler=scheduler,
         plot=file,
     )
+    _write_csv(result, csv)
+    return result
 
 
 def isotropy(
@@ -88,6 +101,7 @@ def isotropy(
     seed: int = 0,
     scheduler: str = "threads",
     plot: StrPath | None = None,
+    csv: StrPath | None = None,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> IsotropyResult:
@@ -105,6 +119,7 @@ def isotropy(
         seed: of the sample.
         scheduler: threads, processes or ``tcp://HOST:PORT``.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        csv: write the rows to this file too.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL; by default the workspace's.
 
@@ -119,7 +134,7 @@ def isotropy(
     check_stored(space, tag, split)
     from bertvision.pipelines.analysis.run import isotropy as run
 
-    return run(
+    result = run(
         space,
         tag,
         split=split,
@@ -128,3 +143,5 @@ def isotropy(
         scheduler=scheduler,
         plot=file,
     )
+    _write_csv(result, csv)
+    return result

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -30,6 +30,9 @@ from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GROUP_BYTES = 2**29
 """About the size of one partial result: 512 MiB are 455 layer pairs of hidden size 384, or 64 of
@@ -123,6 +126,28 @@ class CkaResult:
             "unbiased": self.unbiased,
             "seed": self.seed,
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
+        values = zip(to_json(self.cka), to_json(self.cka_dropped), strict=True)
+        return [
+            {
+                "x": self.name_x,
+                "y": self.name_y,
+                "layer_x": layer_x,
+                "layer_y": layer_y,
+                "cka": value,
+                "cka_dropped": dropped,
+            }
+            for layer_x, (kept, without) in zip(self.layers_x, values, strict=True)
+            for layer_y, value, dropped in zip(self.layers_y, kept, without, strict=True)
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame with a row for each pair of layers: those of `rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
 
     def figure(self) -> Figure:
         """Heat maps of layer × layer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
@@ -24,6 +24,9 @@ from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import fill, format_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +117,32 @@ class IsotropyResult:
             "n_available": self.n_available,
             "seed": self.seed,
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
+        values = self.to_json()
+        by_layer = ("mean_norm", "mean_cosine", "top_channel", "top_cosine")
+        return [
+            {
+                "name": self.name,
+                "layer": layer,
+                **{key: values[key][i] for key in by_layer},
+                **{
+                    f"explained_variance_{k}": share
+                    for k, share in zip(
+                        self.components, values["explained_variance"][i], strict=True
+                    )
+                },
+                "outlier_channels": values["outlier_channels"][i],
+            }
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame with a row for each layer: those of `rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
 
     def figure(self) -> Figure:
         """Four panels over the layers."""
