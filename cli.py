@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -46,14 +47,28 @@ class _Group(typer.core.TyperGroup):
             except BertvisionError as error:
                 message, status = str(error), getattr(error, "exit_code", 2)
             except KeyboardInterrupt:
-                typer.echo("Stopped; what was finished is kept.", err=True)
+                _say("Stopped; what was finished is kept.")
                 raise typer.Exit(130) from None
             except OSError as error:
                 if error.filename is None:
                     raise  # not about a place that the user could do something about
                 message, status = f"{error.filename}: {error.strerror}", 2
-            typer.secho(f"Error: {message}", err=True, fg="red")
+            _say(f"Error: {message}", "red")
             raise typer.Exit(status)
+
+
+def _say(text: str, colour: str | None = None) -> None:
+    """Show a line on stderr, above the progress bars where there are any."""
+    tqdm = sys.modules.get("tqdm")
+    with tqdm.tqdm.external_write_mode(sys.stderr) if tqdm else nullcontext():
+        typer.secho(text, err=True, fg=colour)
+
+
+class _Lines(logging.Handler):
+    """Shows what is logged on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self.format(record))
 
 
 def _one_line(show: Any) -> Any:
@@ -61,7 +76,7 @@ def _one_line(show: Any) -> Any:
 
     def showwarning(message: Any, category: type[Warning], *where: Any, **file: Any) -> None:
         if issubclass(category, BertvisionWarning):
-            typer.secho(f"Warning: {message}", err=True, fg="yellow")
+            _say(f"Warning: {message}", "yellow")
         else:
             show(message, category, *where, **file)
 
@@ -91,7 +106,7 @@ def _main(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
-    logger, handler = logging.getLogger("bertvision"), logging.StreamHandler(sys.stderr)
+    logger, handler = logging.getLogger("bertvision"), _Lines()
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
     logger.setLevel(logging.WARNING if quiet else logging.INFO)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.demos.boring_classes import BoringModel
 from terminal import done, run, with_heads
 from workspaces import write_squad
 
+from bertvision.cli import _Lines
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stored_split import StoredSplit
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.training.lightning import TrainingLog
 from bertvision.pipelines.workspace.workspace import Workspace
 
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
@@ -81,6 +87,39 @@ def test_a_users_error_is_one_message_and_status_2(
     assert last.startswith("Error: ")
     assert re.search(message, last)
     assert "Traceback" not in result.stderr
+
+
+def test_what_is_said_has_a_line_of_its_own_above_the_progress_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress(3, "work", "step") as bar:
+        bar.update()
+        _Lines().emit(logging.makeLogRecord({"msg": "a line"}))
+    lines = re.split(r"[\r\n]", capsys.readouterr().err)
+    assert "a line" in lines
+    assert any(line.startswith("work: ") for line in lines[: lines.index("a line")])
+
+
+def test_an_error_while_training_ends_the_line_of_its_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(TrainingLog):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise OSError("no space left")
+
+    trainer = pl.Trainer(
+        callbacks=[Full(tmp_path / "log.csv", 2, "train", ["loss"])],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        accelerator="cpu",
+        max_steps=2,
+    )
+    with pytest.raises(OSError, match="no space"):
+        trainer.fit(BoringModel())
+    shown = capsys.readouterr().err
+    assert "train: " in shown
+    assert shown.endswith("\n")
 
 
 def test_where_there_is_no_workspace_every_command_says_how_to_make_one(

@@ -78,6 +78,10 @@ class TrainingLog(pl.Callback):
                 self._bar.set_postfix(loss=f"{values[0]:.3f}", refresh=False)
             self._bar.update(1)
 
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close the file and the bar: the error's message is to have a line of its own."""
+        self.teardown(trainer, pl_module, "fit")
+
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Close the file and the bar."""
         if self._file is not None and self._bar is not None:
