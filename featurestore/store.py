@@ -101,7 +101,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             held = ", ".join(self.tags()) or "nothing yet"
             raise UnknownNameError(
                 f"no activations of {tag} in {self.storage}: it holds {held}; "
-                "`bertvision status` says what can be extracted"
+                f"`bertvision extract --checkpoint {tag}` writes them, or says what makes {tag}"
             )
         snapshot = SnapshotSplits(self, tag)
         return snapshot[split] if slash else snapshot

@@ -153,6 +153,6 @@ def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
         with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
             run(empty, "1e")
         with pytest.raises(
-            UnknownNameError, match="no activations of 0.5e.*it holds 1e; `bertvision status`"
+            UnknownNameError, match="0.5e.*it holds 1e; `bertvision extract --checkpoint 0.5e`"
         ):
             run(empty, "0.5e")

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from stores import Made
 from terminal import done, run
 
+import bertvision
 from bertvision.errors import UnknownNameError
 from bertvision.featurestore.store import ActivationStore
 from bertvision.models.zoo import HEADS
@@ -203,8 +205,17 @@ def test_a_missing_snapshot_comes_with_its_own_advice(
     made = Workspace.find(str(root))
     with pytest.raises(UnknownNameError, match=rf"no snapshot {tag}: made are .*; .*{advice}"):
         made.require_snapshot(tag)
-    with pytest.raises(UnknownNameError, match=rf"no activations of {tag} .* holds .*; .*{advice}"):
-        made.split(tag, "train")
+    reads: list[Callable[[], object]] = [
+        lambda: made.split(tag, "train"),
+        lambda: bertvision.train("learned-pooling", checkpoint=tag, workspace=root),
+        lambda: bertvision.isotropy(tag, workspace=root),
+    ]
+    for read in reads:
+        said = rf"no activations of {tag} .* holds .*; .*{advice}"
+        with pytest.raises(UnknownNameError, match=said):
+            read()
+    with pytest.raises(UnknownNameError, match=rf"extract --checkpoint {tag}` .* what makes"):
+        bertvision.ActivationStore.open(made.activations)[tag]
 
 
 def test_a_workspace_shows_itself_in_a_line(space: Workspace) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from bertvision.errors import InputError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.store import ActivationStore
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task
@@ -140,7 +139,7 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
         UnknownNameError: this split was not.
     """
     name, task = head_split(kind, split), workspace.config.task.name
-    stored = ActivationStore.open(workspace.activations)[tag]
+    stored = workspace.stored_snapshot(tag)
     try:
         stored.require(name)
     except UnknownNameError as error:

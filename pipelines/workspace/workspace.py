@@ -34,6 +34,7 @@ from bertvision.pipelines.workspace.runs import Run
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
+    from bertvision.featurestore.store import SnapshotSplits
     from bertvision.featurestore.stored_split import StoredSplit
     from bertvision.pipelines.tasks.windows import Windows
     from bertvision.pipelines.workspace.dataset import Dataset
@@ -219,6 +220,26 @@ class Workspace:
         except StoreNotFoundError:
             return []
 
+    def stored_snapshot(self, tag: str) -> SnapshotSplits:
+        """The stored splits of a snapshot.
+
+        Raises:
+            StoreNotFoundError: nothing was extracted yet.
+            UnknownNameError: nothing of this snapshot was; the message says what makes it.
+        """
+        from bertvision.featurestore.store import ActivationStore
+
+        store, tag = ActivationStore.open(self.activations), SnapshotTag(tag)
+        if tag not in store:
+            there = tag in self.snapshots()
+            extract = f"`bertvision extract --checkpoint {tag}` writes them"
+            raise UnknownNameError(
+                f"no activations of {tag} in {store.storage}: it holds "
+                f"{', '.join(store) or 'nothing yet'}; "
+                + (extract if there else self._how_to_make(tag))
+            )
+        return store[tag]
+
     def split(self, tag: str, split: str) -> ActivationSplit:
         """A stored split.
 
@@ -227,16 +248,7 @@ class Workspace:
             UnknownNameError: this snapshot or split was not extracted, or there is no such
                 snapshot.
         """
-        from bertvision.featurestore.store import ActivationStore
-
-        store = ActivationStore.open(self.activations)
-        tag = SnapshotTag(tag)
-        if tag not in store and tag not in self.snapshots():
-            raise UnknownNameError(
-                f"no activations of {tag} in {store.storage}: it holds "
-                f"{', '.join(store) or 'nothing yet'}; {self._how_to_make(tag)}"
-            )
-        return store[tag][split]
+        return self.stored_snapshot(tag)[split]
 
     def splits(self) -> list[str]:
         """Names of its own splits: ``train``, ``tune`` where a part is held out, ``dev``."""

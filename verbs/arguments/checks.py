@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
@@ -63,7 +62,7 @@ def check_stored(space: Workspace, tag: str, split: str) -> None:
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this snapshot or split was not extracted.
     """
-    ActivationStore.open(space.activations)[tag].require(split)
+    space.stored_snapshot(tag).require(split)
 
 
 def check_training_data(
