@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -104,8 +105,14 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.read([self._position(index)]).unpack()[0]
 
-    def _position(self, index: int) -> int:
-        i = int(index)
+    def _position(self, index: Any) -> int:
+        try:
+            i = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"{index!r} is no example of {self.name}: give a number from 0 to "
+                f"{len(self) - 1}, or a slice"
+            ) from None
         if not -len(self) <= i < len(self):
             raise IndexError(f"example {i} is outside {self.name}, which has {len(self)}")
         return i % len(self)

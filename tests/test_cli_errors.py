@@ -39,8 +39,11 @@ def dev_json(tmp_path: Path) -> Path:
 ERRORS: dict[str, tuple[list[Any], str]] = {
     "unknown head": (["train", "learned-poling", "--checkpoint", "1e"], "did you mean learned-po"),
     "untrained head": (["evaluate", "learned-poling"], "did you mean learned-pooling"),
-    "head of two snapshots": (["evaluate", "learned-pooling"], r"0\.5e, 1e; .* --trained-on$"),
-    "snapshot to extract": (["extract"], r"0\.5e, 1e; say so with --checkpoint$"),
+    "head of two snapshots": (
+        ["evaluate", "learned-pooling"],
+        r"0\.5e, 1e; .* --trained-on, .* trained_on=$",
+    ),
+    "snapshot to extract": (["extract"], r"0\.5e, 1e; say so with --checkpoint, .* checkpoint=$"),
     "snapshot to train on": (["train", "learned-pooling"], r"0\.5e, 1e; say so with --check"),
     "second snapshot": (["extract", "--checkpoint", "0.5e,9e"], r"no snapshot 9e: made are 0\.5e"),
     "several for one": (["train", "x", "--checkpoint", "0.5,1"], "name one snapshot"),

@@ -130,6 +130,9 @@ def test_tokens_of_a_question_stand_beside_the_text_of_its_context(tmp_path: Pat
     assert split.text(0) == [""]
     with pytest.raises(IndexError, match="example 2 is outside 1e/train, which has 2"):
         split.text(2)
+    for wrong in ("x", 1.0, None):
+        with pytest.raises(TypeError, match=f"{wrong!r} is no example of 1e/train: .* 0 to 1"):
+            split[wrong]
 
 
 @pytest.mark.parametrize("between", [1, 2])  # special tokens, as BERT and RoBERTa have

@@ -36,7 +36,8 @@ def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> Sn
     if len(found) != 1:
         held = ", ".join(found) or "none"
         raise UnknownNameError(
-            f"which snapshot is meant? {what}: {held}; say so with {option}"
+            f"which snapshot is meant? {what}: {held}; say so with {option}, in Python with "
+            f"{option[2:].replace('-', '_')}="
             if found
             else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
             "what can be run next"

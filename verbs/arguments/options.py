@@ -7,7 +7,8 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from bertvision.errors import did_you_mean
 from bertvision.pipelines.options import Option, Options, declared, flag
@@ -41,7 +42,8 @@ def offered(options: type[Options]) -> Iterator[tuple[str, str, Any, Option]]:
 def takes(options: type[Options]) -> Callable[[_V], _V]:
     """Shows the options of a class in the signature and the docstring of a verb.
 
-    They take the place of ``**changes``, so that ``help()`` says everything.
+    They take the place of ``**changes``, so that ``help()`` says everything. A keyword that is none
+    of the verb's is a TypeError with those that are.
 
     Args:
         options: class of the verb's parameter ``options``; see `chosen`.
@@ -62,7 +64,6 @@ def takes(options: type[Options]) -> Callable[[_V], _V]:
             for name, keyword, hint, _ in offered(options)
         ]
         signature = signature.replace(parameters=[*own[:first], *shown, *own[first:]])
-        verb.__dict__["__signature__"] = signature
         lines = (f"{keyword}: {option.help}" for _, keyword, _, option in offered(options))
         text = "".join(
             textwrap.indent(textwrap.fill(line, 92, subsequent_indent="    "), " " * 8) + "\n"
@@ -70,7 +71,20 @@ def takes(options: type[Options]) -> Callable[[_V], _V]:
         )
         if verb.__doc__:  # python -OO leaves none
             verb.__doc__ = re.sub(r" *\*\*changes: .*\n", lambda _: text, verb.__doc__)
-        return verb
+
+        @wraps(verb)
+        def checked(*args: Any, **given: Any) -> Any:
+            for keyword in given:
+                if keyword not in signature.parameters:
+                    hint = did_you_mean(keyword, signature.parameters, most=3)
+                    there = ", ".join(signature.parameters)
+                    raise TypeError(
+                        f"{verb.__name__}() has no argument {keyword!r}: {hint}there are {there}"
+                    )
+            return verb(*args, **given)
+
+        checked.__dict__["__signature__"] = signature
+        return cast(_V, checked)
 
     return expand
 
@@ -81,18 +95,14 @@ def chosen(kind: type[_O], options: _O | None, changes: Mapping[str, Any]) -> _O
     Args:
         kind: their class.
         options: the object; None is the defaults.
-        changes: by keyword, as it was typed or as it is.
+        changes: by keyword, as it was typed or as it is; `takes` has checked the names.
 
     Raises:
-        TypeError: there is no such keyword.
         InputError: a value is not allowed; the message names its option.
     """
     known = {keyword: (name, hint) for name, keyword, hint, _ in offered(kind)}
     values = {}
     for keyword, value in changes.items():
-        if keyword not in known:
-            hint = did_you_mean(keyword, known)
-            raise TypeError(f"there is no option {keyword!r}: {hint}there are {', '.join(known)}")
         name, of = known[keyword]
         values[name] = READ[of](value) if of in READ and value is not None else value
     return replace(options or kind(), **values)
