@@ -13,6 +13,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,37 +68,51 @@ def array_files(
         record: what it is.
         values: its values; without them only its metadata is made.
     """
+    shape, dims = tuple(record.shape), tuple(record.dims)
+    if values is None:
+        return {f"{name}/zarr.json": _array_metadata(shape, record.dtype, dims)}
     files: dict[str, Buffer] = {}
-    array = zarr.create_array(
+    _create_array(files, name, shape, record.dtype, dims)[...] = values
+    # zarr also makes an empty group around it, which is not the split's
+    return {key: value for key, value in _files(files).items() if key != "zarr.json"}
+
+
+# the arrays of the splits of a store are alike, and zarr takes a millisecond for each
+@lru_cache(maxsize=1024)
+def _array_metadata(shape: tuple[int, ...], dtype: str, dims: tuple[str, ...]) -> bytes:
+    files: dict[str, Buffer] = {}
+    _create_array(files, "array", shape, dtype, dims)
+    return files["array/zarr.json"].to_bytes()
+
+
+def _create_array(
+    files: dict[str, Buffer], name: str, shape: tuple[int, ...], dtype: str, dims: tuple[str, ...]
+) -> zarr.Array[Any]:
+    return zarr.create_array(
         MemoryStore(files),
         name=name,
-        shape=record.shape,
-        dtype=record.dtype,
-        chunks=(min(record.shape[0], _CHUNK), *record.shape[1:]),
-        serializer=_serializer(record.dtype),
+        shape=shape,
+        dtype=dtype,
+        chunks=(min(shape[0], _CHUNK), *shape[1:]),
+        serializer=_serializer(dtype),
         compressors=[ZstdCodec(level=3), Crc32cCodec()],
         filters=None,
         fill_value=0,
-        dimension_names=record.dims,
+        dimension_names=dims,
         config=_CONFIG,
     )
-    if values is not None:
-        array[...] = values
-    # zarr also makes an empty group around it, which is not the split's
-    return {key: value for key, value in _files(files).items() if key != "zarr.json"}
 
 
 def group_files(record: SplitRecord) -> dict[str, bytes]:
     """The metadata of a split's group and of its sharded arrays."""
     files: dict[str, Buffer] = {}
-    store = MemoryStore(files)
     encoding = get_encoding(record.encoding)
-    zarr.create_group(store, attributes={"bertvision": record.model_dump(mode="json")})
+    attributes = {"bertvision": record.model_dump(mode="json")}
+    zarr.create_group(MemoryStore(files), attributes=attributes)
+    made = _files(files)
     layers = len(record.layers)
     width = encoding.codes_size(record.hidden_size)
-    _sharded(
-        store,
-        "hidden_states",
+    made["hidden_states/zarr.json"] = _sharded_metadata(
         (record.axis, layers, width),
         encoding.zarr_dtype,
         shards=(record.shard_tokens, layers, width),
@@ -108,9 +123,7 @@ def group_files(record: SplitRecord) -> dict[str, bytes]:
     if encoding.quantised:
         row = (layers, *encoding.scale_shape(record.hidden_size))
         shard = (record.shard_tokens, *row)
-        _sharded(
-            store,
-            "scale",
+        made["scale/zarr.json"] = _sharded_metadata(
             (record.axis, *row),
             encoding.scale_dtype,
             shards=shard,
@@ -118,12 +131,11 @@ def group_files(record: SplitRecord) -> dict[str, bytes]:
             dims=("token", "layer", "group")[: len(shard)],
             compression="none",
         )
-    return _files(files)
+    return made
 
 
-def _sharded(
-    store: MemoryStore,
-    name: str,
+@lru_cache(maxsize=1024)
+def _sharded_metadata(
     shape: tuple[int, ...],
     dtype: str,
     *,
@@ -131,11 +143,12 @@ def _sharded(
     chunks: tuple[int, ...],
     dims: tuple[str, ...],
     compression: CompressionName,
-) -> None:
+) -> bytes:
     compressors: list[Any] = [Crc32cCodec()]
     serializer: Any = _serializer(dtype)
     if compression == "zstd":
         compressors = [ZstdCodec(level=ZSTD_LEVEL), Crc32cCodec()]
+    files: dict[str, Buffer] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr")
         if compression == "pcodec":
@@ -143,8 +156,8 @@ def _sharded(
 
             serializer = PCodec()
         zarr.create_array(
-            store,
-            name=name,
+            MemoryStore(files),
+            name="array",
             shape=shape,
             dtype=dtype,
             shards=shards,
@@ -156,6 +169,7 @@ def _sharded(
             dimension_names=dims,
             config=_CONFIG,
         )
+    return files["array/zarr.json"].to_bytes()
 
 
 def root_files(records: Iterable[SplitRecord]) -> dict[str, bytes]:
