@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from functools import partialmethod
 from pathlib import Path
@@ -72,9 +73,11 @@ def test_a_killed_removal_of_the_only_split_is_ended_by_the_same_call(
 ) -> None:
     """Also of what it shares with nobody: its table of examples, its line in the root metadata."""
     remove, write = LocalStorage.remove, LocalStorage.write
+    whole = tmp_path / "whole"
+    Made(LENGTHS, encoding="int8").write(whole)
     for steps in range(100):
         root, left = tmp_path / str(steps), [steps]
-        Made(LENGTHS, encoding="int8").write(root)
+        shutil.copytree(whole, root)
 
         def killed(storage: LocalStorage, *given: Any, do: Any, left: list[int] = left) -> None:
             if left[0] == 0:
@@ -125,9 +128,10 @@ def test_a_killed_removal_leaves_an_unfinished_split_or_none_and_can_be_gone_on_
     """At every step: what is left is told truly, is removed by the same call, or written again."""
     remove, write = LocalStorage.remove, LocalStorage.write
     steps = states = 0
+    filled(tmp_path / "whole")
     while True:
-        root = tmp_path / str(steps)
-        store, left = filled(root), steps
+        root = shutil.copytree(tmp_path / "whole", tmp_path / str(steps))
+        store, left = ActivationStore.open(root), steps
 
         def step(storage: LocalStorage, key: str) -> None:
             nonlocal left
