@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import math
@@ -65,6 +66,25 @@ def new_folder(path: Path) -> Iterator[Path]:
             fsync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def keep_others(old: Path, new: Path, changed: str) -> None:
+    """Copy what others wrote beside files that are written again as they were.
+
+    Args:
+        old: folder that ``new`` is to replace; it may not exist.
+        new: folder with the files that are written again. Where one is not as it was, nothing is
+            copied: it was made from another.
+        changed: name of the file that may be another.
+    """
+    names = [path.name for path in new.iterdir()]
+    for name in names:
+        same = (old / name).is_file() and filecmp.cmp(old / name, new / name, shallow=False)
+        if not same and name != changed:
+            return
+    for path in old.iterdir():
+        if path.name not in names:
+            shutil.copy2(path, new / path.name)
 
 
 def sha256_of_files(paths: list[Path]) -> str:

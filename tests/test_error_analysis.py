@@ -196,6 +196,12 @@ def test_the_analysis_is_kept_beside_the_metrics(lab: Workspace) -> None:
     folder = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"
     assert json.loads((folder / "errors.json").read_text()) == found
     assert [r.run for r in read_results(lab)].count(HEADS[0]) == 2
+    for other, there in ("", True), (" ", False):  # as it was; of other predictions
+        predictions = folder / "predictions.json"
+        predictions.write_text(other + predictions.read_text())
+        evaluate(lab, [HEADS[0]], trained_on="0.5e", tag="1e", precision="32")
+        assert (folder / "errors.json").is_file() is there
+        assert (folder / "metrics.json").is_file()
 
 
 def test_bert_is_analysed_without_itself_beside_it(lab: Workspace) -> None:

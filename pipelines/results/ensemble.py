@@ -16,7 +16,7 @@ import numpy as np
 
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.files import keep_others, new_folder, write_json
 from bertvision.pipelines.records import digest_of, read_record
 from bertvision.pipelines.results.softmax import Combine, combine_logits
 from bertvision.pipelines.results.systems import read_windows
@@ -114,11 +114,13 @@ def ensemble(
         seconds=time.perf_counter() - started,
         command=ensemble_command(names, combine, trained_on, tag, split),
     ).to_json()
-    with new_folder(ensemble_dir(workspace, names, combine, trained_on, tag, split)) as folder:
+    place = ensemble_dir(workspace, names, combine, trained_on, tag, split)
+    with new_folder(place) as folder:
         write_json(folder / "predictions.json", scores.predictions)
         write_json(folder / "na_scores.json", scores.na_scores)
         together.save(folder / f"{split}.safetensors")
         write_json(folder / "metrics.json", metrics)
+        keep_others(place, folder, "metrics.json")
     # BERT was perhaps scored on another split only
     return {**metrics, "parts": [part.to_json() for part in parts if part.split == split]}
 

@@ -13,7 +13,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
-from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
+from bertvision.pipelines.files import keep_others, new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, head_precision
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.logits import Logits
@@ -204,4 +204,5 @@ def _evaluate(
             if held_out_too is not None:
                 held_out_too.save(target / "tune.safetensors")
             write_json(target / "metrics.json", results[folder].to_json())
+            keep_others(_target(folder, tag, split), target, "metrics.json")
     return results
