@@ -10,7 +10,7 @@ RUN_STAMP := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
-timed = echo '$(1)'; begin=$$(date +%s); $(1) && \
+timed = echo "$(1)"; begin=$$(date +%s); $(1) && \
   echo "Installed in $$(( $$(date +%s) - begin )) s; $(VENV) takes $$(du -sh $(VENV) | cut -f1)."
 
 BENCH := .venv-bench
