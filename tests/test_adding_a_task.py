@@ -246,7 +246,15 @@ def test_errors_are_told_by_class(space: Workspace) -> None:
         assert confused["gold"] != confused["answer"]
         assert confused["n"] <= confused["of"] == 10
     assert {e["gold"] for e in found["examples"]} <= set(by_class)
+    classes, counts = found["confusion_matrix"]["classes"], found["confusion_matrix"]["counts"]
+    assert [sum(row) for row in counts] == [by_class[name]["n"] for name in classes] == [10] * 3
+    assert sum(counts[i][i] for i in range(3)) == 30 - wrong
+    for confused in found["confusions"]:
+        row, column = classes.index(confused["gold"]), classes.index(confused["answer"])
+        assert counts[row][column] == confused["n"]
     text = errors_table(found)
+    for name, row in zip(classes, counts, strict=True):
+        assert re.search(rf"^{name} +" + " +".join(map(str, row)) + "$", text, re.MULTILINE)
     assert "taken for" in text
     scored = evaluate(space, HEADS, trained_on=TAG, tag=TAG)
     assert "macro F1" in evaluated_table([scores.to_json() for scores in scored])

@@ -90,6 +90,8 @@ def errors_table(result: Values) -> str:
     ]
     if (second := result["second"]) and "first_wrong_HasAns" in second:
         parts.append(_second(second))
+    if (matrix := result["confusion_matrix"]) and len(matrix["classes"]) <= _MOST_CLASSES:
+        parts.append(_matrix(matrix["classes"], matrix["counts"]))
     if confused := result["confusions"]:
         rows = [
             [c["gold"], c["answer"], f"{c['n']:,}", f"{c['n'] / c['of']:.1%}"] for c in confused
@@ -110,6 +112,15 @@ def errors_table(result: Values) -> str:
         parts.append("Examples")
     parts += [_example(example, unit) for example in result["examples"]]
     return "\n\n".join(parts)
+
+
+_MOST_CLASSES = 20  # whose matrix is shown; --json has it of any number
+
+
+def _matrix(classes: list[str], counts: list[list[int]]) -> str:
+    lines = [[name, *(f"{n:,}" for n in row)] for name, row in zip(classes, counts, strict=True)]
+    table = format_table(["gold \\ answer", *classes], lines, stacked=True)
+    return f"How often each class (a row) is taken for each (a column)\n\n{table}"
 
 
 def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> str:

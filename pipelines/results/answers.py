@@ -1,9 +1,12 @@
-"""What a system answered on a split, item by item, and whether each answer is right."""
+"""What a system answered on a split, item by item, whether each is right, and what it confuses."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from typing_extensions import TypedDict
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.results import Result, read_results
@@ -12,6 +15,28 @@ from bertvision.pipelines.tasks.scores import Metric, headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Confusion(TypedDict):
+    """A class that is taken for another."""
+
+    gold: str
+    answer: str
+    n: int
+    """How often."""
+    of: int
+    """How many items of the class there are."""
+
+
+class ConfusionMatrix(TypedDict):
+    """How often each class is taken for each."""
+
+    classes: list[str]
+    counts: list[list[int]]
+    """(classes, classes) items: a row for each class that is right, a column for what was said."""
+
+
+_CONFUSIONS = 10  # the most frequent ones
 
 
 class Answers(NamedTuple):
@@ -146,3 +171,29 @@ def _gold(item: Any, classes: Sequence[str], *, spans: bool) -> Any:
         return list(dict.fromkeys(answer.text for answer in item.answers))
     gold = gold_of(item)
     return classes[gold] if classes and isinstance(gold, int) else gold
+
+
+def confusions(items: Sequence[Any], answers: Answers, classes: Sequence[str]) -> list[Confusion]:
+    """The classes that are mistaken, most often first: ``gold``, ``answer``, ``n``, ``of``."""
+    gold = Counter(item.label for item in items)
+    wrong = Counter(
+        (item.label, answers.predictions[item.id])
+        for item, right in zip(items, answers.right, strict=True)
+        if not right
+    )
+    return [
+        {"gold": classes[a], "answer": classes[b], "n": n, "of": gold[a]}
+        for (a, b), n in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:_CONFUSIONS]
+    ]
+
+
+def confusion_matrix(
+    items: Sequence[Any], answers: Answers, classes: Sequence[str]
+) -> ConfusionMatrix:
+    """How often each class is taken for each, itself included."""
+    pairs = Counter((item.label, answers.predictions[item.id]) for item in items)
+    numbers = range(len(classes))
+    return {
+        "classes": list(classes),
+        "counts": [[pairs[gold, answer] for answer in numbers] for gold in numbers],
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NotRequired, Self
@@ -14,7 +13,15 @@ from typing_extensions import TypedDict
 from bertvision.errors import InputError
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import Record
-from bertvision.pipelines.results.answers import Answers, gold_of, read_answers
+from bertvision.pipelines.results.answers import (
+    Answers,
+    Confusion,
+    ConfusionMatrix,
+    confusion_matrix,
+    confusions,
+    gold_of,
+    read_answers,
+)
 from bertvision.pipelines.results.bootstrap import mcnemar
 from bertvision.pipelines.results.groups import groups_of, groups_of_sentences
 from bertvision.pipelines.results.results import Result, read_results
@@ -30,17 +37,6 @@ CELLS = ("both right", "only the system", "only BERT", "none")
 
 Group = dict[str, str | int | float]
 """Its name as ``group``, the number of its items as ``n``, and its mean scores."""
-
-
-class Confusion(TypedDict):
-    """A class that is taken for another."""
-
-    gold: str
-    answer: str
-    n: int
-    """How often."""
-    of: int
-    """How many items of the class there are."""
 
 
 class Example(TypedDict):
@@ -70,6 +66,8 @@ class ErrorAnalysis(Record):
     groups: dict[str, list[Group]]
     second: dict[str, int | float | None] | None
     confusions: list[Confusion] | None
+    confusion_matrix: ConfusionMatrix | None = None
+    """A file of an earlier version has none."""
     agreement: dict[str, int | float] | None
     examples: list[Example]
     seed: int
@@ -86,7 +84,6 @@ class ErrorAnalysis(Record):
 
 
 _AROUND = 120  # characters of context shown on each side of an answer
-_CONFUSIONS = 10  # the most frequent ones
 
 
 def errors(
@@ -114,7 +111,8 @@ def errors(
         ``system``; ``groups``, by grouping the scores and number of the items of each group, with
         BERT's at the same snapshot; ``second``, how often the second most likely answer is right
         where the first is wrong (None where there are no answers but classes); ``confusions``, the
-        most frequent ones (None where the classes have no names); ``agreement`` with BERT (None
+        most frequent ones, and ``confusion_matrix``, all of them (None where the classes have no
+        names); ``agreement`` with BERT (None
         where the system is BERT, or BERT was not scored there); ``examples``.
 
     Raises:
@@ -149,26 +147,13 @@ def errors(
         groups=group_scores(groups, answers, baseline),
         second=None if second is None else second_summary(items, answers, second),
         confusions=confusions(items, answers, data.classes) if sentences else None,
+        confusion_matrix=confusion_matrix(items, answers, data.classes) if sentences else None,
         agreement=None if baseline is None else agreement(answers.right, baseline.right),
         examples=_examples(items, answers, baseline, second, data.classes, examples, seed),
         seed=seed,
     ).to_json()
     write_json(result.folder / "errors.json", found)
     return found
-
-
-def confusions(items: Sequence[Any], answers: Answers, classes: Sequence[str]) -> list[Confusion]:
-    """The classes that are mistaken, most often first: ``gold``, ``answer``, ``n``, ``of``."""
-    gold = Counter(item.label for item in items)
-    wrong = Counter(
-        (item.label, answers.predictions[item.id])
-        for item, right in zip(items, answers.right, strict=True)
-        if not right
-    )
-    return [
-        {"gold": classes[a], "answer": classes[b], "n": n, "of": gold[a]}
-        for (a, b), n in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:_CONFUSIONS]
-    ]
 
 
 def group_scores(
