@@ -94,8 +94,12 @@ def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -
     assert {row[2] for row in rows[1:]} == {"1"}
     assert "free on the disk" in first.stderr
     assert "extract 1e/tune: 100%" in first.stderr
-    again = json.loads(done(*args, "--json"))
-    assert [split["shards_written"] for split in again] == [0, 0, 0, 0]
+    again = run(*args, "--json")
+    assert [split["shards_written"] for split in json.loads(again.stdout)] == [0, 0, 0, 0]
+    names = ("0.5e/dev", "0.5e/tune", "1e/dev", "1e/tune")
+    assert again.stderr.splitlines() == [
+        f"{name} is complete: nothing to extract" for name in names
+    ]
     assert all(row[4:] == ["-", "-"] for row in cells(done(*args))[1:])
 
 

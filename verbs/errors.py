@@ -80,6 +80,7 @@ error_analysis = errors
 def errors_table(result: Values) -> str:
     """Groups with their scores, the second answer, agreement with BERT, and the examples."""
     from bertvision.pipelines.results.error_analysis import CELLS
+    from bertvision.pipelines.results.groups import MOST_CLASSES
     from bertvision.pipelines.tasks.scores import METRICS
 
     parts = [f"{result['system']} on {result['split']}: scores in per cent of groups of items"]
@@ -90,7 +91,7 @@ def errors_table(result: Values) -> str:
     ]
     if (second := result["second"]) and "first_wrong_HasAns" in second:
         parts.append(_second(second))
-    if (matrix := result["confusion_matrix"]) and len(matrix["classes"]) <= _MOST_CLASSES:
+    if (matrix := result["confusion_matrix"]) and len(matrix["classes"]) <= MOST_CLASSES:
         parts.append(_matrix(matrix["classes"], matrix["counts"]))
     if confused := result["confusions"]:
         rows = [
@@ -112,9 +113,6 @@ def errors_table(result: Values) -> str:
         parts.append("Examples")
     parts += [_example(example, unit) for example in result["examples"]]
     return "\n\n".join(parts)
-
-
-_MOST_CLASSES = 20  # whose matrix is shown; --json has it of any number
 
 
 def _matrix(classes: list[str], counts: list[list[int]]) -> str:

@@ -123,7 +123,6 @@ class SplitExtraction:
         total = {
             kept: expected_bytes(self.contents[kept].plan, self.specs[kept]) for kept in self.specs
         }
-        self._say(sum(total.values()))
         plan = next(iter(self.contents.values())).plan
         with ExitStack() as stack:
             writers: dict[TokenPooling, SplitWriter] = {}
@@ -131,6 +130,9 @@ class SplitExtraction:
                 kept: not Ledger(self.storage, spec.tag, spec.split).exists
                 for kept, spec in self.specs.items()
             }
+            begun = not any(fresh.values())
+            if not begun:
+                self._say(sum(total.values()))
             self._check_space(sum(total[kept] for kept in fresh if fresh[kept]))
             for kept, spec in self.specs.items():
                 again = (shards or ()) if mend else None
@@ -144,12 +146,18 @@ class SplitExtraction:
             self.workspace.keep_at(self.options.store)
             count = sum(len(plan.examples_of(shard)) for shard in pending)
             costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
-            bar = stack.enter_context(progress(count, f"extract {self._name}", "example"))
+            if begun and pending:
+                self._say(sum(total.values()))
+            elif begun:
+                log.info("%s is complete: nothing to extract", self._name)
+            name = f"extract {self._name}"
+            bar = stack.enter_context(progress(count, name, "example")) if pending else None
             work = self._work(writers)
             left = {shard: len(missing) for shard, missing in pending.items()}
             for written in work.write(pending):
                 left[written.record.shard] -= 1
-                if left[written.record.shard] == 0:  # in all splits that lacked it
+                # in all splits that lacked it
+                if left[written.record.shard] == 0 and bar is not None:
                     bar.update(written.record.examples)
                 if not mend:  # a repair is not what it takes to extract
                     costs[written.tokens].note(written.record, work.seconds / len(writers))

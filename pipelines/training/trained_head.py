@@ -13,15 +13,17 @@ from torch import nn
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.workspace.heads import check_kind
+from bertvision.pipelines.workspace.heads import check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 class LoadedHead(NamedTuple):
@@ -60,30 +62,37 @@ _SAME = ("model", "tokenizer_sha256", "task", "max_length")
 
 
 def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
-    """Load a trained head from its folder.
+    """Load a trained head from its folder, or by its name and snapshot in a workspace.
 
     >>> import bertvision
     >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
     >>> head = bertvision.load_head("heads/1e/learned-pooling")
     >>> head.config.trained_on, head.module.training
     ('1e', False)
+    >>> bertvision.load_head("learned-pooling:1e").config == head.config
+    True
 
     Args:
-        folder: of the run.
+        folder: of the run; or ``NAME:TRAINED_ON`` of the workspace that you stand in.
         named: as the user named it. A class of one's own, whose module is imported, is only taken
             where its dotted path was named: a workspace that somebody else made runs no code.
 
     Raises:
         InputError: it is a class of one's own, which was not named.
         WorkspaceError: it is damaged.
-        UnknownNameError: there is no such folder, or the class is not installed here.
+        UnknownNameError: there is no such folder or head, or the class is not installed here.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise UnknownNameError(
-            f"there is no folder {folder}: give that of a trained head, such as "
-            "heads/1e/learned-pooling in a workspace"
-        )
+        name, _, tag = str(folder).rpartition(":")
+        if not (name and SnapshotTag.is_valid(tag)):
+            raise UnknownNameError(
+                f"there is no folder {folder}: give that of a trained head, such as "
+                "heads/1e/learned-pooling in a workspace, or learned-pooling:1e where you stand "
+                "in one"
+            )
+        named = named or Run.parse(name)
+        folder = find_head(Workspace.find(None), tag, name)
     config = read_run_config(folder)
     head = config.head
     if ":" in head and (named is None or named.head != head):
