@@ -24,6 +24,7 @@ from bertvision.commands.experiment import quickstart, report, score, status
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
+from bertvision.commands.options import CommandGroup
 from bertvision.commands.probe import probe
 from bertvision.commands.rank import rank
 from bertvision.commands.store import app as store_app
@@ -36,7 +37,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-class _Group(typer.core.TyperGroup):
+class _Group(CommandGroup):
     """Turns errors that are no bug into a message and a status, and warnings into one line."""
 
     def invoke(self, ctx: Any) -> Any:

@@ -66,6 +66,24 @@ Csv = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file 
 Plot = Annotated[Path | None, typer.Option(help="SVG file to write.")]
 
 
+class CommandGroup(typer.core.TyperGroup):
+    """Commands that say of an option in front of them that it belongs behind."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What click does, with more to say of an option that it does not know."""
+        named = [arg for arg in args if arg in self.commands]
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            for name in named:
+                if any(option in parameter.opts for parameter in self.commands[name].params):
+                    place = f"{ctx.command_path} {name} {option}"
+                    error.message += f": it belongs behind the command, {place}"  # type: ignore[attr-defined]
+                    break
+            raise
+
+
 def runs_verb(command: Callable[..., None]) -> Callable[..., None]:
     """A command that calls the verb of its name with what was typed, and shows the result.
 

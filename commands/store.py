@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertvision.commands.options import Json, Store, Workspace, show
+from bertvision.commands.options import CommandGroup, Json, Store, Workspace, show
 from bertvision.errors import CorruptStoreError, FormatVersionError, InputError, counted
 from bertvision.pipelines.text import format_table, size
 from bertvision.verbs.arguments.reading import parse_tag
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
     from bertvision.featurestore.store import ActivationStore
 
-app = typer.Typer(help="Look into the activation store, and remove from it.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Look into the activation store, and remove from it.",
+    no_args_is_help=True,
+)
 
 
 @app.command("ls")
@@ -163,7 +167,7 @@ def splits_table(splits: Sequence[Values]) -> str:
     if not splits:
         return "the store is empty"
     table = format_table(
-        ["split", "examples", "encoding", "layers", "size", "per example", "× smaller", "complete"],
+        ["split", "examples", "encoding", "layers", "size", "complete", "per example", "× smaller"],
         [
             [
                 f"{s['tag']}/{s['split']}",
@@ -171,11 +175,11 @@ def splits_table(splits: Sequence[Values]) -> str:
                 s["encoding"],
                 str(len(s["layers"])),
                 size(s["bytes"]),
-                size(s["bytes_per_example"] or 0),
-                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
                 "yes"
                 if s["complete"]
                 else f"{s['shards_committed']} of {counted(s['shards'], 'shard')}",
+                size(s["bytes_per_example"] or 0),
+                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
             ]
             for s in splits
         ],

@@ -53,10 +53,30 @@ def terminal_width() -> int | None:
     return max(80, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
-def fill(text: str) -> str:
-    """A sentence in lines that fit the terminal; one line for a file or a pipe."""
-    width = terminal_width()
-    return text if width is None else textwrap.fill(text, width, break_on_hyphens=False)
+def fill(text: str, indent: int = 0) -> str:
+    """A sentence in lines that fit the terminal; one line for a file or a pipe.
+
+    Args:
+        text: the sentence.
+        indent: columns by which all lines but the first are moved.
+    """
+    if (width := terminal_width()) is None:
+        return text
+    return textwrap.fill(
+        text, width, break_on_hyphens=False, break_long_words=False, subsequent_indent=" " * indent
+    )
+
+
+def shorten(text: str, used: int) -> str:
+    """A long value without its middle, where it does not fit the terminal; else as it is.
+
+    Args:
+        text: a path or a digest, which both ends tell.
+        used: columns of the line that are used by others.
+    """
+    if (width := terminal_width()) is None or len(text) <= (room := width - used):
+        return text
+    return f"{text[: room // 2 - 1]}…{text[-(room - room // 2) :]}"
 
 
 def _fitting(widths: Sequence[int], limit: int | None) -> list[list[int]]:

@@ -166,12 +166,21 @@ def test_data_given_for_predictions_are_named(dev_json: Path) -> None:
 
 
 def test_what_click_refuses_is_plain_text_and_status_2() -> None:
-    for args in (["bogus"], ["store", "bogus"], ["train"], ["heads", "--hidden", "x"]):
+    for args in (["bogus"], ["store", "bogus"], ["train"], ["heads", "--hidden", "x"], ["--bogus"]):
         result = run(*args)
         assert result.exit_code == 2
         assert result.stderr.startswith("Usage: bertvision ") or "Usage:" in result.stderr
         assert "╭" not in result.output
+        assert "behind the command" not in result.output
     assert "╭" not in done("store", "--help")
+
+
+@pytest.mark.parametrize("args", [["--workspace", ".", "status"], ["store", "-w", ".", "ls"]])
+def test_an_option_in_front_of_its_command_is_sent_behind_it(args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    option = next(arg for arg in args if arg.startswith("-"))
+    assert f"No such option: {option}: it belongs behind the command, " in result.stderr
 
 
 @pytest.mark.parametrize("command", [["status"], ["store", "verify"]], ids=" ".join)

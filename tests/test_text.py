@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bertvision.errors import did_you_mean
 from bertvision.pipelines import text
 from bertvision.pipelines.text import csv_text
+from bertvision.verbs.tables import mapping_table
 
 CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text("a,\"\n '"))
 
@@ -51,3 +52,20 @@ def test_a_table_fits_the_terminal_and_a_pipe_gets_all(monkeypatch: pytest.Monke
     assert all(name in stacked for name in header)
     assert "not shown" not in stacked
     assert stacked.count("layer") > 1  # each part says again what its rows are
+
+
+def test_a_long_value_keeps_both_ends_on_a_terminal_and_all_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digest, values = "0123456789abcdef" * 4, {"provenance": {"weights_sha256": "0f" * 50}}
+    assert text.shorten(digest, 30) == digest
+    assert "0f" * 50 in mapping_table(values)
+    monkeypatch.setattr(text, "terminal_width", lambda: 80)
+    assert text.shorten(digest, 16) == digest
+    cut = text.shorten(digest, 30)
+    assert (len(cut), cut[:10], cut[-10:]) == (50, digest[:10], digest[-10:])
+    assert max(map(len, mapping_table(values).splitlines())) == 80
+    lines = text.fill("tables  " + "a_table, " * 20, 8).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 80
+    assert {line[:8] for line in lines[1:]} == {" " * 8}

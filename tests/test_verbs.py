@@ -193,6 +193,9 @@ def test_typed_results_lose_no_field_of_what_the_pipelines_found(space: Path) ->
 def test_results_have_attributes_and_become_frames(space: Path) -> None:
     (scored,) = bertvision.evaluate("learned-pooling", trained_on="1e", workspace=space)
     assert scored.checkpoint == "1e"
+    assert repr(scored).startswith("HeadScores(head='learned-pooling', trained_on='1e', ")
+    assert f"f1={scored.rules['n-best']['metrics']['f1']:.1f}" in repr(scored)
+    assert len(repr(scored)) < 240
     rows = bertvision.results(workspace=str(space))
     (head,) = [row for row in rows if row.system == "head"]
     assert head.f1 == scored.rules["n-best"]["metrics"]["f1"] == head["f1"]

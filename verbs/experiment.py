@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import format_table, shorten
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import StrPath, path_of
 from bertvision.verbs.rows import RowsField, ShownRecord
@@ -189,7 +189,7 @@ def status_table(status: Values) -> str:
     names = metric_names([scores])
     lines = [
         f"workspace  {status['workspace']}",
-        f"model      {status['model']}",
+        f"model      {shorten(status['model'], 11)}",
         f"task       {status['task']} ({items or 'hidden states alone'})",
         "",
         format_table(

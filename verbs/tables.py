@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.text import format_table, shorten, size
 
 Values = Mapping[str, Any]
 
@@ -44,8 +44,10 @@ def number(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def mapping_table(values: Values) -> str:
-    """Names and values, nested names joined by dots; bytes as sizes."""
-    return format_table(["name", "value"], [[k, _text(k, v)] for k, v in _flat("", values)])
+    """Names and values, nested names joined by dots; bytes as sizes, what is too long cut short."""
+    found = _flat("", values)
+    used = max((len(name) for name, _ in found), default=0) + 2
+    return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in found])
 
 
 def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:

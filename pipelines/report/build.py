@@ -25,7 +25,7 @@ from bertvision.pipelines.report.probing import FILES, probing_section, probing_
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.results.rows import Results, read_rows
-from bertvision.pipelines.text import size
+from bertvision.pipelines.text import fill, size
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -58,12 +58,12 @@ class Report(NamedTuple):
     def __repr__(self) -> str:
         lines = [
             f"page    {self.page} ({size(self.bytes)}, {self.results} results)",
-            f"tables  {', '.join(self.tables)}",
-            f"figures {', '.join(self.figures)}",
+            fill(f"tables  {', '.join(self.tables)}", 8),
+            fill(f"figures {', '.join(self.figures)}", 8),
         ]
         if self.missing:
             missing = ", ".join(self.missing)
-            lines.append(f"no data for: {missing}; the page says what makes them")
+            lines.append(fill(f"no data for: {missing}; the page says what makes them"))
         return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.models import Kind
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.tasks.scores import Rules
+from bertvision.pipelines.tasks.scores import METRICS, Rules, headline
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.runs import Run
 
@@ -122,6 +123,14 @@ class HeadScores(Record):
     """Provenance of the activations that were scored."""
     activations: dict[str, Provenance]
     """By split what tells the activations from others, those that tuned a threshold included."""
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """The system and its scores, in a line: the provenance takes a page."""
+        for name in ("head", "trained_on", "checkpoint", "split"):
+            yield name, getattr(self, name)
+        for name, value in headline(self.rules).items():
+            if name in METRICS:
+                yield name, round(value, 1)
 
 
 class EnsembleScores(Record):
