@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def reseal(path: Path, record: Any) -> None:
     path.write_bytes(sealed(json.dumps(record, indent=1).encode()))
 
 
-def mutations(document: Any) -> Iterator[Any]:
-    """The document with one value replaced or left out, at every place in it."""
+def mutations(document: Any, step: int) -> Iterator[tuple[int, Any]]:
+    """The document with one value replaced or left out: every so many-th such change, numbered."""
 
     def places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         yield path
@@ -71,17 +72,17 @@ def mutations(document: Any) -> Iterator[Any]:
             for key in value if isinstance(value, dict) else range(len(value)):
                 yield from places(value[key], (*path, key))
 
-    for path in places(document, ()):
-        for value in [*VALUES, "left out"]:
-            copy = {"": json.loads(json.dumps(document))}
-            holder: Any = copy
-            for key in ("", *path)[:-1]:
-                holder = holder[key]
-            if value == "left out":
-                del holder[("", *path)[-1]]
-            else:
-                holder[("", *path)[-1]] = value
-            yield copy.get("")
+    changes = product(places(document, ()), [*VALUES, "left out"])
+    for i, (path, value) in islice(enumerate(changes), 0, None, step):
+        copy = {"": json.loads(json.dumps(document))}
+        holder: Any = copy
+        for key in ("", *path)[:-1]:
+            holder = holder[key]
+        if value == "left out":
+            del holder[("", *path)[-1]]
+        else:
+            holder[("", *path)[-1]] = value
+        yield i, copy.get("")
 
 
 def mutated(root: Path, step: int = 53) -> Iterator[str]:
@@ -91,9 +92,7 @@ def mutated(root: Path, step: int = 53) -> Iterator[str]:
         text = path.read_text()
         document = json.loads(text)
         document.pop("record_sha256", None)
-        for i, changed in enumerate(mutations(document)):
-            if i % step:
-                continue
+        for i, changed in mutations(document, step):
             if path in records and isinstance(changed, dict):
                 reseal(path, changed)
             elif path in records or not i % (6 * step):  # what nobody reads, here and there
@@ -187,8 +186,13 @@ def tables(root: Path) -> Iterator[str]:
     """Parquet that unpacks to far more than it is, and that is none."""
     path = root / "examples/train.parquet"
     data = path.read_bytes()
-    # of half as much again as a reader may take
-    pq.write_table(pa.table({"id": ["\0" * (3 << 27)]}), path, compression="zstd")
+    # of half as much again as a reader may take; pyarrow would hash it for seconds
+    size = 3 << 27
+    ends = pa.py_buffer(np.array([0, size], np.int32))
+    huge = pa.StringArray.from_buffers(1, ends, pa.py_buffer(bytes(size)))
+    plain = {"use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"id": huge}), path, compression="zstd", **plain)
+    del huge
     assert path.stat().st_size < 1 << 20
     yield "one huge text"
     many = pa.array(["x" * (1 << 20)]).take(pa.array(np.zeros(384, np.int32)))

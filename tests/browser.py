@@ -59,7 +59,7 @@ window.addEventListener("load", () => {
     anchors: anchors.length,
   };
   const note = parent.document.createElement("pre");
-  note.id = "measured"; note.textContent = JSON.stringify(found);
+  note.id = "measured-" + window.name; note.textContent = JSON.stringify(found);
   parent.document.documentElement.append(note);
 });
 </script>
@@ -82,25 +82,28 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def measure(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """What the browser finds in a page at a width: overflow, collisions, requests, dead anchors.
+def measure(folder: Path, *pages: tuple[str, int]) -> list[dict[str, Any]]:
+    """What the browser finds in pages, each at its width: overflow, collisions, requests, anchors.
 
-    The page's content security policy forbids scripts; the copy that is measured has none. It
-    stands in a frame, because windows have a smallest width.
+    A page's content security policy forbids scripts; the copy that is measured has none. It
+    stands in a frame, because windows have a smallest width, and beside the others, because to
+    start a browser takes a second.
     """
-    opened, closed = re.subn(r"<meta http-equiv=[^>]*>", "", page)
-    assert closed == 1
-    opened = html.escape(opened.replace("</head>", f"{MEASURE}</head>"))
-    frame = f"border: 0; width: {width}px; height: 2000px"
-    host = folder / f"measured-{width}.html"
+    frames = []
+    for number, (page, width) in enumerate(pages):
+        opened, closed = re.subn(r"<meta http-equiv=[^>]*>", "", page)
+        assert closed == 1
+        opened = html.escape(opened.replace("</head>", f"{MEASURE}</head>"))
+        style = f"border: 0; width: {width}px; height: 2000px"
+        frames.append(f'<iframe name="{number}" style="{style}" srcdoc="{opened}"></iframe>')
+    host = folder / "measured.html"
     host.write_text(
-        f'<!DOCTYPE html><meta charset="utf-8"><iframe style="{frame}" srcdoc="{opened}"></iframe>',
+        f'<!DOCTYPE html><meta charset="utf-8">{"".join(frames)}',
         encoding="utf-8",
     )
     dom = run(folder, "--window-size=1200,2000", "--dump-dom", f"file://{host}").stdout
-    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, re.DOTALL)
-    assert found, dom[-500:]
-    return json.loads(html.unescape(found[1]))
+    found = dict(re.findall(r'<pre id="measured-(\d+)">(.*?)</pre>', dom, re.DOTALL))
+    return [json.loads(html.unescape(found[str(number)])) for number in range(len(pages))]
 
 
 def as_printed(page: str) -> str:

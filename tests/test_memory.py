@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
 LIMIT = 640 << 20
 """Bytes of the worker; Python and its libraries take more than half of them."""
-LAYERS, HIDDEN, LENGTH = 16, 128, 64
-SHARD_TOKENS = 8 * LENGTH
+LAYERS, HIDDEN, LENGTH = 64, 64, 64
+SHARD_TOKENS = 4 * LENGTH
 SHARD_BYTES = SHARD_TOKENS * LAYERS * HIDDEN * 4
 WORKER = {
     # what does not fit is neither put on the disk nor waited for: the worker is killed
@@ -45,19 +46,19 @@ def states() -> torch.Tensor:
 
 
 @pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids="{} times".format
+    scope="module", params=[1.25, pytest.param(4, marks=pytest.mark.slow)], ids="{} times".format
 )
-def times(request: pytest.FixtureRequest) -> int:
+def times(request: pytest.FixtureRequest) -> float:
     """How many times the worker's memory the store is."""
-    return int(request.param)
+    return float(request.param)
 
 
 @pytest.fixture(scope="module")
 def split(
-    tmp_path_factory: pytest.TempPathFactory, states: torch.Tensor, times: int
+    tmp_path_factory: pytest.TempPathFactory, states: torch.Tensor, times: float
 ) -> Iterator[ActivationSplit]:
     """Float32 activations of more than the worker's memory."""
-    shards = -(-times * LIMIT // SHARD_BYTES)
+    shards = math.ceil(times * LIMIT / SHARD_BYTES)
     folder = tmp_path_factory.mktemp("large")
     lengths = [LENGTH] * (shards * SHARD_TOKENS // LENGTH)
     plan = ShardPlan.make(lengths, shard_tokens=SHARD_TOKENS)
@@ -81,7 +82,7 @@ def peak_bytes() -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_store_larger_than_the_memory_of_the_worker_is_analysed_within_it(
-    split: ActivationSplit, states: torch.Tensor, times: int
+    split: ActivationSplit, states: torch.Tensor, times: float
 ) -> None:
     """Blocks are read when they are needed and let go when they are merged.
 

@@ -197,11 +197,10 @@ def test_it_fits_every_page(
     gains = [f for f in report.figures if f.startswith("probe-gains")]
     assert len(gains) == (2 if len(tasks) > 6 else 1)
     page = report.page.read_text(encoding="utf-8")
-    for width in (360, 1000):
-        found = measure(page, tmp_path, width)
+    *shown, printed = measure(tmp_path, (page, 360), (page, 1000), (as_printed(page), 688))
+    for width, found in zip((360, 1000), shown, strict=True):
         assert found["width"] == found["page"] == width
         assert found["wide"] == found["out"] == found["overlaps"] == []
         assert found["dead"] == []
-    printed = measure(as_printed(page), tmp_path, 688)
     assert printed["wide"] == printed["out"] == printed["overlaps"] == []
     assert json.loads((report.page.parent / "tables/probes.json").read_text())["rows"]

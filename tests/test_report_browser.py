@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -60,15 +61,25 @@ def crowded(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(Workspace.find(root)).page
 
 
-@pytest.fixture(params=["full", "bare", "crowded"])
-def page(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="module", params=["full", "bare", "crowded"])
+def measured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    """What the browser finds in each page, on screens and printed, by the width."""
     path: Path = request.getfixturevalue(request.param)
-    return path.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
+    printed = as_printed(page)
+    pages = {PHONE: page, SCREEN: page, PORTRAIT: printed, LANDSCAPE: printed}
+    folder = tmp_path_factory.mktemp("measured")
+    found = measure(folder, *((page, width) for width, page in pages.items()))
+    return dict(zip(pages, found, strict=True))
 
 
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-def test_nothing_leaves_the_page_or_covers_anything(page: str, tmp_path: Path, width: int) -> None:
-    found = measure(page, tmp_path, width)
+def test_nothing_leaves_the_page_or_covers_anything(
+    measured: dict[int, dict[str, Any]], width: int
+) -> None:
+    found = measured[width]
     assert found["width"] == found["page"] == width
     assert found["wide"] == found["out"] == found["overlaps"] == []
     assert found["anchors"] > 5
@@ -77,19 +88,19 @@ def test_nothing_leaves_the_page_or_covers_anything(page: str, tmp_path: Path, w
     assert (found["narrowFigures"] > 0, found["wideFigures"] > 0) == (narrow, not narrow)
 
 
-def test_nothing_is_fetched_and_nothing_runs(full: Path, tmp_path: Path) -> None:
-    found = measure(full.read_text(encoding="utf-8"), tmp_path, SCREEN)
+def test_nothing_is_fetched_and_nothing_runs(measured: dict[int, dict[str, Any]]) -> None:
+    found = measured[SCREEN]
     assert found["requests"] == []
     assert found["images"] == 0
     assert found["scripts"] == 1  # the one that measures
 
 
-def test_print_cuts_nothing(page: str, tmp_path: Path) -> None:
-    upright = measure(as_printed(page), tmp_path, PORTRAIT)
+def test_print_cuts_nothing(measured: dict[int, dict[str, Any]]) -> None:
+    upright = measured[PORTRAIT]
     assert upright["wide"] == upright["out"] == upright["overlaps"] == []
     assert [name for name in upright["scrolled"] if not name.endswith("huge")] == []
     assert upright["narrowFigures"] == 0
-    assert measure(as_printed(page), tmp_path, LANDSCAPE)["scrolled"] == []
+    assert measured[LANDSCAPE]["scrolled"] == []
 
 
 def test_the_measurement_sees_what_it_should(full: Path, tmp_path: Path) -> None:
@@ -102,7 +113,7 @@ def test_the_measurement_sees_what_it_should(full: Path, tmp_path: Path) -> None
     broken = broken.replace(
         "</main>", '<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw="></main>'
     )
-    found = measure(broken, tmp_path, PHONE)
+    (found,) = measure(tmp_path, (broken, PHONE))
     assert found["wide"][0].startswith("DIV")
     assert found["page"] > PHONE
     assert found["dead"] == ["#nowhere"]
@@ -126,17 +137,20 @@ def test_it_is_drawn_in_its_theme(full: Path, tmp_path: Path, width: int, dark: 
     assert (spread > 100).sum() > 500
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_figures_of_their_own_cover_nothing_and_have_a_theme(
-    workspace: OpenWorkspace, tmp_path: Path, dark: bool
+    workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
     isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
-    for path in sorted(tmp_path.glob("*.svg")):
-        figure = path.read_text(encoding="utf-8")
-        page = f'<html><head><meta http-equiv="x"></head><body>{figure}</body></html>'
-        found = measure(page, tmp_path, SCREEN)
+    figures = sorted(tmp_path.glob("*.svg"))
+    assert len(figures) == 2
+    pages = (
+        f'<html><head><meta http-equiv="x"></head><body>{path.read_text("utf-8")}</body></html>'
+        for path in figures
+    )
+    for found in measure(tmp_path, *((page, SCREEN) for page in pages)):
         assert found["out"] == found["overlaps"] == found["requests"] == []
+    for path, dark in product(figures, (False, True)):
         with Image.open(screenshot(path, tmp_path / "figure.png", SCREEN, dark=dark)) as image:
             corner = np.asarray(image.convert("RGB"))[0, 0].mean()
         assert (corner < 60) if dark else (corner > 240)
