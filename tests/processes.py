@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -94,6 +96,26 @@ def warm_context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(HEAVY))
     return context
+
+
+@contextmanager
+def warm_pool() -> Iterator[None]:
+    """Dask's scheduler ``processes`` has two warm processes, where it would start fresh ones.
+
+    Its threads would take the same pool: what they are to compute stays outside.
+    """
+    import dask
+
+    from bertvision.pipelines.scheduler import _one_blas_thread
+
+    with (
+        ProcessPoolExecutor(2, warm_context(), _one_blas_thread) as pool,
+        dask.config.set(pool=pool),
+        warnings.catch_warnings(),
+    ):
+        # the pool was given it already
+        warnings.filterwarnings("ignore", "The ``initializer`` argument is ignored")
+        yield
 
 
 def _main(code: str, arguments: list[str], variables: dict[str, str], out: str, err: str) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import dask
 import numpy as np
 import pandas as pd
 import pytest
 from figures import Drawing
+from processes import warm_pool
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.analysis.run import cka as run_cka
 from bertvision.pipelines.analysis.run import isotropy as run_isotropy
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.scheduler import _one_blas_thread
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs import analysis as verbs
 
@@ -71,14 +68,11 @@ def test_isotropy_measures_the_stored_tokens_and_no_fill(
     assert drawn.faults() == []
 
 
-@pytest.mark.filterwarnings("ignore:The ``initializer`` argument is ignored")
 def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     threads = run_cka(workspace, "0.5e", "1e", plot=plot)
     spread = run_isotropy(workspace, "1e", plot=plot)
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, spawn, _one_blas_thread)
-    with pool, dask.config.set(pool=pool):  # one for all, as a process takes seconds to start
+    with warm_pool():
         processes = run_cka(workspace, "0.5e", "1e", plot=plot, scheduler="processes")
         assert np.array_equal(threads.cka, processes.cka)
         assert np.array_equal(threads.cka_dropped, processes.cka_dropped)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,12 +12,11 @@ from pathlib import Path
 import pytest
 from faults import Killed, Op, Recorder, contents, in_memory, small
 from powerloss import PowerLoss
+from processes import run_code
 from stores import Made
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
-
-ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
 
 
 def write(made: Made, store: Path, acknowledged: list[int] | None = None) -> list[int]:
@@ -71,9 +67,11 @@ def committed(store: Path) -> set[int]:
 DYING = """
 import os, signal, sys
 from pathlib import Path
+import torch
 from faults import Recorder, small
 from bertvision.featurestore.writer import open_writer
 
+torch.set_num_threads(1)
 root, made = Path(sys.argv[1]), small()
 made.stats()
 for point in sys.argv[2:]:
@@ -104,7 +102,8 @@ for point in sys.argv[2:]:
 
 def killed_at(memory: Path, points: list[str]) -> Iterator[tuple[Path, dict[str, list[str]]]]:
     """The stores that writers leave that are killed at these points, with their notes."""
-    subprocess.run([sys.executable, "-c", DYING, memory, *points], env=ENV, check=True)
+    ended = run_code(DYING, memory, *points)
+    assert ended.returncode == 0, ended.stderr
     for point in points:
         notes: dict[str, list[str]] = {"point": [], "begun": [], "done": []}
         for line in (memory / f"{point}.notes").read_text().splitlines():

@@ -7,15 +7,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
 from clusters import cluster
 from dask.delayed import delayed
+from processes import warm_pool
 from stores import Made
 
 from bertvision.errors import InputError, StoreNotFoundError
@@ -25,7 +23,6 @@ from bertvision.pipelines.analysis.cka import cka
 from bertvision.pipelines.analysis.isotropy import isotropy
 from bertvision.pipelines.scheduler import (
     ClusterError,
-    _one_blas_thread,
     compute,
     is_cluster,
     use_scheduler,
@@ -58,14 +55,12 @@ def results(split: ActivationSplit, scheduler: str) -> list[Any]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:The ``initializer`` argument is ignored")
 def test_threads_processes_and_a_cluster_agree_to_the_last_bit(
     split: ActivationSplit, address: str
 ) -> None:
     threads = results(split, "threads")
     assert threads == results(split, address)
-    pool = ProcessPoolExecutor(1, get_context("spawn"), _one_blas_thread)
-    with pool, dask.config.set(pool=pool):  # one for all, as a process takes seconds to start
+    with warm_pool():
         assert threads == results(split, "processes")
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import xarray as xr
 import zarr
+from processes import warm_pool
 from stores import Made
 
 from bertvision.errors import (
@@ -119,7 +120,8 @@ def test_dask_and_xarray_views_hold_the_real_tokens_shard_by_shard(tmp_path: Pat
     found = view.compute(scheduler="threads")
     assert found.dtype == np.float32
     assert np.linalg.norm(found - truth) <= 9e-3 * np.linalg.norm(truth)
-    np.testing.assert_array_equal(found, view.compute(scheduler="processes"))
+    with warm_pool():
+        np.testing.assert_array_equal(found, view.compute(scheduler="processes"))
     tree = ActivationStore.open(tmp_path).to_xarray()
     data = tree["1e/train"].to_dataset()
     assert data.sizes == {"token": sum(LENGTHS), "layer": 3, "hidden": 16, "example": 12} | {

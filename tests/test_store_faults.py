@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import random
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from faults import Op, Recorder, contents, in_memory, small
+from processes import run_code
 from stores import Made
 from transformers import AutoModelForQuestionAnswering
 
@@ -24,8 +23,6 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import open_writer
-
-ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -39,10 +36,12 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 RACES = """
 import json, os, signal, sys
 from pathlib import Path
+import torch
 from bertvision.errors import LockedError
 from bertvision.featurestore.writer import open_writer
 from faults import Recorder, small
 
+torch.set_num_threads(1)
 root, made = Path(sys.argv[1]), small()
 made.stats()
 
@@ -87,8 +86,8 @@ for race in range(int(sys.argv[2])):
 def test_of_writers_that_race_one_wins_and_a_killed_one_leaves_no_lock(
     memory: Path, races: int
 ) -> None:
-    command = [sys.executable, "-c", RACES, memory, str(races)]
-    done = subprocess.run(command, env=ENV, check=True, capture_output=True, text=True)
+    done = run_code(RACES, memory, races)
+    assert done.returncode == 0, done.stderr
     for race, line in enumerate(done.stdout.splitlines()):
         heard = Counter(json.loads(line))
         assert heard.pop("won") == 1
@@ -109,8 +108,10 @@ def test_of_writers_that_race_one_wins_and_a_killed_one_leaves_no_lock(
 NEIGHBOURS = """
 import os, sys
 from pathlib import Path
+import torch
 from faults import small
 
+torch.set_num_threads(1)
 splits = [small(tag=t, split=s) for t in ("0e", "1e") for s in ("train", "dev")]
 for made in splits:
     made.stats()
@@ -127,8 +128,8 @@ for round in range(int(sys.argv[2])):
 
 
 def test_writers_of_different_splits_share_a_store(memory: Path) -> None:
-    command = [sys.executable, "-c", NEIGHBOURS, memory, "3"]
-    subprocess.run(command, env=ENV, check=True)
+    done = run_code(NEIGHBOURS, memory, 3)
+    assert done.returncode == 0, done.stderr
     for store in memory.iterdir():
         for tag in ("0e", "1e"):
             for name in ("train", "dev"):
