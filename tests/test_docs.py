@@ -180,8 +180,10 @@ def experiment(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     )
     bertvision.extract("0.3e,1e", workspace=root)
     words = ("book", "city", "river", "king")
-    lines = [f"the {word} of {year},{label}" for label, word in enumerate(words) for year in (1, 2)]
-    (root / "reviews.csv").write_text("\n".join(["text,label", *lines * 3, ""]))
+    lines = [
+        f"the {word} of {year},{label}" for label, word in enumerate(words) for year in range(6)
+    ]
+    (root / "reviews.csv").write_text("\n".join(["text,label", *lines, ""]))
     return root
 
 
