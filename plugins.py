@@ -16,7 +16,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, did_you_mean
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -47,16 +47,23 @@ def load_class(target: str, what: str, *, named: bool = False) -> Any:
     Raises:
         InputError: it cannot be imported, or is nothing that can be called.
     """
-    module, _, attribute = target.partition(":")
+    name, _, attribute = target.partition(":")
     try:
-        found: Any = _module(module, named)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found: Any = _module(name, named)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
             f"{what} {target!r} cannot be imported ({error}): give package.module:Class of a "
             f"module that is installed, on PYTHONPATH or in the current folder, {os.getcwd()}"
         ) from error
+    classes = [k for k, v in vars(found).items() if isinstance(v, type) and v.__module__ == name]
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            hint = did_you_mean(part, classes)
+            raise InputError(
+                f"{what} {target!r} is not there: {hint}the module {name} has "
+                f"{', '.join(classes) or 'no class'}"
+            )
+        found = getattr(found, part)
     if not callable(found):
         raise InputError(f"{what} {target!r} is not a class: give package.module:Class")
     return found

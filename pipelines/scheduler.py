@@ -7,6 +7,7 @@ BLAS has one thread in every task. Wherever it runs, stderr shows how far it is.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,7 +50,38 @@ def is_cluster(scheduler: str) -> bool:
             f"unknown scheduler {scheduler!r}; use threads, processes, or the address of a Dask "
             f"cluster such as tcp://localhost:8786"
         )
+    _host_and_port(scheduler)
     return True
+
+
+def check_scheduler(scheduler: str) -> None:
+    """Refuse a scheduler that there is not, or whose machine does not answer, without a client.
+
+    Raises:
+        InputError: it is not; see `is_cluster`.
+    """
+    if not is_cluster(scheduler):
+        return
+    try:
+        socket.create_connection(_host_and_port(scheduler), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _no_answer(scheduler, error) from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.partition("://")[2].rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        raise InputError(
+            f"scheduler {address!r} names no host and port: write it such as tcp://localhost:8786"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _no_answer(address: str, error: Exception) -> InputError:
+    return InputError(
+        f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` "
+        f"and at least one `dask worker {address}`"
+    )
 
 
 @contextmanager
@@ -103,10 +135,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         client = Client(address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` "
-            f"and at least one `dask worker {address}`"
-        ) from error
+        raise _no_answer(address, error) from error
     with client:
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)

@@ -271,12 +271,26 @@ MISTAKES = {
     "bertvision.probe('bigram_shift')": "no data set 'bigram_shift'.*--data",
     "bertvision.probe('bigram_shift', checkpoint='9e', data='.')": "no snapshot 9e",
     "bertvision.rank('wikiqa', scorers='cos')": "--scorers 'cos': choose one of cosine",
+    "bertvision.train('own_heads:Last', checkpoint='1e')": "own_heads has LastLayer$",
+    "bertvision.finetune(model='./nowhere', data='a', workspace='n')": "there is no folder ./now",
+    "bertvision.finetune(model='.', data='a', workspace='n')": "no checkpoint: .*config.json does",
+    "bertvision.finetune(train='no.json', workspace='new')": "needs --model and --dev: such as",
+    "bertvision.finetune(model='b', data='no.json', workspace='n')": "--data no.json: there is no",
+    "bertvision.probe('csv', data='no.csv')": "--data no.csv: there is no such file",
+    "bertvision.probe('csv', data='own.csv')": "columns .'review', 'stars'., 'text' not among",
+    "bertvision.probe('csv', data='own.csv', text='review')": "'label' not among",
+    "bertvision.probe('mr', data='own.csv')": "named columns, of which the task csv is read",
+    "bertvision.probe('mr', scheduler='threads')": "--scheduler 'threads': give tcp://HOST:PORT",
+    "bertvision.extract('1e', scheduler='tcp://here')": "names no host and port",
+    "bertvision.cka('0.5e', '1e', scheduler='tcp://127.0.0.1:9')": "no Dask scheduler answers",
 }
 HEAVY = {"torch", "transformers", "zarr", "datasets", "pytorch_lightning", "pyarrow", "pandas"}
 
 
 def test_a_wrong_name_is_said_before_anything_heavy_is_imported(space: Path) -> None:
     """All in one process: a first mistake that imports something names itself."""
+    (space / "own_heads.py").write_text("class LastLayer:\n    pass\n")
+    (space / "own.csv").write_text("review,stars\ngood,1\nbad,0\n")
     code = f"""
 import json, sys
 import bertvision

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def _check(plot: Path | None, scheduler: str) -> None:
     """What does not depend on the workspace."""
-    from bertvision.pipelines.scheduler import is_cluster
+    from bertvision.pipelines.scheduler import check_scheduler
 
     if plot is not None:
         check_suffix(plot)
-    is_cluster(scheduler)
+    check_scheduler(scheduler)
 
 
 def _write_csv(result: CkaResult | IsotropyResult, csv: StrPath | None) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.selection import StoredName, check_split
-from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of, text_of
@@ -77,9 +78,11 @@ def extract(
     """
     options = chosen(ExtractOptions, options, changes)
     tags = None if checkpoint is None else parse_tags(checkpoint)
+    check_cluster(options.scheduler)
     model, data = text_of(model), text_of(data)
     root = path_of(workspace)
-    if (there := check_data(root, model, task, data)) is not None:
+    columns = Columns(text or "text", pair, label or "label")
+    if (there := check_data(root, model, task, data, columns)) is not None:
         check_snapshots(there, tags or ())
         depth = there.config.model.num_hidden_layers
         kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.encoders.checkpoint_path import check_path
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import check_task
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.data import check_source
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of
 from bertvision.verbs.experiment import Status
@@ -59,8 +62,20 @@ def finetune(
         validated(section, options.given(section))
     if options.task is not None and (options.data or (options.train and options.dev)):
         check_task(options.task)  # it names no data set, where the data are named
-    if resume:
+    try:
         find_workspace(workspace)
+    except WorkspaceError:
+        if resume:
+            raise
+        _check_sources(options)
     from bertvision.pipelines.finetuning.finetune import finetune as run
 
     return Status.model_validate(run(path_of(workspace), options, resume=resume))
+
+
+def _check_sources(options: FinetuneOptions) -> None:
+    """What a new workspace is made from; one that is there compares it with its own."""
+    options.sources()
+    check_path(str(options.model))
+    for option in ("train", "dev", "data"):
+        check_source(f"--{option}", getattr(options, option))

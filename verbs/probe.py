@@ -10,8 +10,9 @@ from bertvision.featurestore.format.names import EncodingName
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import csv_text, format_table
-from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import (
@@ -114,11 +115,13 @@ def probe(
     parse_choice(precision, PRECISIONS, "--precision")
     if encoding is not None:
         parse_choice(encoding, ENCODINGS, "--encoding")
+    check_cluster(scheduler)
     at_least(memory, 0, "--memory")
     tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
+    columns = Columns(text or "text", pair, label or "label")
     for name in tasks:
-        if (there := check_data(root, encoder, name, text_of(data))) is not None:
+        if (there := check_data(root, encoder, name, text_of(data), columns)) is not None:
             check_snapshots(there, tags)
     from bertvision.pipelines.probing.run import probe as run
     from bertvision.pipelines.probing.summary import probe_rows

@@ -9,7 +9,7 @@ from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.ranking.options import SCORERS, RankOptions
 from bertvision.pipelines.text import csv_text
-from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import (
@@ -110,6 +110,7 @@ def rank(
     parse_choice(precision, PRECISIONS, "--precision")
     if encoding is not None:
         parse_choice(encoding, ENCODINGS, "--encoding")
+    check_cluster(scheduler)
     at_least(seeds, 1, "--seeds")
     at_least(resamples, 1, "--resamples")
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)

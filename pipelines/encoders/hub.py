@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from bertvision.errors import InputError
+from bertvision.pipelines.encoders.checkpoint_path import check_path, require_config
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files that a fast tokenizer is made from, one of which a checkpoint must have."""
@@ -37,10 +38,8 @@ def fetch(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    check_path(name)
     try:
-        if looks_like_path:
-            raise InputError(f"there is no folder {name}")
         return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except HFValidationError as error:
         raise InputError(f"{name!r} is neither a folder nor a hub name: {error}") from error
@@ -63,12 +62,10 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
         InputError: there is none, it cannot be read without the checkpoint's own code, or it is of
             another kind of model.
     """
-    path = folder / "config.json"
+    path = require_config(folder, name)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind = values.get("model_type")
-    except FileNotFoundError:
-        raise InputError(f"{name} is no checkpoint: {path} does not exist") from None
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is not a model configuration: {error}") from error
     try:

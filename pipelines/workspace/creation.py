@@ -71,16 +71,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     """
     from bertvision.pipelines.precision import resolve_precision
 
-    sources = {split: options.source(split) for split in ("train", "dev")}
-    missing = [f"--{name}" for name, source in sources.items() if source is None]
-    if options.model is None:
-        missing.insert(0, "--model")
-    if missing:
-        raise InputError(
-            f"a new workspace needs {' and '.join(missing)}: such as --model bert-large-uncased "
-            "--train train-v2.0.json --dev dev-v2.0.json, --task squad_v2 from the hub, or --task "
-            "cola --data glue/CoLA"
-        )
+    sources = options.sources()
     if options.task is not None and (options.data or (options.train and options.dev)):
         check_task(options.task)  # it names no data set, where the data are named
     name = name_task(options.own_task or "squad_v2")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bertvision.errors import InputError
 from bertvision.featurestore.format.names import CompressionName, EncodingName, NonFinite
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
@@ -87,6 +88,24 @@ class FinetuneOptions(Options):
             return None
         path = Path(source).expanduser()
         return str(path.resolve()) if path.exists() else source
+
+    def sources(self) -> dict[str, str | None]:
+        """Where train and dev of a new workspace come from.
+
+        Raises:
+            InputError: something that one needs was not given.
+        """
+        sources = {split: self.source(split) for split in ("train", "dev")}
+        missing = [f"--{name}" for name, source in sources.items() if source is None]
+        if self.model is None:
+            missing.insert(0, "--model")
+        if missing:
+            raise InputError(
+                f"a new workspace needs {' and '.join(missing)}: such as --model "
+                "bert-large-uncased --train train-v2.0.json --dev dev-v2.0.json, --task squad_v2 "
+                "from the hub, or --task cola --data glue/CoLA"
+            )
+        return sources
 
     @property
     def own_task(self) -> str | None:

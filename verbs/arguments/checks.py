@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
@@ -12,6 +13,7 @@ from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.plugins import load_class
 from bertvision.verbs.arguments.reading import StrPath, path_of, text_of
 
 
@@ -33,10 +35,13 @@ def check_new_heads(space: Workspace, runs: Iterable[Run]) -> None:
 
     Raises:
         UnknownNameError: there is no such head.
-        InputError: a span head, where the task has no spans to score.
+        InputError: a span head, where the task has no spans to score, or a class of one's own that
+            cannot be imported.
     """
     for run in runs:
-        if check_head(run.head) in HEADS and space.splits():  # else nothing is trained at all
+        if ":" in check_head(run.head):
+            load_class(run.head, "head", named=True)
+        elif run.head in HEADS and space.splits():  # else nothing is trained at all
             check_kind(run.head, HEADS[run.head].kind, space.config.task.name)
 
 
@@ -98,3 +103,22 @@ def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:
     for tag in map(SnapshotTag, tags):
         if not (tag.is_untrained or tag.fraction == 0):
             space.require_snapshot(tag)
+
+
+def check_cluster(scheduler: str | None) -> None:
+    """Check that a scheduler that is to extract can be a cluster; None extracts here.
+
+    Whether it answers is not asked: where all is stored, it is not needed.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if scheduler is None:
+        return
+    from bertvision.pipelines.scheduler import is_cluster
+
+    if not is_cluster(scheduler):
+        raise InputError(
+            f"--scheduler {scheduler!r}: give tcp://HOST:PORT of a Dask cluster, or leave it out "
+            "to extract in this process"
+        )

@@ -6,37 +6,80 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError
+from bertvision.pipelines.encoders.checkpoint_path import check_path
 from bertvision.pipelines.tasks.registry import TASKS, find_task, is_task, name_task, path_name
+from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.dataset_record import is_added, read_dataset_record
 from bertvision.pipelines.workspace.workspace import Workspace
 
+_WITH_COLUMNS = ("csv", "wikiqa")  # tasks that are read of files with named columns
+
 
 def check_data(
-    workspace: Path | None, model: str | None, task: str | None, data: str | None
+    workspace: Path | None,
+    model: str | None,
+    task: str | None,
+    data: str | None,
+    columns: Columns | None = None,
 ) -> Workspace | None:
-    """Check what can be checked without reading data: the workspace, and the task's name.
+    """Check what nothing heavy is needed for: the workspace, the task's name, and where data are.
 
     Args:
         workspace: folder of the workspace.
         model: encoder of a new one.
         task: what the data are; also the name of a data set that was added before.
         data: where they are.
+        columns: that are read of a file of one's own; None is not to look into it.
 
     Returns:
         The workspace, where there is one.
 
     Raises:
         WorkspaceError: there is none, and no model to make one with.
-        InputError: there is no such task.
+        InputError: there is no such task or model, or the data are not what it is read from.
         UnknownNameError: the data set was not added, and it is not said where it is.
     """
     space = Workspace.find(workspace) if model is None else None
+    if model is not None:
+        check_path(model)
+    check_source("--data", data)
     if task is None or (not is_task(task) and space and is_added(space.root, task)):
         return space
     name_task(task)
     if space and not (data or task == space.config.task.name or find_task(task).hub):
         read_dataset_record(space.root, path_name(task))  # which says that it was not added
+    if data is not None and Path(data).expanduser().is_file():
+        _check_file(task, data, columns)
     return space
+
+
+def check_source(option: str, source: str | None) -> None:
+    """Refuse a path where nothing is; what may be a name of the hub is not looked for.
+
+    Args:
+        option: for the message.
+        source: path or name.
+
+    Raises:
+        InputError: there is no such file or folder.
+    """
+    if source is None or Path(source).expanduser().exists():
+        return
+    ends = (*FORMS, ".json", ".txt", ".gz")
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(ends):
+        raise InputError(f"{option} {source}: there is no such file or folder")
+
+
+def _check_file(task: str, data: str, columns: Columns | None) -> None:
+    path = Path(data).expanduser()
+    if task == "csv" and columns is not None:
+        check_columns(path, columns)
+    has_columns = path.name.removesuffix(".gz").endswith((".csv", ".jsonl"))
+    if has_columns and task in TASKS and task not in _WITH_COLUMNS:
+        raise InputError(
+            f"--data {data}: {task} is read in a form of its own, and by its name this is a file "
+            "with named columns, of which the task csv is read, with --text and --label"
+        )
 
 
 def open_data(

@@ -18,29 +18,18 @@ training has scores, so is one that is no number.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.sentences.rows import (
-    RawSentence,
-    SentenceRows,
-    require_fields,
-    sorted_classes,
-)
+from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, read_columns
+from bertvision.pipelines.tasks.sentences.rows import SentenceRows, sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
+from bertvision.pipelines.tasks.source import find_file, splits_in
 from bertvision.pipelines.tasks.task import Task
 
-FORMS = (".csv", ".tsv", ".jsonl")
 SPLITS = ("train", "dev", "test")
-_LONGEST_FIELD = (1 << 31) - 1  # what a C long holds everywhere
 
 
 class LabelledTask(SentenceTask):
@@ -77,18 +66,7 @@ class LabelledTask(SentenceTask):
 
     def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str]:
         path = find_file(source, _names(split), self.name)
-        form = path.name.removesuffix(".gz")
-        if not form.endswith(FORMS):
-            raise InputError(
-                f"{path}: its form is not known: name it {', '.join(FORMS)} or the same with .gz"
-            )
-        text, digest = read_text(path)
-        rows = SentenceRows(str(path), skip_bad=config.skip_bad)
-        if form.endswith(".jsonl"):
-            return rows.add_lines(text_lines(text), _object_parser(_columns(config))), digest
-        records = _csv(text, path) if form.endswith(".csv") else _tsv(text)
-        header = next(records).fields
-        return rows.add_lines(records, _record_parser(_columns(config), header, path)), digest
+        return read_columns(path, _columns(config), skip_bad=config.skip_bad)
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
@@ -127,115 +105,8 @@ def classes_of(rows: SentenceRows) -> tuple[str, ...]:
     return sorted_classes(labels)
 
 
-class _Record(NamedTuple):
-    number: int  # of the line it begins on
-    fields: list[str]
-
-
-class _Columns(NamedTuple):
-    """Names of the columns, as the user gave them."""
-
-    text: str
-    pair: str | None
-    label: str
-
-    @property
-    def named(self) -> list[str]:
-        """Those there are."""
-        return [self.text, *([] if self.pair is None else [self.pair]), self.label]
-
-
-def _columns(config: TaskConfig) -> _Columns:
-    return _Columns(config.text or "text", config.pair, config.label or "label")
-
-
-def _record_parser(
-    columns: _Columns, header: list[str], path: Path
-) -> Callable[[_Record], RawSentence]:
-    for column in columns.named:
-        if header.count(column) != 1:
-            times = "more than once" if column in header else "not"
-            raise InputError(
-                f"{path}, line 1: has the columns {header}, {column!r} {times} among them: name "
-                "those of the text and of its label with --text and --label, where they are not "
-                "'text' and 'label', and that of a second text with --pair"
-            )
-
-    def parse(record: _Record) -> RawSentence:
-        row = dict(zip(header, require_fields(record.fields, header), strict=True))
-        pair = None if columns.pair is None else row[columns.pair]
-        name = row.get("id", "") if "id" not in columns.named else ""
-        ident = name or _line_id(record.number)
-        return RawSentence(ident, row[columns.text], pair, row[columns.label])
-
-    return parse
-
-
-def _object_parser(columns: _Columns) -> Callable[[Line], RawSentence]:
-    def parse(line: Line) -> RawSentence:
-        try:
-            row = json.loads(line.text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"is not JSON that can be read: {error}") from error
-        if not isinstance(row, dict):
-            raise InputError("is JSON, but no object")
-        if missing := [column for column in columns.named if column not in row]:
-            raise InputError(
-                f"has the keys {list(row)}, but not {missing}: name those of the text and of its "
-                "label with --text and --label, where they are not 'text' and 'label'"
-            )
-        texts = [row[column] for column in columns.named[:-1]]
-        label = row[columns.label]
-        if not all(isinstance(text, str) for text in texts):
-            raise InputError(f"{' and '.join(columns.named[:-1])} must be strings: {texts}")
-        if not isinstance(label, str | int | float | None):
-            raise InputError(f"the label {label!r} must be a string or a number")
-        name = row.get("id") if "id" not in columns.named else None
-        if not isinstance(name, str | int | float | None):
-            raise InputError(f"the id {name!r} must be a string or a number")
-        return RawSentence(
-            _line_id(line.number) if name in (None, "") else str(name),
-            texts[0],
-            texts[1] if texts[1:] else None,
-            None if label is None else _written(label),
-        )
-
-    return parse
-
-
-def _csv(text: str, path: Path) -> Iterator[_Record]:
-    """The records of a file with the lines they begin on, the header first; blank ones left out."""
-    # csv's own limit, 131,072 characters, is below that of a text, which is checked by row
-    csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    begin = 1
-    try:
-        for record in reader:
-            if record:
-                yield _Record(begin, record)
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(
-            f"{path}, line {begin}: is no CSV ({error}): write a quotation mark in a quoted field "
-            "twice, or give the file as .tsv, where quotes are text"
-        ) from error
-
-
-def _tsv(text: str) -> Iterator[_Record]:
-    for line in text_lines(text):
-        yield _Record(line.number, line.text.split("\t"))
-
-
-def _line_id(number: int) -> str:
-    """The id of a row without one; not its number, which another row's own id may be."""
-    return f"line {number}"
-
-
-def _written(label: str | float) -> str:
-    """A label as text: 1 and 1.0, which JSON does not tell apart, are one."""
-    if isinstance(label, str):
-        return label
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else json.dumps(label)
+def _columns(config: TaskConfig) -> Columns:
+    return Columns(config.text or "text", config.pair, config.label or "label")
 
 
 def _names(split: str) -> list[str]:

@@ -1,0 +1,36 @@
+"""Whether a checkpoint can be where it is said to be; nothing heavy is imported to tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertvision.errors import InputError
+
+
+def check_path(name: str) -> None:
+    """Refuse a path without a checkpoint; what may be a name of the hub is not looked for.
+
+    Raises:
+        InputError: there is no such folder, or no configuration in it.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        require_config(folder.resolve(), name)
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"there is no folder {name}")
+
+
+def require_config(folder: Path, name: str) -> Path:
+    """The configuration file of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        name: what messages call it.
+
+    Raises:
+        InputError: there is none.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{name} is no checkpoint: {path} does not exist")
+    return path
