@@ -21,6 +21,7 @@ from terminal import done
 from workspaces import write_squad
 
 BERTVISION = Path(sysconfig.get_path("scripts")) / "bertvision"
+Interrupted = Callable[[list[str], Callable[[], bool], signal.Signals], tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +104,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("process", "how"),
+    [
+        (interrupted, signal.SIGKILL),
+        (interrupted, signal.SIGINT),
+        (interrupted, signal.SIGTERM),
+        # with an entry point and a -q of its own; to import everything takes ten seconds
+        pytest.param(interrupted_as_installed, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_extraction_is_finished_by_the_same_command(
-    large: tuple[Path, dict[str, bytes]], tmp_path: Path, how: signal.Signals
+    large: tuple[Path, dict[str, bytes]], tmp_path: Path, process: Interrupted, how: signal.Signals
 ) -> None:
     root, expected = tmp_path / "ws", large[1]
     shutil.copytree(large[0], root)
     ledger = root / "activations/ledger/0e/train"
-    # what a user sees is that of the installed command, with its -q
-    process = interrupted_as_installed if how == signal.SIGINT else interrupted
     code, errors = process(["-q", *_extract(root)], (ledger / "00001.json").is_file, how)
     # a process that a signal ended is to the shell what exits with 128 + the signal: 143
     assert code == (130 if how == signal.SIGINT else -how), errors

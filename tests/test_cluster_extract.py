@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -45,10 +46,16 @@ def address() -> Iterator[str]:
         yield made.scheduler_address
 
 
-@pytest.fixture
-def space(tiny_bert: Path, tmp_path: Path) -> Workspace:
+@pytest.fixture(scope="module")
+def made_space(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a tiny encoder and sentences of many lengths."""
-    return sentence_space(tiny_bert, tmp_path)
+    return sentence_space(tiny_bert, tmp_path_factory.mktemp("space"))
+
+
+@pytest.fixture
+def space(made_space: Workspace, tmp_path: Path) -> Workspace:
+    """A copy for each test."""
+    return Workspace.find(shutil.copytree(made_space.root, tmp_path / "workspace"))
 
 
 def run(space: Workspace, store: Path | str, **options: Any) -> list[Extracted]:
@@ -63,13 +70,14 @@ def files(store: Path) -> dict[str, bytes]:
     return {str(path.relative_to(store)): path.read_bytes() for path in paths}
 
 
-@pytest.fixture
-def alone(space: Workspace, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def alone(made_space: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store that a single process writes."""
-    run(space, tmp_path / "alone")
-    split = ActivationSplit(tmp_path / "alone", "0e", SPLIT)
+    store = tmp_path_factory.mktemp("alone") / "alone"
+    run(made_space, store)
+    split = ActivationSplit(store, "0e", SPLIT)
     assert split.plan.n_shards >= 16  # or there is nothing to hand out
-    return tmp_path / "alone"
+    return store
 
 
 # --- the same bytes

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -16,6 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from processes import running
 from remotes import s3_server
 from stores import Made
 
@@ -115,11 +113,10 @@ with open_storage({url!r}).lock("l", "being killed"):
     print("held", flush=True)
     time.sleep(60)
 """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    with running(code) as holder:
+        while holder.output() != "held\n":
+            assert holder.process.is_alive(), holder.finished().stderr
+            time.sleep(0.005)
     storage = open_storage(url)
     with pytest.raises(LockedError, match="being killed"), storage.lock("l", "later"):
         pass
