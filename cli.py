@@ -103,9 +103,14 @@ def _version(value: bool) -> None:
 def _main(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")
+    ] = False,
 ) -> None:
     logger, handler = logging.getLogger("bertvision"), _Lines()
     logger.addHandler(handler)

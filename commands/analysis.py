@@ -20,11 +20,11 @@ from bertvision.commands.options import (
 
 @runs_verb
 def cka(
-    first: Annotated[str, typer.Argument(help="Snapshot.")],
-    second: Annotated[str, typer.Argument(help="Snapshot; may be the same.")],
+    first: Annotated[str, typer.Argument(help="Snapshot of the rows.")],
+    second: Annotated[str, typer.Argument(help="Snapshot of the columns; may be the same.")],
     split: Annotated[str, typer.Option(help="Split that both have.")] = "dev",
     max_tokens: MaxTokens = 20_000,
-    biased: Annotated[bool, typer.Option("--biased", help="The biased estimator.")] = False,
+    biased: Annotated[bool, typer.Option("--biased", help="Use the biased estimator.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     scheduler: Scheduler = "threads",
     plot: Plot = None,
@@ -33,12 +33,12 @@ def cka(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Linear CKA between the layers of two snapshots: table, JSON and an SVG figure."""
+    """Measure how alike the layers of two snapshots are, by linear CKA."""
 
 
 @runs_verb
 def isotropy(
-    checkpoint: Annotated[str, typer.Argument(help="Snapshot.")],
+    checkpoint: Annotated[str, typer.Argument(help="Snapshot to analyse.")],
     split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",
     max_tokens: MaxTokens = 100_000,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
@@ -49,4 +49,4 @@ def isotropy(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Isotropy of each layer: mean cosine, explained variance, outlier channels."""
+    """Measure the isotropy of each layer: mean cosine, explained variance, outlier channels."""

@@ -12,15 +12,15 @@ from bertvision.commands.options import Json, Store, Workspace, runs_verb
 
 @runs_verb
 def status(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
-    """What the workspace holds, and what can be run next."""
+    """Show what the workspace holds, and what can be run next."""
 
 
 @runs_verb
 def score(
-    predictions: Annotated[Path, typer.Argument(help='{"question id": "answer"}')],
+    predictions: Annotated[Path, typer.Argument(help='JSON file: {"question id": "answer"}.')],
     data: Annotated[Path, typer.Argument(help="SQuAD file.")],
     na_prob: Annotated[
-        Path | None, typer.Option(help='{"question id": probability of no answer}')
+        Path | None, typer.Option(help='JSON file: {"question id": probability of no answer}.')
     ] = None,
     na_prob_thresh: Annotated[
         float, typer.Option(help="Predict no answer above this probability.")
@@ -53,7 +53,7 @@ def report(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Every result as one HTML file without network; its tables and figures as files.
+    """Write every result as one HTML file that needs no network, and tables and figures as files.
 
     An older report at the same place is replaced; a folder with anything else is left alone.
     """

@@ -26,7 +26,9 @@ from bertvision.verbs.tables import Values, number
 def train(
     heads: Annotated[list[str], typer.Argument(help="Names from `bertvision heads`.")],
     *,
-    checkpoint: Annotated[str | None, typer.Option(help="Snapshot to train on.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Snapshot to train on; by default the only one stored.")
+    ] = None,
     options: TrainOptions,
     seed: Annotated[int, typer.Option(help="Seed of initial weights and order.")] = 0,
     fraction: Annotated[
@@ -52,12 +54,14 @@ def train(
 
 @runs_verb
 def evaluate(
-    heads: Annotated[list[str], typer.Argument(help="Trained heads.")],
+    heads: Annotated[list[str], typer.Argument(help="Names of trained heads.")],
     trained_on: Annotated[
-        str | None, typer.Option(help="Snapshot the heads were trained on.")
+        str | None,
+        typer.Option(help="Snapshot the heads were trained on; by default the only one."),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Snapshot whose activations to evaluate on.")
+        str | None,
+        typer.Option(help="Snapshot whose activations to evaluate on; by default the same."),
     ] = None,
     split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
     precision: Precision = "auto",

@@ -30,8 +30,15 @@ Store = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
-Precision = Annotated[str, typer.Option(help="auto, 32 or bf16.")]
-Scheduler = Annotated[str, typer.Option(help="threads, processes or tcp://HOST:PORT.")]
+Precision = Annotated[
+    str, typer.Option(help="Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+]
+Scheduler = Annotated[
+    str,
+    typer.Option(
+        help="Where to compute: threads, processes, or tcp://HOST:PORT of a Dask cluster."
+    ),
+]
 MaxTokens = Annotated[
     int, typer.Option(min=0, help="Seeded sample of at most so many tokens; 0 uses all.")
 ]
@@ -63,7 +70,9 @@ SkipBad = Annotated[
 ]
 Scored = Annotated[str, typer.Option("--split", help="Split that was scored.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file too.")]
-Plot = Annotated[Path | None, typer.Option(help="SVG file to write.")]
+Plot = Annotated[
+    Path | None, typer.Option(help="SVG file to write; by default in analysis/ of the workspace.")
+]
 
 
 class CommandGroup(typer.core.TyperGroup):

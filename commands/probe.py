@@ -29,7 +29,7 @@ from bertvision.pipelines.probing.options import ProbeOptions
 @runs_verb
 def probe(
     task: Annotated[
-        list[str], typer.Argument(help="Data sets by their task, such as bigram_shift; several.")
+        list[str], typer.Argument(help="Data sets, by their tasks, such as bigram_shift.")
     ],
     *,
     data: Data = None,
@@ -40,7 +40,7 @@ def probe(
     skip_bad: SkipBad = None,
     checkpoint: Annotated[str, typer.Option(help="Snapshots, such as 0e,1e.")] = "0e",
     untrained: Annotated[
-        bool, typer.Option("--untrained", help="Also the twin with random weights.")
+        bool, typer.Option("--untrained", help="Also probe the twin with random weights.")
     ] = False,
     layers: Annotated[
         str, typer.Option(help="Hidden states, such as 0,6,12 (0: embeddings), or all.")
@@ -49,20 +49,20 @@ def probe(
         str, typer.Option(help="Poolings of a window's tokens: cls,sep,mean,max.")
     ] = "cls,mean",
     concat: Annotated[
-        str | None, typer.Option(help="Layers end to end besides: first+last,0+3+6.")
+        str | None, typer.Option(help="Also layers put end to end, such as first+last,0+3+6.")
     ] = None,
     mlp: Annotated[
-        bool, typer.Option("--mlp", help="A hidden layer of 50 sigmoids, not a linear probe.")
+        bool, typer.Option("--mlp", help="Probe with a hidden layer of 50 sigmoids, not linearly.")
     ] = False,
     control: Annotated[
-        bool, typer.Option("--control", help="Also the control task, for selectivity.")
+        bool, typer.Option("--control", help="Also probe the control task, for selectivity.")
     ] = False,
     mdl: Annotated[
-        bool, typer.Option("--mdl", help="Also the description length, by online coding.")
+        bool, typer.Option("--mdl", help="Also measure the description length, by online coding.")
     ] = False,
     options: ProbeOptions,
     memory: Annotated[
-        float, typer.Option(min=0, help="GiB of features and probes at once, about.")
+        float, typer.Option(min=0, help="GiB that features and probes may take, about.")
     ] = 2.0,
     model: NewModel = None,
     encoding: MissingEncoding = None,

@@ -43,7 +43,7 @@ def rank(
             "all,first+last."
         ),
     ] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each scorer.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times each scorer is trained.")] = 1,
     options: RankOptions,
     resamples: Annotated[
         int, typer.Option(min=1, help="How often the bootstrap draws, for intervals.")

@@ -27,19 +27,19 @@ app = typer.Typer(
 
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
-    """The snapshots and splits that are stored."""
+    """List the snapshots and splits that are stored."""
     found = _store(workspace, store).stored_splits()
     show([split.info() for split in found], as_json, splits_table)
 
 
 @app.command("info")
 def store_info(
-    name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Split, such as 0.3e/train.")] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Everything about one split: sizes, encoding, provenance."""
+    """Show everything about one split: sizes, encoding, provenance."""
     if name is None:
         held = [split.name for split in _store(workspace, store).stored_splits()]
         raise InputError(
@@ -52,7 +52,9 @@ def store_info(
 
 @app.command("verify")
 def store_verify(
-    name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train; by default all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Split, such as 0.3e/train; by default all.")
+    ] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
@@ -80,7 +82,9 @@ def store_verify(
 
 @app.command("repair")
 def store_repair(
-    name: Annotated[str | None, typer.Argument(help="Such as 0.3e/train; by default all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Split, such as 0.3e/train; by default all.")
+    ] = None,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,

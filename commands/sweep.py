@@ -31,14 +31,16 @@ def sweep(
     fractions: Annotated[
         str, typer.Option(help="Parts of the training examples, such as 0,0.1,0.3,1.")
     ] = "1",
-    seeds: Annotated[int, typer.Option(min=1, help="How many trainings of each.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="How many times each is trained, with seeds from 0.")
+    ] = 1,
     options: TrainOptions,
     split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Train and evaluate heads: snapshots × snapshots × parts of the data × seeds, one table.
+    """Train heads at several snapshots, parts of the data and seeds, and evaluate them all.
 
     What is there already is not done again: a stopped sweep is continued by the same command.
     """

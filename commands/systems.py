@@ -16,9 +16,9 @@ from bertvision.commands.options import (
 
 @runs_verb
 def ensemble(
-    heads: Annotated[list[str], typer.Argument(help="Trained heads.")],
+    heads: Annotated[list[str], typer.Argument(help="Names of trained heads.")],
     with_bert: Annotated[
-        bool, typer.Option("--with-bert", help="BERT at the same snapshot is a member.")
+        bool, typer.Option("--with-bert", help="Make BERT at the same snapshot a member too.")
     ] = False,
     combine: Annotated[
         str, typer.Option(help="How the softmaxes are combined: max or mean.")
@@ -39,13 +39,17 @@ def ensemble(
 @runs_verb
 def compare(
     first: Annotated[
-        str, typer.Argument(help="NAME[:TRAINED_ON[:CHECKPOINT]]: bert:1e, adapter:0.3e:1e, …")
+        str,
+        typer.Argument(
+            help="System as NAME[:TRAINED_ON[:CHECKPOINT]]: bert:1e, learned-pooling:0.3e:1e, …"
+        ),
     ],
-    second: Annotated[str, typer.Argument(help="Likewise.")],
+    second: Annotated[str, typer.Argument(help="The other system, likewise.")],
     metric: Annotated[
         str | None,
         typer.Option(
-            help="f1, exact, accuracy, macro_f1, matthews, pearson, spearman; default: the task's."
+            help="f1, exact, accuracy, macro_f1, matthews, pearson or spearman; by default that of "
+            "the task."
         ),
     ] = None,
     by: Annotated[
@@ -54,10 +58,10 @@ def compare(
             help="What is drawn: context (with all its questions) or question; of sentences, items."
         ),
     ] = "context",
-    resamples: Annotated[int, typer.Option(min=1, help="How often to draw.")] = 10_000,
+    resamples: Annotated[int, typer.Option(min=1, help="How often the bootstrap draws.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
     split: Scored = "dev",
     workspace: Workspace = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether two systems differ by more than noise: a paired bootstrap."""
+    """Say whether two systems differ by more than noise, by a paired bootstrap."""

@@ -44,7 +44,7 @@ def cka(
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> CkaResult:
-    """Linear CKA between the layers of two snapshots: table, JSON and an SVG figure.
+    """Measure how alike the layers of two snapshots are, by linear CKA.
 
     >>> import bertvision
     >>> alike = bertvision.cka("0.5e", "1e", max_tokens=200)
@@ -105,7 +105,7 @@ def isotropy(
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> IsotropyResult:
-    """Isotropy of each layer: mean cosine, explained variance, outlier channels.
+    """Measure the isotropy of each layer: mean cosine, explained variance, outlier channels.
 
     >>> import bertvision
     >>> spread = bertvision.isotropy("1e", max_tokens=200)

@@ -85,7 +85,7 @@ class Quickstart(ShownRecord):
 
 
 def status(*, workspace: StrPath | None = None, store: StrPath | None = None) -> Status:
-    """What the workspace holds, and what can be run next.
+    """Show what the workspace holds, and what can be run next.
 
     >>> import bertvision
     >>> bertvision.status().task
@@ -156,7 +156,7 @@ def report(
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> Report:
-    """Every result as one HTML file without network; its tables and figures as files.
+    """Write every result as one HTML file that needs no network, and tables and figures as files.
 
     An older report at the same place is replaced; a folder with anything else is left alone.
 

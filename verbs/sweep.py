@@ -51,7 +51,7 @@ def sweep(
     store: StrPath | None = None,
     **changes: Any,
 ) -> Rows[Row]:
-    """Train and evaluate heads: snapshots × snapshots × parts of the data × seeds, one table.
+    """Train heads at several snapshots, parts of the data and seeds, and evaluate them all.
 
     What is there already is not done again: a stopped sweep is continued by the same call.
 

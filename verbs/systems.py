@@ -134,7 +134,7 @@ def compare(
     split: str = "dev",
     workspace: StrPath | None = None,
 ) -> Comparison:
-    """Say whether two systems differ by more than noise: a paired bootstrap.
+    """Say whether two systems differ by more than noise, by a paired bootstrap.
 
     >>> import bertvision
     >>> found = bertvision.compare("bert:1e", "bert:0.5e", resamples=100)

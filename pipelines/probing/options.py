@@ -25,15 +25,15 @@ class ProbeOptions(Options):
 
     hidden: Annotated[int, Option(ge=0)] = 0
     """Units of the hidden layer, with a sigmoid; 0 is a linear probe."""
-    batch_size: Annotated[int, Option("Examples to a step.", ge=1)] = 64
+    batch_size: Annotated[int, Option("Examples per step.", ge=1)] = 64
     lr: Annotated[float, Option(gt=0)] = 1e-3
     epoch_size: Annotated[int, Option(ge=1)] = 4
     """Epochs between two looks at the held-out examples."""
     tenacity: Annotated[int, Option(ge=0)] = 5
     """Looks without a new best that are forgiven, in all; one more ends the training."""
-    max_epochs: Annotated[int, Option("At most.", "--epochs", ge=1)] = 200
+    max_epochs: Annotated[int, Option("Most epochs of a training.", "--epochs", ge=1)] = 200
     weight_decays: Annotated[
-        tuple[float, ...], Option("Candidates; the best on held-out examples is taken.")
+        tuple[float, ...], Option("Weight decays to try; the best on held-out examples is taken.")
     ] = (1e-5, 1e-4, 1e-3, 1e-2)
     standardise: Annotated[bool, Option("Scale features by the training examples.")] = False
     """Features then have mean 0 and deviation 1."""

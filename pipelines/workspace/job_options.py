@@ -44,9 +44,9 @@ class FinetuneOptions(Options):
     ] = None
     data: Annotated[str | None, DATA] = None
     """What holds both ``train`` and ``dev``."""
-    train: Annotated[str | None, Option("File of the training data.")] = None
+    train: Annotated[str | None, Option("File or hub data set to train on.")] = None
     """Or a data set on the hub; as ``dev``."""
-    dev: Annotated[str | None, Option("File of the data to score on.")] = None
+    dev: Annotated[str | None, Option("File or hub data set to score on.")] = None
     text: Annotated[str | None, TEXT] = None
     pair: Annotated[str | None, PAIR] = None
     label: Annotated[str | None, LABEL] = None
@@ -55,12 +55,22 @@ class FinetuneOptions(Options):
     """Tags of the snapshots."""
     batch_size: Annotated[int | None, Option("Windows per batch (default 8).")] = None
     lr: Annotated[float | None, Option("Learning rate of Adam (default 1e-5).")] = None
-    weight_decay: Annotated[float | None, Option("Decoupled; above 0 is AdamW.")] = None
-    warmup: Annotated[float | None, Option("Fraction of steps.")] = None
-    decay: Annotated[str | None, Option("none or linear.")] = None
+    weight_decay: Annotated[
+        float | None, Option("Decoupled weight decay; above 0, Adam is AdamW (default 0).")
+    ] = None
+    warmup: Annotated[
+        float | None, Option("Part of the steps in which the learning rate rises (default 0).")
+    ] = None
+    decay: Annotated[
+        str | None, Option("none keeps the learning rate, linear lets it fall to 0.")
+    ] = None
     accumulate: Annotated[int | None, Option("Batches per optimiser step (default 1).")] = None
-    gradient_clip: Annotated[float | None, Option("Largest norm; 0 is off.")] = None
-    precision: Annotated[str | None, Option("auto, 32 or bf16.")] = None
+    gradient_clip: Annotated[
+        float | None, Option("Largest norm of the gradient; 0 is off (default 0).")
+    ] = None
+    precision: Annotated[
+        str | None, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+    ] = None
     train_questions: Annotated[
         int | None, Option("Train on a seeded subset of at most so many questions.")
     ] = None
@@ -76,7 +86,9 @@ class FinetuneOptions(Options):
         int | None, Option("Tokens of a window (default 386, of sentences 128).")
     ] = None
     max_question_length: Annotated[int | None, Option("Tokens of a question (default 64).")] = None
-    overlap: Annotated[int | None, Option("Tokens that windows share (default 128).")] = None
+    overlap: Annotated[
+        int | None, Option("Tokens that neighbouring windows share (default 128).")
+    ] = None
     seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
 
     def source(self, split: str) -> str | None:
@@ -129,14 +141,14 @@ class ExtractOptions(Options):
 
     splits: Annotated[
         tuple[str, ...] | None,
-        Option("Such as train,dev; by default all of the workspace.", "--split"),
+        Option("Splits, such as train,dev; by default all of the workspace.", "--split"),
     ] = None
     """Also as they are stored (``train-cls``)."""
     tokens: Annotated[
         tuple[TokenPooling, ...] | None,
         Option(
-            "none: all tokens; or one vector per window for each of cls,sep,mean,max; by default "
-            "what the task's heads take.",
+            "What to keep of a window: none for all tokens, or one vector for each of "
+            "cls,sep,mean,max; by default what the task's heads take.",
             "--pool",
         ),
     ] = None
@@ -144,23 +156,27 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[EncodingName, Option("int8, int4, bfloat16, float16 or float32.")] = "int8"
+    encoding: Annotated[
+        EncodingName, Option("How to store values: int8, int4, bfloat16, float16 or float32.")
+    ] = "int8"
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
     compression: Annotated[
         CompressionName,
-        Option("none; zstd for slow disks; pcodec to archive float encodings."),
+        Option("none; zstd, for slow disks; or pcodec, to archive float encodings."),
     ] = "none"
     layers: Annotated[
         tuple[int, ...] | None,
         Option("Hidden states to keep, such as 0,6,12 (0: embeddings), or all."),
     ] = None
     """Negative ones count from the end."""
-    precision: Annotated[PrecisionName, Option("auto, 32 or bf16.")] = "auto"
+    precision: Annotated[
+        PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+    ] = "auto"
     """Arithmetic of the forward pass."""
     nonfinite: Annotated[
-        NonFinite, Option("NaN and infinity: error, or record to replace and count them.")
+        NonFinite, Option("What NaN and infinity are: error, or record to replace and count them.")
     ] = "error"
     scheduler: Annotated[
         str | None,
@@ -183,11 +199,13 @@ class ExtractOptions(Options):
 class TrainOptions(Options):
     """How heads are trained. Defaults are the paper's: Adam 1e-3, batches of 16, one epoch."""
 
-    epochs: Annotated[int, Option("Passes over the store.", gt=0)] = 1
+    epochs: Annotated[int, Option("Passes over the training examples.", gt=0)] = 1
     batch_size: Annotated[int, Option("Windows per step.", gt=0)] = 16
     lr: Annotated[float, Option("Learning rate of Adam.", gt=0)] = 1e-3
     layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on, or all.")] = None
-    precision: Annotated[PrecisionName, Option("auto, 32 or bf16.")] = "auto"
+    precision: Annotated[
+        PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+    ] = "auto"
     best_epoch: Annotated[
         bool, Option("Keep the epoch with the lowest loss on tune, not the last.")
     ] = False
