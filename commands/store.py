@@ -59,23 +59,16 @@ def store_verify(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Read every committed byte again; exits with 1 where something is damaged."""
+    """Read every committed byte again; exit with 1 where a split is not whole."""
     opened = _store(workspace, store)
     names = [name] if name else [f"{tag}/{split}" for tag in opened for split in opened[tag]]
     found: dict[str, list[str]] = {}
-    missing: dict[str, str] = {}
     for name in names:
         try:
-            split = _split(workspace, store, name)
-            found[name] = split.verify()
-            if lacking := len(split.missing_shards()):
-                total = counted(split.record.shards, "shard")
-                missing[name] = (
-                    f", but {lacking} of {total} {'is' if lacking == 1 else 'are'} not written"
-                )
+            found[name] = _split(workspace, store, name).verify()
         except (CorruptStoreError, FormatVersionError) as error:
             found[name] = [f"{name}: {error}"]
-    show(found, as_json, lambda _: _verdicts(found, missing))
+    show(found, as_json, _verdicts)
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -91,7 +84,8 @@ def store_repair(
 ) -> None:
     """Extract again what is damaged, and only that.
 
-    It needs the snapshot and the data that the activations came from.
+    It needs the snapshot and the data that the activations came from. It exits with 1 where shards
+    are missing that were never written.
     """
     from bertvision.featurestore.format.contents import split_names
     from bertvision.pipelines.extraction.repair import repair
@@ -100,7 +94,10 @@ def store_repair(
     space = find_workspace(workspace, store)
     storage = _store(workspace, store).storage
     wanted = [_parts(name)] if name else split_names(storage)
-    show([repair(space, tag, split)._asdict() for tag, split in wanted], as_json, repaired_table)
+    done = [repair(space, tag, split)._asdict() for tag, split in wanted]
+    show(done, as_json, repaired_table)
+    if any(split["lacking"] for split in done):
+        raise typer.Exit(1)
 
 
 @app.command("rm")
@@ -156,13 +153,12 @@ def _parts(name: str) -> tuple[str, str]:
     return parse_tag(tag), split
 
 
-def _verdicts(found: dict[str, list[str]], missing: dict[str, str]) -> str:
+def _verdicts(found: dict[str, list[str]]) -> str:
     """A line per split that is whole, the problems of the others."""
     if not found:
         return "the store is empty"
     return "\n".join(
-        "\n".join(problems) if problems else f"{name}: whole{missing.get(name, '')}"
-        for name, problems in found.items()
+        "\n".join(problems) if problems else f"{name}: whole" for name, problems in found.items()
     )
 
 
@@ -201,15 +197,14 @@ def repaired_table(splits: Sequence[Values]) -> str:
     """What a repair found and did."""
     if not splits:
         return "the store is empty"
-    return "\n".join(
-        line
-        for s in splits
-        for line in (
-            [
-                *s["damage"],
-                f"{s['name']}: repaired, {counted(len(s['shards']), 'shard')} extracted again",
-            ]
-            if s["damage"]
-            else [f"{s['name']}: whole"]
-        )
-    )
+    return "\n".join(line for s in splits for line in _repaired(s))
+
+
+def _repaired(split: Values) -> list[str]:
+    lines = list(split["damage"])
+    if lines:
+        shards = counted(len(split["shards"]), "shard")
+        lines.append(f"{split['name']}: repaired, {shards} extracted again")
+    if split["lacking"]:
+        return [*lines, split["lacking"]]
+    return lines or [f"{split['name']}: whole"]

@@ -83,7 +83,7 @@ def _in_the_shards(split: SplitReader) -> Iterator[Damage]:
 def _check_shard(split: SplitReader, shard: int, readable: bool) -> None:
     if shard >= split.record.shards:
         raise CorruptStoreError(f"the plan has only {counted(split.record.shards, 'shard')}")
-    record = split.ledger.find_shard(shard)
+    record = split.ledger.find_shard(shard, split.record)
     for name, file in record.files.items() if record else ():
         try:
             digest = _digest(split.storage.open(shard_key(split.record, name, shard)), file.bytes)

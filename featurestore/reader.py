@@ -105,13 +105,24 @@ class SplitReader(StoredSplit):
         Raises:
             IncompleteSplitError: shards are not committed yet.
         """
-        if missing := self.missing_shards():
-            raise IncompleteSplitError(
-                f"{self.name} lacks {len(missing)} of {counted(self.record.shards, 'shard')} "
-                f"(first: {missing[0]}): run `bertvision extract --checkpoint {self.tag} "
-                f"--split {self.split}` again to finish it"
-            )
+        if lacking := self.lacking():
+            raise IncompleteSplitError(lacking)
         return self
+
+    def lacking(self) -> str | None:
+        """What an incomplete split lacks and how to finish it, in a line; None of a complete one.
+
+        Raises:
+            CorruptStoreError: the plan is damaged.
+        """
+        missing = self.missing_shards()
+        if not missing:
+            return None
+        return (
+            f"{self.name} lacks {len(missing)} of {counted(self.record.shards, 'shard')} "
+            f"(first: {missing[0]}): run `bertvision extract --checkpoint {self.tag} "
+            f"--split {self.split}` again to finish it"
+        )
 
     def open_shard(self, shard: int) -> ShardReader:
         """Open a committed shard.
@@ -120,7 +131,7 @@ class SplitReader(StoredSplit):
             IncompleteSplitError: it is not committed.
             CorruptStoreError: its files are missing, of another length, or fail their checksum.
         """
-        committed = self.ledger.find_shard(shard)
+        committed = self.ledger.find_shard(shard, self.record)
         if committed is None:
             raise IncompleteSplitError(
                 f"{self.name} shard {shard} is not written: run `bertvision extract "

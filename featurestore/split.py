@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertvision.errors import InputError
+from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
@@ -76,10 +77,14 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         return self.batch(codes, scale, wanted, positions, self.labels)
 
     def _shard(self, shard: int) -> ShardReader:
-        """The shard that was read last stays open: neighbours are often read together."""
-        if self._last is None or self._last[0] != shard:
-            self._last = shard, self.open_shard(shard)
-        return self._last[1]
+        """The shard that was read last stays open: neighbours are often read together.
+
+        It is read and stored once each, as a pair: another thread may open its own in between.
+        """
+        last = self._last
+        if last is None or last[0] != shard:
+            self._last = last = shard, self.open_shard(shard)
+        return last[1]
 
     def batch(
         self,
@@ -157,11 +162,16 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         """Read everything again and compare it with the ledger.
 
         Returns:
-            What is wrong, a line each, naming the shard; empty when all is well.
+            What is wrong, a line each, naming the shard, and what is missing; empty when the split
+            is whole.
         """
         from bertvision.featurestore.damage import find_damage
 
-        return [damage.what for damage in find_damage(self)]
+        found = [damage.what for damage in find_damage(self)]
+        with suppress(CorruptStoreError):  # of the plan, which is among the damage
+            if lacking := self.lacking():
+                found.append(lacking)
+        return found
 
 
 class TokenText:

@@ -79,7 +79,7 @@ class StoredSplit:
         padded to ``dense_length`` tokens, the layout of the original research.
         """
         r, committed = self.record, self.committed_shards()
-        found = (self.ledger.find_shard(shard) for shard in committed)
+        found = (self.ledger.find_shard(shard, r) for shard in committed)
         records = [record for record in found if record is not None]
         stored = sum(file.bytes for record in records for file in record.files.values())
         done = sum(record.examples for record in records)

@@ -57,11 +57,14 @@ class SplitWriter:
     Several threads may write different shards at once.
     """
 
-    def __init__(self, ledger: Ledger, grant: Grant | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, grant: Grant | None = None, again: Collection[int] = ()
+    ) -> None:
         self.split = ActivationSplit(ledger.storage, ledger.tag, ledger.split)
         self.plan = self.split.plan
         self.ledger = ledger
         self._grant = grant
+        self._again = set(again)
 
     @property
     def stats(self) -> ChannelStats | None:
@@ -69,8 +72,8 @@ class SplitWriter:
         return self.split.stats
 
     def pending(self) -> list[int]:
-        """Shards that are not committed yet."""
-        return self.split.missing_shards()
+        """Shards that are not committed yet, or are to be written again and were not."""
+        return sorted(self._again.union(self.split.missing_shards()))
 
     def write_shard(
         self, shard: int, codes: Tensor, scale: Tensor | None, nonfinite: int = 0
@@ -115,6 +118,7 @@ class SplitWriter:
                 files["scale"] = self._write("scale", shard, iter([whole]))
             committed = ShardRecord(
                 shard=shard,
+                split_sha256=record.identity,
                 examples=len(examples),
                 tokens=rows[0],
                 nonfinite=nonfinite,
@@ -123,6 +127,7 @@ class SplitWriter:
             )
             self._check_right()
             self.ledger.commit_shard(committed)
+        self._again.discard(shard)
         return committed
 
     def _check_right(self) -> None:
@@ -190,8 +195,9 @@ def open_writer(
         spec: what to write.
         contents: the plan and everything beside the activations.
         calibrate: called when a quantised split is created; gives its channel statistics.
-        mend: shards to write again although they are recorded; everything beside the shards is
-            written again too, and must come out as it was recorded. None mends nothing.
+        mend: shards of the plan to write again although they are recorded; everything beside the
+            shards is written again too, and must come out as it was recorded, and records of shards
+            that the plan does not have are removed. None mends nothing.
 
     Yields:
         A writer that holds the split's lock.
@@ -214,8 +220,10 @@ def open_writer(
             check_split(ledger, spec, contents)
             if mend is not None:
                 mend_split(ledger, contents, calibrate)
-                # only now: nothing is taken back before it is known that it can be made again
-                for shard in mend:
+                for shard in ledger.shards().difference(range(contents.plan.n_shards)):
                     ledger.retract_shard(shard)
         write_shared(storage, spec, contents)
-        yield SplitWriter(ledger)
+        # of what is mended each record stays until the next one takes its place: a writer that is
+        # killed leaves damage that is found again, and not a gap that looks unfinished
+        again = set(mend or ()).intersection(range(contents.plan.n_shards))
+        yield SplitWriter(ledger, again=again)

@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertvision.featurestore.storage.durable import fsync, full_disk_named, write_durably
+from bertvision.featurestore.storage.durable import (
+    fsync,
+    full_disk_named,
+    make_folder,
+    write_durably,
+)
+from bertvision.featurestore.storage.lock import exclusive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,27 +51,46 @@ def to_json(values: npt.NDArray[np.floating[Any]]) -> Any:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary sibling folder that becomes ``path`` when the block ends without an error.
 
-    What an interrupted process left under the temporary name is removed first.
+    A second process that makes the same folder waits for the first. What an interrupted one left
+    under the temporary names is removed first.
 
     Raises:
         DiskSpaceError: the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, aside = (path.with_name(f".{path.name}.{name}") for name in ("tmp", "old"))
     with full_disk_named(path.parent):
-        try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            for file in temporary.rglob("*"):
-                fsync(file)
-            fsync(temporary)
-            if path.exists():
-                # without its marker file it is the rest of something unfinished
-                shutil.rmtree(path)
-            os.replace(temporary, path)
-            fsync(path.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        make_folder(path.parent)
+        lock = path.with_name(f".{path.name}.new.lock")
+        with exclusive(lock, f"writing {path}", wait=True):
+            _settle(path, temporary, aside)
+            try:
+                temporary.mkdir()
+                yield temporary
+                readable = temporary.stat().st_mode & 0o666
+                for file in temporary.rglob("*"):
+                    if file.is_file():
+                        file.chmod(readable)  # libraries make some that only their owner may read
+                    fsync(file)
+                fsync(temporary)
+                if path.exists():
+                    os.replace(path, aside)
+                os.replace(temporary, path)
+                fsync(path.parent)
+            finally:
+                _settle(path, temporary, aside)
+
+
+def _settle(path: Path, temporary: Path, aside: Path) -> None:
+    """Bring back what was put aside for a folder that did not come; remove what else is left.
+
+    Links are removed and not followed.
+    """
+    if aside.exists() and not path.exists():
+        os.replace(aside, path)
+    for left in (temporary, aside):
+        if left.is_symlink():
+            left.unlink()
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def keep_others(old: Path, new: Path, changed: str) -> None:

@@ -78,8 +78,11 @@ def test_status_offers_to_finish_what_was_begun_with_the_same_options(copy: Path
     assert "train" not in found["stored"]["1e"]
     shards = json.loads(done("store", "info", "1e/train", "-w", copy, "--json"))["shards"]
     assert f"{shards - 1} of {shards} shards" in done("store", "ls", "-w", copy)
-    verdict = f"1e/train: whole, but 1 of {shards} shards is not written\n"
-    assert verdict in done("store", "verify", "-w", copy)
+    for command in ("verify", "repair"):  # what is there is intact, and the split is not whole
+        judged = run("store", command, "1e/train", "-w", copy)
+        assert judged.exit_code == 1
+        assert judged.stdout.startswith(f"1e/train lacks 1 of {shards} shards (first: 1): run ")
+        assert judged.stdout.count("\n") == 1
 
 
 def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -222,6 +223,47 @@ def test_swapped_records_are_found(tmp_path: Path) -> None:
     with pytest.raises(CorruptStoreError, match=r"00000\.json is the record of shard 1"):
         ActivationSplit(tmp_path, "1e", "train")[0]
     assert len(split.verify()) == 2
+
+
+@pytest.mark.parametrize("mixed", ["shards", "the split's record"])
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
+def test_shards_of_another_extraction_of_the_same_data_are_found(
+    tmp_path: Path, encoding: str, mixed: str
+) -> None:
+    """Two fine-tunings with equal tags, plans and options: a merge of their stores is no store.
+
+    Each shard is whole and its record too, so nothing but what they are bound to tells them apart.
+    """
+    ours, theirs = make(encoding, "none"), make(encoding, "none")
+    split = ours.write(tmp_path / "ours")
+    theirs.hidden_states = [states * 1.001 for states in theirs.hidden_states]
+    weights = {**theirs.spec.provenance, "weights_sha256": "cd"}
+    theirs.spec = dataclasses.replace(theirs.spec, provenance=weights)
+    other = theirs.write(tmp_path / "theirs")
+    if mixed == "shards":
+        found = [2]
+        for name in split.ledger.find_shard(2, split.record).files:
+            shutil.copy(shard_path(other, name, 2), shard_path(split, name, 2))
+        shutil.copy(record_path(other, 2), record_path(split, 2))
+    else:
+        found = [0, 1, 2]
+        shutil.copytree(tmp_path / "ours", tmp_path / "kept")
+        for folder in ("ledger/1e/train/split.json", "arrays.zarr/1e/train/zarr.json"):
+            shutil.copy(tmp_path / "theirs" / folder, tmp_path / "ours" / folder)
+        for name in split.record.arrays:
+            folder = f"arrays.zarr/1e/train/{name}"
+            shutil.copytree(
+                tmp_path / "theirs" / folder, tmp_path / "ours" / folder, dirs_exist_ok=True
+            )
+    again = ActivationSplit(tmp_path / "ours", "1e", "train")
+    for shard in found:
+        for i in ours.plan.examples_of(shard):
+            with pytest.raises(CorruptStoreError, match="belongs to another extraction"):
+                again.read([i])
+    with pytest.raises(CorruptStoreError, match="belongs to another extraction"):
+        again.info()
+    named = [what.split(":")[0] for what in again.verify() if what.startswith("1e/train shard")]
+    assert named == [f"1e/train shard {shard}" for shard in found]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from stores import record_path, shard_path
 
 from bertvision.errors import CorruptStoreError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.durable import Buffers
+from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.store import ActivationStore
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.repair import repair
@@ -61,6 +63,43 @@ def test_exactly_what_is_damaged_is_extracted_again(space: Workspace) -> None:
     assert kept.stat().st_mtime_ns == written
 
 
+def test_a_repair_that_is_killed_anywhere_is_ended_by_the_same_command(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never does a split with a shard missing or damaged pass for whole in between."""
+    root = Path(str(space.activations))
+    whole = files(root)
+    shards = range(space.split("1e", "dev").record.shards)
+    write, left = LocalStorage.write, -1
+
+    def dying(storage: LocalStorage, key: str, content: Buffers) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        write(storage, key, content)
+
+    def damaged_and_repaired() -> None:
+        for shard in shards:
+            flip(shard_path(space.split("1e", "dev"), "hidden_states", shard), 77)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "write", dying)
+            repair(space, "1e", "dev")
+
+    damaged_and_repaired()
+    total = -1 - left
+    of_shards = 3 * len(shards)  # two files and a record of each
+    for stop in range(total - of_shards + 1, total + 1, 2):
+        left = stop
+        with pytest.raises(KeyboardInterrupt):
+            damaged_and_repaired()
+        held = space.split("1e", "dev")
+        assert held.missing_shards() == []
+        assert (held.verify() == []) == (files(root) == whole)
+        assert repair(space, "1e", "dev").lacking is None
+        assert files(root) == whole
+
+
 def test_a_damaged_record_is_restored_from_its_copy(space: Workspace) -> None:
     root = Path(str(space.activations))
     whole = files(root)
@@ -78,7 +117,10 @@ def test_a_whole_split_is_left_alone_and_pending_shards_stay_pending(space: Work
     split = space.split("1e", "dev")
     record_path(split, 2).unlink()
     before = files(root)
-    assert repair(space, "1e", "dev") == ("1e/dev", [], [])
+    done = repair(space, "1e", "dev")
+    assert (done.damage, done.shards) == ([], [])
+    assert done.lacking is not None
+    assert done.lacking.startswith("1e/dev lacks 1 of 7 shards (first: 2): run ")
     assert files(root) == before
     flip(shard_path(split, "hidden_states", 0), 5)
     assert repair(space, "1e", "dev").shards == [0]

@@ -31,7 +31,7 @@ from bertvision.featurestore.format.records import (
 from bertvision.featurestore.storage.storage import Storage
 
 LEDGER = "ledger"
-_SHARD = re.compile(r"(\d{5,9})\.json", re.ASCII)
+_SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
 _SEAL = b"record_sha256"
 _NO_DIGITS = b"0" * 64
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -120,12 +120,26 @@ class Ledger:
         names = self.storage.names(self._key)
         return {int(m[1]) for m in map(_SHARD.fullmatch, names) if m}
 
-    def find_shard(self, shard: int) -> ShardRecord | None:
+    def find_shard(self, shard: int, split: SplitRecord) -> ShardRecord | None:
         """The record of a shard, or None where it is not committed.
 
+        Args:
+            shard: its number.
+            split: the split's record, which the shard must belong to.
+
         Raises:
-            CorruptStoreError: the record does not parse or tells of another shard.
+            CorruptStoreError: the record does not parse, or tells of another shard or split.
         """
+        record = self._read_shard(shard)
+        if record is not None and not split.owns(record):
+            raise CorruptStoreError(
+                f"{self.storage}/{self._shard_key(shard)} belongs to another extraction of "
+                f"{self.name}, as when files of two stores were mixed by a merge or a restore; "
+                f"`bertvision store repair {self.name}` extracts the shard again"
+            )
+        return record
+
+    def _read_shard(self, shard: int) -> ShardRecord | None:
         key = self._shard_key(shard)
         try:
             text = self.storage.read(key)
@@ -155,7 +169,7 @@ class Ledger:
         total = 0
         for shard in self.shards():
             with suppress(CorruptStoreError):
-                record = self.find_shard(shard)
+                record = self._read_shard(shard)
                 total += sum(file.bytes for file in record.files.values()) if record else 0
         return total
 

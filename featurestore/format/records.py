@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,8 +17,9 @@ from bertvision.featurestore.format.names import (
     EncodingName,
 )
 
-FORMAT = "1.0"
-"""Format of the store: readers refuse a higher major number."""
+FORMAT = "1.1"
+"""Format of the store: readers refuse a higher major number. Since 1.1 a shard's record says which
+split it belongs to."""
 ROOT = "arrays.zarr"
 """Folder of a store's Zarr hierarchy."""
 FEATURES: frozenset[str] = frozenset()
@@ -24,6 +28,10 @@ FEATURES: frozenset[str] = frozenset()
 _Count = Annotated[int, Field(ge=1, le=1 << 48)]
 _Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
 _MOST_DECODED_BYTES = 1 << 26
+_IDENTITY = (
+    *("tag", "split", "encoding", "compression", "layers", "hidden_size", "shard_tokens"),
+    *("plan_sha256", "examples_sha256", "provenance"),
+)
 _RESULTS = ("examples", "tokens", "shards", "plan_sha256", "examples_sha256")
 _Small = Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -45,6 +53,7 @@ class ShardRecord(_Record):
 
     Attributes:
         shard: its number in the plan.
+        split_sha256: `SplitRecord.identity` of the split that it belongs to; None in format 1.0.
         examples: how many it holds.
         tokens: real tokens it holds.
         nonfinite: hidden-state values that were NaN or infinite and were replaced.
@@ -54,6 +63,7 @@ class ShardRecord(_Record):
     """
 
     shard: int = Field(ge=0)
+    split_sha256: str | None = None
     examples: _Count
     tokens: _Count
     nonfinite: int = Field(default=0, ge=0)
@@ -175,6 +185,25 @@ class SplitRecord(Header):
     def axis(self) -> int:
         """Length of the stored token axis, fill included."""
         return self.shards * self.shard_tokens
+
+    @cached_property
+    def identity(self) -> str:
+        """sha256 of all that decides the split's activations, which its shards are bound to.
+
+        Shards of two extractions of the same data and plan, of other weights say, would otherwise
+        pass for each other wherever their files are mixed. Libraries' versions are left out, as
+        another one may go on with a split.
+        """
+        fields = self.model_dump(mode="json", include=set(_IDENTITY))
+        # statistics of the encoding and labels are among them
+        fields["arrays"] = {name: array.sha256 for name, array in self.arrays.items()}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def owns(self, shard: ShardRecord) -> bool:
+        """Whether a shard's record is of this split, as far as its format tells."""
+        unbound = shard.split_sha256 is None and self.format == "1.0"
+        return unbound or shard.split_sha256 == self.identity
 
     def describe(self) -> str:
         """What it holds in a line, with the size of its codes before any compression."""

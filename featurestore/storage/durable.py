@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,9 @@ Buffers: TypeAlias = "bytes | Iterable[bytes | memoryview]"
 def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> None:
     """Make a temporary sibling, flush it to the disk, rename it to ``path``, flush the folder.
 
-    Missing folders are made, and flushed too. What an interrupted process left under the temporary
-    name is overwritten; two processes must not write the same path at once.
+    Missing folders are made, and flushed too. What stands under the temporary name, left by an
+    interrupted process or a link planted by somebody, is removed and never written through; two
+    processes must not write the same path at once.
 
     Args:
         path: the file.
@@ -32,14 +34,19 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
     with full_disk_named(path.parent):
         make_folder(path.parent)
         try:
-            if callable(content):
-                content(temporary)
-                fsync(temporary)
-            else:
-                with open(temporary, "wb", buffering=0) as file:
+            descriptor = _new_file(temporary)
+            try:
+                if callable(content):
+                    content(temporary)
+                    # a library may have put a file of its own there, which only its owner may read
+                    os.chmod(temporary, stat.S_IMODE(os.fstat(descriptor).st_mode))
+                    fsync(temporary)
+                else:
                     for piece in (content,) if isinstance(content, bytes) else content:
-                        _write_all(file.fileno(), piece)
-                    os.fsync(file.fileno())
+                        _write_all(descriptor, piece)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             os.replace(temporary, path)
         except Exception:
             with suppress(OSError):
@@ -103,6 +110,19 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _new_file(path: Path) -> int:
+    """Open a file that was not there before, for writing.
+
+    With O_EXCL a link is no file to open, wherever it leads.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
 
 
 def _write_all(descriptor: int, piece: bytes | memoryview) -> None:

@@ -44,7 +44,8 @@ def write_shards(
         found, missing = [], dict[int, list[TokenPooling]]()
         for shard, wanted in shards.items():
             for kept in wanted:
-                record = writers[kept].ledger.find_shard(shard)
+                split = writers[kept].split
+                record = split.ledger.find_shard(shard, split.record)
                 if record is None:
                     missing.setdefault(shard, []).append(kept)
                 else:

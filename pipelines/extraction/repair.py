@@ -1,4 +1,4 @@
-"""Repair a store: take back what is damaged, and extract exactly that again."""
+"""Repair a store: extract exactly what is damaged again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class Repaired(NamedTuple):
         name: ``tag/split``.
         damage: what was wrong, a line each; empty where all was well.
         shards: that were extracted again; the others were not touched.
+        lacking: of an incomplete split, what it still lacks.
     """
 
     name: str
     damage: list[str]
     shards: list[int]
+    lacking: str | None
 
 
 def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
@@ -63,4 +65,4 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
         again.update(shard for shard in shards if shard < held.record.shards)
         # everything beside the shards too, with the options of before
         extract(workspace, tag, stored_options(held), shards=shards, mend=True)
-    return Repaired(f"{tag}/{split}", damage, sorted(again))
+    return Repaired(f"{tag}/{split}", damage, sorted(again), held.lacking())
