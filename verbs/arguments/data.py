@@ -72,6 +72,15 @@ def check_source(option: str, source: str | None) -> None:
 
 def _check_file(task: str, data: str, columns: Columns | None) -> None:
     path = Path(data).expanduser()
+    named = path.name.split(".")[0]
+    # a file of one's own may have any name; but `probe cola sst2 --data cola.tsv` would take the
+    # sentences of one data set for another's
+    if named in TASKS and named != task and task != "csv":
+        raise InputError(
+            f"--data {data}: by its name this file holds {named}, but it would be read as {task}. "
+            f"Give the file of {task}; for several data sets at once, the folder that holds a "
+            "file of each; or give the file another name"
+        )
     if task == "csv" and columns is not None:
         check_columns(path, columns)
     has_columns = path.name.removesuffix(".gz").endswith((".csv", ".jsonl"))
@@ -115,15 +124,6 @@ def open_data(
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
     source = data or find_task(name_task(task)).hub
-    named = None if data is None else Path(data).name.split(".")[0]
-    # a file of one's own may have any name; but `probe cola sst2 --data cola.tsv` would take the
-    # sentences of one data set for another's
-    if named in TASKS and named != task and task != "csv" and Path(str(data)).is_file():
-        raise InputError(
-            f"--data {data}: by its name this file holds {named}, but it would be read as {task}. "
-            f"Give the file of {task}; for several data sets at once, the folder that holds a "
-            "file of each; or give the file another name"
-        )
     if source is None:
         return space, space.dataset(task).name  # which says that it was not added
     if task == space.config.task.name and task != "csv":
