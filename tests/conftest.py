@@ -36,10 +36,12 @@ WORDS = """
 
 
 LONGEST = """
-    test_memory test_train test_cli_processes test_hostile test_finetune test_cluster_extract
-    test_scheduler test_probe_run test_models test_cli test_sweep test_remote test_extract_cls
-    test_extract test_analyse test_store_faults test_encoders test_cka test_corruption
-    test_convolutions test_probe_training test_crash
+    test_memory test_train test_cluster_extract test_report_browser test_cli_processes test_remote
+    test_remote_secrets test_hostile test_scheduler test_store_faults test_probe_report
+    test_finetune test_probe_run test_stored_tokens test_corruption test_benchmarks test_models
+    test_cli test_sweep test_remote_workspace test_extract_cls test_extract test_crash test_removal
+    test_encoders test_cka test_light test_lease test_store_machine test_convolutions test_analyse
+    test_rank test_docs test_probe_training
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 
