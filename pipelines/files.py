@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertvision.errors import InputError
 from bertvision.featurestore.storage.durable import (
     fsync,
     full_disk_named,
@@ -34,6 +35,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON-able value atomically, readable and with a final newline."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, most: int = 1 << 22) -> Any:
+    """A value out of a JSON file that somebody else may have made.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+
+    Raises:
+        InputError: it is no regular file, larger, nested too deep, or not JSON.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise InputError(f"there is no file {path}")
+    if (size := path.stat().st_size) > most:
+        raise InputError(f"{path} has {size:,} bytes: {most:,} at most are read")
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise InputError(f"{path} is nested too deep to be read") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from error
 
 
 def to_json(values: npt.NDArray[np.floating[Any]]) -> Any:

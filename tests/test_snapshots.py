@@ -15,8 +15,8 @@ from bertvision.pipelines.encoders.loading import (
     load_model,
     load_tokenizer,
     tokenizer_digest,
-    weights_digest,
 )
+from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.checkpoint_path import check_path, require_config
+from bertvision.pipelines.files import read_json
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files that a fast tokenizer is made from, one of which a checkpoint must have."""
@@ -23,6 +23,15 @@ _FILES = [
     "special_tokens_map.json",
     "added_tokens.json",
 ]
+
+
+_LARGEST = {
+    "num_hidden_layers": 1000,
+    "hidden_size": 1 << 20,
+    "num_attention_heads": 1 << 16,
+    "vocab_size": 1 << 26,
+}
+"""Sizes up to which a configuration is believed: a model is made of it before weights are read."""
 
 
 def fetch(name: str, revision: str | None) -> Path:
@@ -63,21 +72,26 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
             another kind of model.
     """
     path = require_config(folder, name)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        kind = values.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not a model configuration: {error}") from error
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"{path} is not a model configuration: it holds no object")
+    kind = values.get("model_type")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # each family checks its values in its own way, or trips over them
         raise InputError(
             f"{name} has model_type {kind!r}, which this version of transformers cannot make "
             "without running the checkpoint's own code, and that is never run: take a model of a "
             f"family that it knows, such as bert or roberta ({error})"
         ) from error
+    for size in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
+        value = getattr(config, size, None)  # of an encoder alone, which is asked below
+        if value is not None and not (isinstance(value, int) and 0 < value <= _LARGEST[size]):
+            raise InputError(
+                f"{path} has {size} {value!r}: a whole number from 1 to {_LARGEST[size]:,} is due"
+            )
     try:
         known = type(config) in AutoModel._model_mapping and config.vocab_size > 0
         layers, width = config.num_hidden_layers, config.hidden_size

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.hub import VOCABULARIES, fetch, read_config
-from bertvision.pipelines.files import sha256_of_files
+from bertvision.pipelines.encoders.weights import check_loading, weight_files
 from bertvision.pipelines.records import digest_of
 
 
@@ -61,40 +60,6 @@ def find_pretrained(name_or_path: str, revision: str | None = None) -> Pretraine
     return PretrainedEncoder(folder, name, revision, config)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, in order.
-
-    Raises:
-        InputError: there are none.
-    """
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
-    if not files:
-        raise InputError(
-            f"{folder} holds no model.safetensors: only safetensors weights are read; convert "
-            "others with transformers' save_pretrained"
-        )
-    return files
-
-
-def weights_digest(folder: Path) -> str:
-    """Hex sha256 of the bytes of a checkpoint folder's weights."""
-    return sha256_of_files(weight_files(folder))
-
-
-def has_pooler(folder: Path) -> bool:
-    """Whether the encoder that is saved in a folder has a pooler; the weights are not read.
-
-    Raises:
-        InputError: there are no weights.
-    """
-    names: set[str] = set()
-    for path in weight_files(folder):
-        with safe_open(path, framework="numpy") as weights:
-            names |= set(weights.keys())
-    return any("pooler" in name.split(".")[:-1] for name in names)
-
-
 def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any) -> PreTrainedModel:
     """Load an encoder, with a task's output layer, in float32, in evaluation mode.
 
@@ -108,8 +73,10 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
 
     Raises:
         InputError: the weights are damaged, lack a part of the encoder or do not fit the
-            configuration, or the family has no such output layer.
+            configuration, the folder would have other files loaded than its weights, or the family
+            has no such output layer.
     """
+    check_loading(folder)
     with _transformers_errors(f"the encoder in {folder}"):
         model, report = model_class.from_pretrained(
             folder,
@@ -290,10 +257,8 @@ def _transformers_errors(what: str) -> Iterator[None]:
     with quiet_transformers():
         try:
             yield
-        except (ImportError, OSError, ValueError, RuntimeError, KeyError) as error:
-            raise InputError(f"{what} cannot be loaded: {error}") from error
         except Exception as error:
-            # safetensors' own error type derives from Exception alone
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise InputError(f"the weights of {what} are damaged: {error}") from error
+            # what is wrong with a file or a number in it shows anywhere: at a division, in a tensor
+            if type(error).__name__ == "SafetensorError":
+                raise InputError(f"the weights of {what} are damaged: {error}") from error
+            raise InputError(f"{what} cannot be loaded: {error}") from error

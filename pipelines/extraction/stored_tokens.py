@@ -16,8 +16,8 @@ from bertvision.featurestore.format.encoding import decode_numpy
 from bertvision.featurestore.lazy import SplitSource, decoded_layers, map_shards
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
-from bertvision.pipelines.encoders.loading import has_pooler
 from bertvision.pipelines.encoders.token_pooling import check_poolings, pool_numpy
+from bertvision.pipelines.encoders.weights import has_pooler
 from bertvision.pipelines.extraction.contents import POOLED_SHARD_WINDOWS
 from bertvision.pipelines.extraction.job import ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.layers import kept_layers

@@ -14,8 +14,8 @@ from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,
     load_tokenizer,
-    weights_digest,
 )
+from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData

@@ -16,8 +16,8 @@ from bertvision.pipelines.encoders.loading import (
     load_model,
     load_tokenizer,
     new_model,
-    weights_digest,
 )
+from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -23,8 +23,8 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     quiet_transformers,
     tokenizer_digest,
-    weights_digest,
 )
+from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.records import Settings, digest_of, read_record
 from bertvision.pipelines.tasks.config import TaskConfig
