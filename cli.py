@@ -31,6 +31,7 @@ from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning
+from bertvision.pipelines.text import printable
 
 # Read by torch at its first allocation: huge pages make CPU training up to twice as fast.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -62,7 +63,7 @@ def _say(text: str, colour: str | None = None) -> None:
     """Show a line on stderr, above the progress bars where there are any."""
     tqdm = sys.modules.get("tqdm")
     with tqdm.tqdm.external_write_mode(sys.stderr) if tqdm else nullcontext():
-        typer.secho(text, err=True, fg=colour)
+        typer.secho(printable(text), err=True, fg=colour)
 
 
 class _Lines(logging.Handler):

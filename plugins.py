@@ -58,10 +58,9 @@ def load_class(target: str, what: str, *, named: bool = False) -> Any:
     classes = [k for k, v in vars(found).items() if isinstance(v, type) and v.__module__ == name]
     for part in attribute.split("."):
         if not hasattr(found, part):
-            hint = did_you_mean(part, classes)
             raise InputError(
-                f"{what} {target!r} is not there: {hint}the module {name} has "
-                f"{', '.join(classes) or 'no class'}"
+                f"{what} {target!r} is not there: the module {name} has no attribute {part!r}; "
+                f"{did_you_mean(part, classes)}its classes: {', '.join(classes) or 'none'}"
             )
         found = getattr(found, part)
     if not callable(found):

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,8 @@ class BufferPool:
     Filling fresh memory costs several times more than filling pages that were touched before. A
     buffer is free when only the pool refers to it, which CPython's reference count tells exactly:
     views, tensors made from them and tensors made from those all hold the buffer. So a batch that
-    somebody keeps is never overwritten.
+    somebody keeps is never overwritten. Where an interpreter counts otherwise (see
+    `idle_references`), all memory is fresh.
     """
 
     def __init__(self) -> None:
@@ -38,10 +40,11 @@ class BufferPool:
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An uninitialised array over a free buffer of at least its size, or over a new one."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if (idle := idle_references()) is None:
+            return np.empty(nbytes, np.uint8).view(dtype).reshape(shape)
         with self._lock:
             for i in range(len(self._buffers)):
-                # 2: the list and getrefcount's own argument
-                if sys.getrefcount(self._buffers[i]) == 2:
+                if sys.getrefcount(self._buffers[i]) == idle:
                     if self._buffers[i].size >= nbytes:
                         return self._buffers[i][:nbytes].view(dtype).reshape(shape)
                     # too small: replace it, so that the pool does not grow with ever larger ones
@@ -50,6 +53,25 @@ class BufferPool:
             buffer = np.empty(nbytes, np.uint8)
             self._buffers.append(buffer)
             return buffer.view(dtype).reshape(shape)
+
+
+@cache
+def idle_references() -> int | None:
+    """What `sys.getrefcount` says of a buffer to which nothing but a list refers.
+
+    It differs between versions of CPython, and other interpreters may not count at all, so it is
+    tried once: None where a view of the buffer, or a view of that, is not told by the count.
+    """
+    held = [np.empty(8, np.uint8)]
+    idle = sys.getrefcount(held[0])
+    view = held[0][:4].view(np.int16)
+    with_view = sys.getrefcount(held[0])
+    further = view.reshape(2, 1).T
+    del view
+    with_further = sys.getrefcount(held[0])
+    del further
+    counts = with_view > idle and with_further > idle and sys.getrefcount(held[0]) == idle
+    return idle if counts else None
 
 
 class Threads:

@@ -10,6 +10,7 @@ batch, and nothing else needs saving.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -184,7 +185,9 @@ class ActivationLoader:
         finally:
             batches.close()
 
-    def _batches(self, order: EpochOrder, start: int) -> Generator[ActivationBatch, None, None]:
+    def _batches(
+        self, order: EpochOrder, start: int, ending: Callable[[], bool] = sys.is_finalizing
+    ) -> Generator[ActivationBatch, None, None]:
         """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
         shards = OpenShards(self.split, self._positions, order, start, self._readers)
         threads = Threads(self._readers, "bertvision-batch")
@@ -200,8 +203,11 @@ class ActivationLoader:
                 yield pending.popleft().result()
                 shards.done(i)
         finally:
-            threads.shutdown()
-            shards.close()
+            # where an iterator is left open at the end of the interpreter, the threads have ended
+            # and modules are gone, this one too
+            if not ending():
+                threads.shutdown()
+                shards.close()
 
     def _read(
         self, examples: npt.NDArray[np.int64], shard_of: Callable[[int], ShardReader]

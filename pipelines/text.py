@@ -11,6 +11,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# controls but for tab and line feed, and what turns the direction of writing
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # with its unit; a snapshot tag (0.3e) is none
 _NUMBER = re.compile(r"[-−+]?\d[\d,]*(\.\d+)?(e[-+]\d+)?(%| [kMGTP]?B)?|nan")
 
@@ -103,9 +106,25 @@ def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = Non
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(keys)
     for row in rows:
-        cells = [row.get(key) for key in keys]
-        writer.writerow([" ".join(map(str, x)) if isinstance(x, list) else x for x in cells])
+        writer.writerow([_cell(row.get(key)) for key in keys])
     return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(str(_cell(part)) for part in value)
+    if isinstance(value, str) and value.startswith(_FORMULA) and not _are_numbers([value]):
+        return f"'{value}"  # or a spreadsheet would run what a text of the data says
+    return value
+
+
+def printable(text: str) -> str:
+    r"""A text in which no character steers the terminal: each such one as its escape ``\x1b``.
+
+    Texts of the data come into messages and tables; an escape sequence in them could rename the
+    window, move the cursor over other lines or write to the clipboard.
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def size(n: float) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import random
+import stat
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from processes import run_code
 from stores import Made
 from transformers import AutoModelForQuestionAnswering
 
-from bertvision.errors import DiskSpaceError, LockedError
+from bertvision.errors import DiskSpaceError, LockedError, StoreError
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
@@ -163,6 +166,39 @@ def test_a_lock_is_refused_with_what_its_holder_does(tmp_path: Path) -> None:
         pass
     with exclusive(tmp_path / ".lock", "writing 1e/train"):
         pass  # free again
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_there_are_no_locks_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Nor is a file put there that stands for a lock, and would after its writer was killed."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="has no locks .* work in a folder of a local disk"):
+            small().write(tmp_path / "store")
+    assert not (tmp_path / "store/arrays.zarr").exists()
+
+
+def test_a_mount_that_cannot_flush_a_folder_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file every such error counts."""
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) or fails:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    fails = False
+    assert small().write(tmp_path / "store").verify() == []
+    fails = True
+    with pytest.raises(OSError, match="Invalid argument"):
+        small().write(tmp_path / "other")
 
 
 class Quota:

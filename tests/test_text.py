@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertvision.errors import did_you_mean
 from bertvision.pipelines import text
-from bertvision.pipelines.text import csv_text
+from bertvision.pipelines.text import csv_text, printable
 from bertvision.verbs.tables import mapping_table
 
 CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text("a,\"\n '"))
@@ -69,3 +69,19 @@ def test_a_long_value_keeps_both_ends_on_a_terminal_and_all_in_a_pipe(
     assert len(lines) > 1
     assert max(map(len, lines)) <= 80
     assert {line[:8] for line in lines[1:]} == {" " * 8}
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1+1", "-cmd", "@SUM(A1)", "\t=1"])
+def test_no_text_of_the_data_is_a_formula_of_a_spreadsheet(text: str) -> None:
+    (_, row) = csv.reader(io.StringIO(csv_text([{"text": text}]), newline=""))
+    assert row == ["'" + text]
+
+
+def test_numbers_stay_numbers_in_a_spreadsheet() -> None:
+    rows = [{"a": -1.5, "b": "-1.5", "c": "+2 %", "d": [-1, 2], "e": "−3", "f": "1e"}]
+    assert csv_text(rows).splitlines()[1] == "-1.5,-1.5,'+2 %,-1 2,−3,1e"
+
+
+def test_no_text_of_the_data_steers_the_terminal() -> None:
+    shown = printable("\x1b]0;title\x07 \x9b31m a\tb\nc \u202egnp.exe é 猫 ─")
+    assert shown == "\\x1b]0;title\\x07 \\x9b31m a\tb\nc \\u202egnp.exe é 猫 ─"

@@ -35,11 +35,13 @@ from bertvision.errors import (
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.sampler import Sampler
 from bertvision.models.heads import SpanHead
+from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
@@ -154,6 +156,7 @@ RUN = (
 from dataclasses import replace
 from pathlib import Path
 from bertvision.pipelines.training.resume import StoppedError
+from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -262,6 +265,49 @@ def test_a_damaged_head_is_named_and_trained_again(space: Workspace, damage: str
     (folder / "model.safetensors").write_bytes(b"short")
     train(space, HEADS[:1], "1e", OPTIONS)  # not taken for trained
     assert all(torch.equal(kept[k], x) for k, x in weights(space, HEADS[0]).items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "log.csv"])
+def test_no_flipped_bit_of_a_head_is_scored(space: Workspace, name: str) -> None:
+    """One bit of the weights moved a score by some tenths, without a word."""
+    train(space, HEADS[:1], "1e", OPTIONS)
+    path = space.head_dir("1e", HEADS[0]) / name
+    whole = path.read_bytes()
+    kept = {name: x.clone() for name, x in weights(space, HEADS[0]).items()}  # of no mapped file
+    for position in range(0, len(whole), max(1, len(whole) // 7)):
+        path.write_bytes(flipped(whole, position))
+        with pytest.raises(WorkspaceError, match=r"damaged.*--overwrite"):
+            load_head(path.parent)
+    path.unlink()
+    with pytest.raises(WorkspaceError, match=r"damaged.*--overwrite|there is no .*train"):
+        load_head(path.parent)
+    train(space, HEADS[:1], "1e", OPTIONS)  # what is damaged is no trained head
+    assert all(torch.equal(kept[k], x) for k, x in weights(space, HEADS[0]).items())
+
+
+def test_no_flipped_bit_of_a_resume_file_is_gone_on_with(tmp_path: Path) -> None:
+    """It ended as another head, and nothing said so."""
+    state = {"global_step": 3, "weights": torch.arange(300.0), "moments": [torch.ones(7)]}
+    torch.save(state, tmp_path / "resume.ckpt")
+    whole, refused = (tmp_path / "resume.ckpt").read_bytes(), 0
+    for position in range(0, len(whole), 13):
+        (tmp_path / "resume.ckpt").write_bytes(flipped(whole, position))
+        try:
+            found = ResumeFile(tmp_path / "resume.ckpt").find()
+        except WorkspaceError as error:
+            assert "delete it to start this training again" in str(error)  # noqa: PT017
+            refused += 1
+        else:  # of what pads the file
+            assert found is not None
+            again = torch.load(found, weights_only=True)
+            assert again["global_step"] == 3
+            assert torch.equal(again["weights"], state["weights"])
+            assert torch.equal(again["moments"][0], torch.ones(7))
+    assert refused > len(whole) // 13 // 2
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
 
 
 def test_the_same_again_does_nothing_and_other_options_are_refused(space: Workspace) -> None:
@@ -378,6 +424,9 @@ def test_a_damaged_head_and_activations_of_another_model_are_refused(space: Work
     config = json.loads(path.read_text())
     config["activations"]["model"] = "another"
     path.write_text(json.dumps(config))
+    metrics = json.loads(path.with_name("metrics.json").read_text())
+    metrics["sha256"]["config.json"] = sha256_of_files([path])
+    path.with_name("metrics.json").write_text(json.dumps(metrics))
     with pytest.raises(ProvenanceError, match="model = 'another'"):
         evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
     weights_path = space.head_dir("1e", HEADS[0]) / "model.safetensors"

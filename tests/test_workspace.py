@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -314,3 +315,35 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
     for name in FinetuneConfig.model_fields:
         changed = config.finetune.model_copy(update={name: getattr(other, name)})
         assert config.model_copy(update={"finetune": changed}).digest() != config.digest()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "format: &a [x, x]\nmodel: &b [*a, *a]\n",
+        "format: " + "[" * 100_000,
+        "".join(" " * depth + "a:\n" for depth in range(1000)),
+        "format: " + "1" * 100_000,
+        "format: 2001-99-99",
+        "format: 1\n" + "# " * (1 << 20),
+        "format: !!python/object/apply:os.system [ls]",
+        "format: \x00",
+        "- 1",
+        "format: [" + "x, " * 10_000 + "]",
+    ],
+    ids=["references", "deep", "nested", "a number", "a date", "large", "code", "a control",
+         "a list", "long"],
+)  # fmt: skip
+def test_settings_that_are_none_are_one_short_message(tmp_path: Path, text: str) -> None:
+    """Whatever a workspace that somebody else made says of itself."""
+    path = tmp_path / "bertvision.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkspaceError, match=r"bertvision\.yaml") as error:
+        WorkspaceConfig.read(path)
+    assert len(str(error.value)) < 1000
+
+
+def test_a_pipe_is_no_settings_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "bertvision.yaml")
+    with pytest.raises(WorkspaceError, match="it is no file"):
+        WorkspaceConfig.read(tmp_path / "bertvision.yaml")

@@ -104,10 +104,17 @@ def remove_durably(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk.
+
+    Some network and FUSE mounts flush names with the files and know no flush of a folder.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        unknown = error.errno in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+        if not (unknown and stat.S_ISDIR(os.fstat(descriptor).st_mode)):
+            raise
     finally:
         os.close(descriptor)
 

@@ -26,6 +26,8 @@ from bertvision.featurestore.storage.objects import ABSENT, Objects, Stored
 LEASE_SECONDS = 60.0
 """How long a lease lasts without being renewed."""
 _POLL_SECONDS = 0.5
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine is suspended, where the system has such a clock: the server's does."""
 
 
 class Lease:
@@ -81,7 +83,7 @@ class Lease:
         Raises:
             LockedError: it was lost.
         """
-        if self._lost or time.monotonic() - self._renewed > LEASE_SECONDS:
+        if self._lost or time.clock_gettime(_CLOCK) - self._renewed > LEASE_SECONDS:
             raise LockedError(
                 f"the lock {self._name} was lost: it could not be renewed for "
                 f"{LEASE_SECONDS:.0f} s, and another process may be {self._what}; what was "
@@ -102,7 +104,7 @@ class Lease:
                 self._objects.put(self._path, content, there.version)
 
     def _write(self, only_if: str) -> bool:
-        started = time.monotonic()
+        started = time.clock_gettime(_CLOCK)
         self._renewals += 1  # no two contents are the same, so no two versions are
         version = self._objects.put(self._path, self._content(), only_if)
         if version is None:
@@ -115,7 +117,7 @@ class Lease:
         there = self._objects.get(self._path)
         if there is None or not self._holds(there):
             return False
-        self._version, self._renewed = there.version, time.monotonic() - there.age
+        self._version, self._renewed = there.version, time.clock_gettime(_CLOCK) - there.age
         return True
 
     def _holds(self, there: Stored) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,5 +172,8 @@ class _LocalFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # at the end of the interpreter the module's own names may be gone already
+        if self._descriptor >= 0:
+            close(self._descriptor)
+            self._descriptor = -1

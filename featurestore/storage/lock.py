@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bertvision.errors import LockedError
+from bertvision.errors import LockedError, StoreError
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextmanager
@@ -20,16 +23,26 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
 
     Raises:
         LockedError: another process holds it.
+        StoreError: the file system has no locks; one that only a file stands for would outlive its
+            holder.
     """
     import filelock  # here, because whoever only reads needs none
 
-    lock = filelock.FileLock(path)
+    lock = filelock.FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except filelock.Timeout:
         raise LockedError(
             f"another process is {what}: wait for it to end, or stop it; nothing was changed "
             f"(lock: {path})"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise StoreError(
+            f"the file system of {path.parent} has no locks ({error.strerror}), without which two "
+            "writers cannot be kept apart: work in a folder of a local disk, or have the file "
+            "system mounted with locks (NFS: without nolock)"
         ) from None
     try:
         yield

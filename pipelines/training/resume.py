@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,6 +62,10 @@ class ResumeFile(pl.Callback):
         if not self.path.is_file():
             return None
         try:
+            with zipfile.ZipFile(self.path) as parts:
+                # torch writes a checksum of each part, and compares none when it reads
+                if (wrong := parts.testzip()) is not None:
+                    raise ValueError(f"{wrong} does not pass its checksum")
             step = torch.load(self.path, weights_only=True, mmap=True)["global_step"]
         except Exception as error:  # torch raises errors of many kinds here
             raise WorkspaceError(

@@ -18,7 +18,7 @@ from bertvision.errors import InputError, NonFiniteError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
-from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.training.best_epoch import BestEpoch
 from bertvision.pipelines.training.datamodule import ActivationDataModule
@@ -216,6 +216,8 @@ def _save(
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
             write_json(temporary / "config.json", planned.configs[run].to_json())
+            written = {path.name: sha256_of_files([path]) for path in sorted(temporary.iterdir())}
+            metrics = metrics.model_copy(update={"sha256": written})
             write_json(temporary / "metrics.json", metrics.to_json())
 
 

@@ -18,10 +18,15 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models import Kind
 from bertvision.models.registry import HEADS, build_head, kind_of
+from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.heads import check_kind, find_head
-from bertvision.pipelines.workspace.records import RunConfig, read_run_config
+from bertvision.pipelines.workspace.records import (
+    RunConfig,
+    read_run_config,
+    read_run_metrics,
+)
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -101,6 +106,11 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
             f"{folder.name} is of the class {head}, which is code of somebody's own: name it "
             f"{head}{marks} to have it imported"
         )
+    if (changed := changed_file(folder)) is not None:
+        raise WorkspaceError(
+            f"the head {folder} is damaged: {changed} is not as it was written; train it again "
+            "with --overwrite"
+        )
     module = build_head(
         head, layers=len(config.layers), hidden=config.hidden_size, classes=config.classes
     )
@@ -114,12 +124,28 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a head's folder has its records, and weights that can be read."""
+    """Whether a head's folder has its records, and weights that are as they were written."""
     try:
         with safe_open(folder / "model.safetensors", framework="numpy"):
-            return (folder / "metrics.json").is_file() and (folder / "config.json").is_file()
-    except (OSError, SafetensorError):
+            return (folder / "config.json").is_file() and changed_file(folder) is None
+    except (OSError, SafetensorError, WorkspaceError):
         return False
+
+
+def changed_file(folder: Path) -> str | None:
+    """The first file of a trained head that is not as it was written; None where all are.
+
+    Args:
+        folder: of the run. Of one that an earlier version wrote nothing is known.
+
+    Raises:
+        WorkspaceError: its ``metrics.json``, which has the digests, is missing or damaged.
+    """
+    for name, digest in read_run_metrics(folder).sha256.items():
+        path = folder / name
+        if not path.is_file() or sha256_of_files([path]) != digest:
+            return name
+    return None
 
 
 def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContextManager[None]:

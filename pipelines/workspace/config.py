@@ -6,8 +6,9 @@ them). Models are frozen and refuse unknown fields, so that a typing error never
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -135,15 +136,16 @@ class WorkspaceConfig(Settings):
             WorkspaceError: it cannot be read, or is not one of this version's.
         """
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            values = _read_yaml(path)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise WorkspaceError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
             raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
         if values.get("format") != 1:
+            found = reprlib.repr(values.get("format"))
             raise WorkspaceError(
-                f"{path} has format {values.get('format')!r}; this version of bertvision reads "
-                "format 1: update bertvision, or start another --workspace"
+                f"{path} has format {found}; this version of bertvision reads format 1: update "
+                "bertvision, or start another --workspace"
             )
         try:
             return cls.model_validate(values)
@@ -154,3 +156,34 @@ class WorkspaceConfig(Settings):
         """Put the settings into a file, whole or not at all."""
         values = self.model_dump(mode="json")
         write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+_MOST_BYTES = 1 << 20
+"""A file of settings has a few kilobytes."""
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads what `WorkspaceConfig.write` writes: values as they stand, without references."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            # a few lines of them stand for more values than any memory holds
+            raise ValueError("it refers to a value by *name; write the value itself")
+        return super().compose_node(parent, index)
+
+
+def _read_yaml(path: Path) -> Any:
+    """The value in a YAML file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large, not UTF-8, or a value in it is none; YAMLError and
+            RecursionError where it is not YAML.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+    return yaml.load(data.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader

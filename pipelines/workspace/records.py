@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -87,6 +87,8 @@ class RunMetrics(Record):
     """Part of ``seconds`` that was spent waiting for data."""
     seconds_per_epoch: float
     trained_together: list[str]
+    sha256: dict[Literal["model.safetensors", "config.json", "log.csv"], str] = {}
+    """Digests of the files beside this one; earlier versions kept none."""
 
 
 class PassRecord(Record):
