@@ -271,7 +271,7 @@ MISTAKES = {
     "bertvision.probe('bigram_shift')": "no data set 'bigram_shift'.*--data",
     "bertvision.probe('bigram_shift', checkpoint='9e', data='.')": "no snapshot 9e",
     "bertvision.rank('wikiqa', scorers='cos')": "--scorers 'cos': choose one of cosine",
-    "bertvision.train('own_heads:Last', checkpoint='1e')": "no attribute 'Last'.*its classes: LastLayer$",
+    "bertvision.train('own_heads:Last', checkpoint='1e')": "attribute 'Last'.*: LastLayer$",
     "bertvision.finetune(model='./nowhere', data='a', workspace='n')": "there is no folder ./now",
     "bertvision.finetune(model='.', data='a', workspace='n')": "no checkpoint: .*config.json does",
     "bertvision.finetune(train='no.json', workspace='new')": "needs --model and --dev: such as",
