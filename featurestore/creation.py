@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 from pydantic import ValidationError
 
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.encoding import ChannelStats
-from bertvision.featurestore.format.examples import remove_examples, write_examples
+from bertvision.featurestore.format.examples import (
+    FOLDER,
+    examples_digest,
+    has_examples,
+    mend_examples,
+    remove_examples,
+    write_examples,
+)
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import ROOT, SplitRecord
+from bertvision.featurestore.format.records import FORMAT, ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.format.shard import check_record_size
+from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
 
 
@@ -94,19 +103,26 @@ def create_split(
             f"pcodec takes values of two bytes and more: store {encoding.name} plain or with zstd"
         )
     stats = calibrate() if encoding.quantised else None
-    values = _metadata_arrays(contents, stats)
-    described = {name: arrays.array_record(*found) for name, found in values.items()}
+    check_record_size(contents.plan, len(spec.layers))
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
-        examples_sha256 = write_examples(storage, spec.split, contents.examples)
+        storage.sweep(FOLDER)
+        write_examples(storage, spec.split, contents.examples)
+        group = f"{ROOT}/{ledger.name}"
+        storage.remove(group)  # an interrupted creation left it
         try:
             record = SplitRecord(
-                **_described(spec, contents), arrays=described, examples_sha256=examples_sha256
+                **_described(spec, contents),
+                arrays=_write_arrays(storage, group, _metadata_arrays(contents, stats)),
+                examples_sha256=examples_digest(contents.examples, FORMAT),
             )
         except ValidationError as error:
+            storage.remove(group)
             reason = error.errors()[0]["msg"]
             raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
-        storage.remove(arrays.group_key(record))  # an interrupted creation left it
-        _write_group(storage, record, values)
+        except InputError:
+            storage.remove(group)
+            raise
+        _write_metadata(storage, record)
         ledger.commit_split(record)
 
 
@@ -142,39 +158,35 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    values = _metadata_arrays(contents, _stored_stats(ledger.storage, record, calibrate))
-    for name, found in values.items():
-        if arrays.array_record(*found) != record.arrays.get(name):
+    stats = None
+    if get_encoding(record.encoding).quantised:
+        try:
+            stats = SplitReader(ledger.storage, ledger.tag, ledger.split).stats
+        except CorruptStoreError:
+            stats = calibrate()
+    values = _metadata_arrays(contents, stats)
+    for name, (make, dims) in values.items():
+        if arrays.array_record(make(), dims) != record.arrays.get(name):
             raise ProvenanceError(
                 f"array {name} of {ledger.name} comes out different from what was recorded: "
                 "the data, the snapshot or the libraries are not the same; extract into another "
                 "store"
             )
     with store_lock(ledger.storage):
-        write_examples(ledger.storage, record.split, contents.examples, record.examples_sha256)
-    _write_group(ledger.storage, record, values)
-
-
-def _stored_stats(
-    storage: Storage, record: SplitRecord, calibrate: Callable[[], ChannelStats]
-) -> ChannelStats | None:
-    """Channel statistics as they are stored; computed again only where they are damaged."""
-    if not get_encoding(record.encoding).quantised:
-        return None
-    try:
-        mean, std = (
-            arrays.read_array(storage, arrays.group_key(record), name, record.arrays[name])
-            for name in ("channel_mean", "channel_std")
+        mend_examples(
+            *(ledger.storage, record.split, contents.examples),
+            *(record.examples_sha256, record.format),
         )
-    except CorruptStoreError:
-        return calibrate()
-    return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
+    _write_arrays(ledger.storage, arrays.group_key(record), values)
+    _write_metadata(ledger.storage, record)
 
 
 def write_shared(storage: Storage, spec: SplitSpec, contents: SplitContents) -> None:
     """Write what the splits of a store share: the examples, and the metadata above the splits."""
     with store_lock(storage):
-        write_examples(storage, spec.split, contents.examples)
+        storage.sweep(FOLDER)
+        if not has_examples(storage, spec.split):  # what is there is checked by who reads it
+            write_examples(storage, spec.split, contents.examples)
         _write_root(storage)
 
 
@@ -214,30 +226,47 @@ def store_lock(storage: Storage) -> AbstractContextManager[None]:
     return storage.lock("ledger/.lock", "writing the store", wait=True)
 
 
-_Values = dict[str, tuple[npt.NDArray[Any], tuple[str, ...]]]
+_Values = dict[str, tuple[Callable[[], npt.NDArray[Any]], tuple[str, ...]]]
+"""By name what makes an array, which is large, and the names of its dimensions."""
 
 
-def _write_group(storage: Storage, record: SplitRecord, values: _Values) -> None:
-    """Write a split's Zarr group: the metadata, and the arrays that go with the plan."""
+def _write_arrays(storage: Storage, group: str, values: _Values) -> dict[str, ArrayRecord]:
+    """Write the arrays that go with the plan, of which one at a time is in memory; describe them.
+
+    Raises:
+        InputError: an array has more values for each entry than a reader unpacks at once.
+    """
+    described = {}
+    for name, (make, dims) in values.items():
+        array = make()
+        record = described[name] = arrays.array_record(array, dims)
+        if not arrays.chunk_length(record.shape, record.dtype):
+            raise InputError(
+                f"array {name} has {record.shape[1:]} values for each {dims[0]}, which is more "
+                "than is read at once: keep fewer, or several arrays"
+            )
+        for key, content in arrays.array_files(name, record, array).items():
+            storage.write(f"{group}/{key}", content)
+    return described
+
+
+def _write_metadata(storage: Storage, record: SplitRecord) -> None:
+    """Write the metadata of a split's Zarr group and of its shards."""
     for key, content in arrays.group_files(record).items():
         storage.write(f"{arrays.group_key(record)}/{key}", content)
-    for name, (array, _) in values.items():
-        for key, content in arrays.array_files(name, record.arrays[name], array).items():
-            storage.write(f"{arrays.group_key(record)}/{key}", content)
 
 
 def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Values:
     plan = contents.plan
-    found: _Values = {}
-    for name in PLAN_ARRAYS:
-        found[name] = (getattr(plan, name), ("example",))
+    found: _Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     for name, values in contents.per_example.items():
-        found[name] = (values[plan.example_id], ("example", *_more_dims(name, values)))
+        dims = ("example", *_more_dims(name, values))
+        found[name] = (partial(values.__getitem__, plan.example_id), dims)
     for name, values in contents.per_token.items():
-        found[name] = (plan.place(values, 0), ("token", *_more_dims(name, values)))
+        found[name] = (partial(plan.place, values, 0), ("token", *_more_dims(name, values)))
     if stats is not None:
-        found["channel_mean"] = (stats.mean.numpy(), ("layer", "hidden"))
-        found["channel_std"] = (stats.std.numpy(), ("layer", "hidden"))
+        found["channel_mean"] = (stats.mean.numpy, ("layer", "hidden"))
+        found["channel_std"] = (stats.std.numpy, ("layer", "hidden"))
     return found
 
 

@@ -193,4 +193,5 @@ class SplitReader(StoredSplit):
 
     def table(self) -> pa.Table:
         """The text side of the split; rows are those that the task's index arrays point to."""
-        return read_examples(self.storage, self.split, self.record.examples_sha256)
+        record = self.record
+        return read_examples(self.storage, self.split, record.examples_sha256, record.format)

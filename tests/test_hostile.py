@@ -38,7 +38,8 @@ def test_hostile_stores_are_refused_before_memory_or_time_is_spent(
         make(tmp_path / name, *store)
     before = contents(tmp_path)
     command = [sys.executable, Path(__file__).with_name("attacks.py")]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "MALLOC_ARENA_MAX": "1"}
+    places = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
         [*command, *(f"{tmp_path}/{attack}" for attack in attacks)],
         env=env, check=True, capture_output=True, text=True,

@@ -11,7 +11,7 @@ import pytest
 from labs import HEADS, scored_copy
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.workspace.records import (

@@ -70,30 +70,39 @@ def array_files(
     """
     shape, dims = tuple(record.shape), tuple(record.dims)
     if values is None:
-        return {f"{name}/zarr.json": _array_metadata(shape, record.dtype, dims)}
+        length = chunk_length(shape, record.dtype)
+        return {f"{name}/zarr.json": _array_metadata(shape, record.dtype, dims, length)}
     files: dict[str, Buffer] = {}
-    _create_array(files, name, shape, record.dtype, dims)[...] = values
+    length = chunk_length(shape, record.dtype)
+    _create_array(files, name, shape, record.dtype, dims, length)[...] = values
     # zarr also makes an empty group around it, which is not the split's
     return {key: value for key, value in _files(files).items() if key != "zarr.json"}
 
 
 # the arrays of the splits of a store are alike, and zarr takes a millisecond for each
 @lru_cache(maxsize=1024)
-def _array_metadata(shape: tuple[int, ...], dtype: str, dims: tuple[str, ...]) -> bytes:
+def _array_metadata(
+    shape: tuple[int, ...], dtype: str, dims: tuple[str, ...], length: int
+) -> bytes:
     files: dict[str, Buffer] = {}
-    _create_array(files, "array", shape, dtype, dims)
+    _create_array(files, "array", shape, dtype, dims, length)
     return files["array/zarr.json"].to_bytes()
 
 
 def _create_array(
-    files: dict[str, Buffer], name: str, shape: tuple[int, ...], dtype: str, dims: tuple[str, ...]
+    files: dict[str, Buffer],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    dims: tuple[str, ...],
+    length: int,
 ) -> zarr.Array[Any]:
     return zarr.create_array(
         MemoryStore(files),
         name=name,
         shape=shape,
         dtype=dtype,
-        chunks=(min(shape[0], _CHUNK), *shape[1:]),
+        chunks=(length, *shape[1:]),
         serializer=_serializer(dtype),
         compressors=[ZstdCodec(level=3), Crc32cCodec()],
         filters=None,
@@ -216,11 +225,11 @@ def read_array(storage: Storage, group: str, name: str, record: ArrayRecord) -> 
     """
     folder = f"{group}/{name}/c"
     dtype = np.dtype(record.dtype)
-    length = min(record.shape[0], _CHUNK)
+    length = chunk_length(record.shape, record.dtype)
+    if not length:
+        raise CorruptStoreError(f"array {name}: no chunk is as large as {record.shape[1:]}")
     chunk_shape = (length, *record.shape[1:])
     count = -(-record.shape[0] // length)
-    if math.prod(chunk_shape) * dtype.itemsize > _MAX_CHUNK_BYTES:
-        raise CorruptStoreError(f"array {name}: no chunk is as large as {chunk_shape}")
     # before anything is allocated: each chunk must be there
     if missing := count - len(set(storage.names(folder))):
         raise CorruptStoreError(f"array {name}: {abs(missing)} chunks missing or too many")
@@ -242,6 +251,15 @@ def read_array(storage: Storage, group: str, name: str, record: ArrayRecord) -> 
     if digest(out) != record.sha256:
         raise CorruptStoreError(f"array {name} holds other values than were recorded")
     return out
+
+
+def chunk_length(shape: tuple[int, ...], dtype: str) -> int:
+    """Entries of the first axis in a chunk of an array that is written at once.
+
+    As many as a reader unpacks at once; 0 where not even one entry is so small.
+    """
+    row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+    return min(shape[0], _CHUNK, _MAX_CHUNK_BYTES // row)
 
 
 def digest(values: npt.NDArray[Any]) -> str:

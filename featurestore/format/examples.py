@@ -5,21 +5,32 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertvision.errors import CorruptStoreError, ProvenanceError
+from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
+from bertvision.featurestore.format.table_digest import table_digest
 from bertvision.featurestore.storage.storage import Storage
 
 FOLDER = "examples"
 _MOST_BYTES = 1 << 31
 _LARGEST_RATIO = 500  # of a table to its file: the same context comes with each of its questions
+_UNSUSPICIOUS_BYTES = 3 << 25
 _ROWS_AT_ONCE = 64
 
 
-def examples_digest(table: pa.Table) -> str:
-    """sha256 of a table's rows as canonical JSON, so that it outlives Parquet's own versions."""
+def examples_digest(table: pa.Table, store_format: str) -> str:
+    """The digest of a table's content, as splits of a format record it.
+
+    Args:
+        table: the text side of a split.
+        store_format: of the split's record. In 1.0 it is that of every row as canonical JSON, which
+            takes a minute for a million rows; since then that of the columns (see `table_digest`).
+    """
+    if store_format != "1.0":
+        return table_digest(table)
     digest = hashlib.sha256(json.dumps(table.column_names).encode())
     for batch in table.to_batches(max_chunksize=4096):
         for row in batch.to_pylist():
@@ -27,9 +38,7 @@ def examples_digest(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def write_examples(
-    storage: Storage, split: str, table: pa.Table, recorded: str | None = None
-) -> str:
+def write_examples(storage: Storage, split: str, table: pa.Table) -> None:
     """Write the table durably, or check that the one that is there is the same.
 
     The caller holds the store's lock.
@@ -38,36 +47,61 @@ def write_examples(
         storage: of the store.
         split: its name.
         table: to write.
-        recorded: the digest of the table that the ledger records: where the given one has it, a
-            damaged one is replaced.
-
-    Returns:
-        Its digest.
 
     Raises:
         ProvenanceError: the store holds this split with other examples.
         CorruptStoreError: the table that is there is damaged.
+        InputError: the table packs so well that a reader would take it for a bomb.
     """
-    key, digest = _key(split), examples_digest(table)
-    storage.sweep(FOLDER)
-    if storage.size(key) is not None:
-        try:
-            same = examples_digest(_read(storage, key)) == digest
-        except CorruptStoreError:
-            if recorded != digest:
-                raise
-            same = False
-        if same:
-            return digest
-        if recorded != digest:
-            raise ProvenanceError(
-                f"{storage}/{key} holds other examples than the data given for split {split!r}: "
-                "a split has the same examples in every snapshot; use another store"
-            )
+    key = _key(split)
+    if storage.size(key) is None:
+        _write(storage, key, table)
+    elif table_digest(_read(storage, key)) != table_digest(table):
+        raise ProvenanceError(
+            f"{storage}/{key} holds other examples than the data given for split {split!r}: "
+            "a split has the same examples in every snapshot; use another store"
+        )
+
+
+def mend_examples(
+    storage: Storage, split: str, table: pa.Table, recorded: str, store_format: str
+) -> None:
+    """Write the table again where the one that is there is not the one that was recorded.
+
+    The caller holds the store's lock.
+
+    Args:
+        storage: of the store.
+        split: its name.
+        table: that should be there.
+        recorded: its digest in the split's record.
+        store_format: of the split's record.
+
+    Raises:
+        ProvenanceError: the given table is not the one that was recorded either.
+    """
+    with suppress(CorruptStoreError):
+        read_examples(storage, split, recorded, store_format)
+        return
+    if examples_digest(table, store_format) != recorded:
+        raise ProvenanceError(
+            f"the examples of split {split!r} come out different from what {storage} recorded: the "
+            "data or how they are read are not the same; extract into another store"
+        )
+    _write(storage, _key(split), table)
+
+
+def _write(storage: Storage, key: str, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    storage.write(key, buffer.getvalue())
-    return digest
+    data = buffer.getvalue()
+    if len(data) > _MOST_BYTES or table.nbytes > _most_unpacked(len(data)):
+        raise InputError(
+            f"the examples have {table.nbytes:,} bytes, {len(data):,} of them in a file: a table "
+            f"of {_most_unpacked(len(data)):,} in a file of {_MOST_BYTES:,} is the most that is "
+            "read again; store the split in parts"
+        )
+    storage.write(key, data)
 
 
 def remove_examples(storage: Storage, split: str) -> None:
@@ -75,15 +109,26 @@ def remove_examples(storage: Storage, split: str) -> None:
     storage.remove(_key(split))
 
 
-def read_examples(storage: Storage, split: str, digest: str) -> pa.Table:
+def has_examples(storage: Storage, split: str) -> bool:
+    """Whether there is a table of a split, which `read_examples` alone can tell to be whole."""
+    return storage.size(_key(split)) is not None
+
+
+def read_examples(storage: Storage, split: str, digest: str, store_format: str) -> pa.Table:
     """The table, checked against the digest in the split's record.
+
+    Args:
+        storage: of the store.
+        split: its name.
+        digest: in the split's record.
+        store_format: of the split's record.
 
     Raises:
         CorruptStoreError: it is missing, damaged, or not the one that was recorded.
     """
     key = _key(split)
     table = _read(storage, key)
-    if examples_digest(table) != digest:
+    if examples_digest(table, store_format) != digest:
         raise CorruptStoreError(f"{storage}/{key} is not the table that the ledger recorded")
     return table
 
@@ -102,11 +147,20 @@ def _read(storage: Storage, key: str) -> pa.Table:
         raise CorruptStoreError(f"{storage}/{key} is damaged: {error}") from None
 
 
+def _most_unpacked(packed: int) -> int:
+    """Bytes of the largest table that a file of so many bytes may unpack to.
+
+    Contexts of thousands of characters come with thousands of questions each, so a small file may
+    well hold a hundred megabytes; that much memory is not what a bomb is made for.
+    """
+    return max(_LARGEST_RATIO * packed, _UNSUSPICIOUS_BYTES)
+
+
 def _unpack(data: bytes) -> pa.Table:
     """Read a Parquet file in small steps, so that a little one cannot unpack to a huge table."""
     file = pq.ParquetFile(pa.BufferReader(data))
     groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
-    most = _LARGEST_RATIO * len(data) + (1 << 24)
+    most = _most_unpacked(len(data))
     if sum(group.total_byte_size for group in groups) > most:
         raise ValueError(f"its {len(data)} bytes claim to hold more than {most}")
     batches, size = [], 0

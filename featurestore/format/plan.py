@@ -22,6 +22,7 @@ SHARD_TOKENS = 4096
 that losing one to a crash costs seconds, and that a shuffle buffer of several fits in memory."""
 
 _WINDOW = 256
+_PLACED_AT_ONCE = 1 << 13  # examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,11 +158,13 @@ class ShardPlan:
         lengths[self.example_id] = self.n_tokens
         np.cumsum(lengths, out=starts[1:])
         out = np.full((self.n_shards * self.shard_tokens, *values.shape[1:]), fill, values.dtype)
-        n = self.n_tokens.astype(np.int64)
-        within = np.arange(self.total_tokens) - np.repeat(np.cumsum(n) - n, n)
-        target = np.repeat(self.first_token, n) + within
-        source = np.repeat(starts[self.example_id], n) + within
-        out[target] = values[source]
+        sources = starts[self.example_id]
+        for first in range(0, len(self), _PLACED_AT_ONCE):  # or indices would be twice the values
+            part = slice(first, first + _PLACED_AT_ONCE)
+            n = self.n_tokens[part].astype(np.int64)
+            within = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
+            target = np.repeat(self.first_token[part], n) + within
+            out[target] = values[np.repeat(sources[part], n) + within]
         return out
 
 

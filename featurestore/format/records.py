@@ -1,16 +1,19 @@
-"""The records of the ledger (store format 1): a split, its arrays, a shard and its files."""
+"""The records of the ledger (store format 1): a split, its arrays, a shard and its files.
+
+Also where two records differ, said by the name of a field with both values.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import counted
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.layout import PLAN_DTYPES, get_encoding
 from bertvision.featurestore.format.names import (
     CompressionName,
@@ -228,3 +231,29 @@ class SplitRecord(Header):
         results = {name: fields.pop(name) for name in _RESULTS}
         # causes first in the message: they say why the plan, say, is another one
         return {f" {k}": v for k, v in self.provenance.items()} | fields | results
+
+
+def first_difference(
+    there: Mapping[str, object],
+    here: Mapping[str, object],
+    fields: Iterable[str] | None = None,
+) -> tuple[str, object, object] | None:
+    """The first field in which two records differ; records inside records are looked into.
+
+    Args:
+        there: what was kept.
+        here: what it is compared with.
+        fields: that are compared, in this order; None is all, those of ``there`` first.
+
+    Returns:
+        The field, its names joined by dots, and what it is there and here (None where it is
+        missing); None where nothing differs.
+    """
+    for field in {**there, **here} if fields is None else fields:
+        kept, now = there.get(field), here.get(field)
+        if isinstance(kept, Mapping) and isinstance(now, Mapping):
+            if inner := first_difference(kept, now):
+                return f"{field}.{inner[0]}", *inner[1:]
+        elif kept != now:
+            return field, kept, now
+    return None

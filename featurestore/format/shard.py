@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from bertvision.errors import CorruptStoreError
+from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.arrays import group_key
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
     CRC_BYTES,
@@ -22,7 +23,7 @@ from bertvision.featurestore.format.shardfile import (
     read_chunk,
     read_spans,
 )
-from bertvision.featurestore.storage.storage import OpenFile, Storage
+from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
 
 ADVICE = "`bertvision store verify` lists all damage, `bertvision store repair` mends it"
 
@@ -48,6 +49,26 @@ def example_checksums(rows: npt.NDArray[Any], offsets: Sequence[int]) -> list[in
         xxhash.xxh3_64_intdigest(rows[low:high].data)
         for low, high in zip(offsets[:-1], offsets[1:], strict=True)
     ]
+
+
+def check_record_size(plan: ShardPlan, layers: int) -> None:
+    """Refuse a plan with a shard whose record could not be read again, before anything is written.
+
+    Args:
+        plan: of the split.
+        layers: how many are stored.
+
+    Raises:
+        InputError: a shard has more examples than a record of `SMALL_BYTES` has checksums for.
+    """
+    most = int(np.bincount(plan.shard).max())
+    size = most * layers * 8 * 4 // 3 + (1 << 12)
+    if size > SMALL_BYTES:
+        raise InputError(
+            f"a shard would have {most:,} examples in {layers} layers, whose checksums take "
+            f"{size:,} bytes of its record: {SMALL_BYTES:,} at most are read; take fewer tokens to "
+            "a shard (--shard-tokens), or fewer layers"
+        )
 
 
 class ShardReader:

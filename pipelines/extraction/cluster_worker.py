@@ -12,7 +12,7 @@ import torch
 
 from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.delegation import Grant
-from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.pipelines.extraction.contents import provenance
 from bertvision.pipelines.extraction.job import ExtractionJob

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.names import EncodingName
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.extraction.extract import extract

@@ -24,7 +24,7 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
 )
-from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import provenance
 from bertvision.pipelines.extraction.job import (

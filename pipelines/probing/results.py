@@ -14,9 +14,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertvision.errors import ProvenanceError
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.format.records import Provenance
+from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.records import read_record

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import JsonValue
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import new_folder, write_json
 from bertvision.pipelines.ranking.metrics import (
     Candidates,

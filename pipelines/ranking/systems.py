@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError, counted
-from bertvision.featurestore.format.difference import first_difference
-from bertvision.featurestore.format.records import Provenance
+from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, layers_text
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device

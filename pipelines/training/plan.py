@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
 from bertvision.pipelines.precision import device, head_precision

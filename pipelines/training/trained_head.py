@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models import Kind

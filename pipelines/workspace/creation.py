@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.format.difference import first_difference
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
