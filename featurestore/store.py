@@ -13,6 +13,7 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
     counted,
+    did_you_mean,
 )
 from bertvision.featurestore.format.contents import split_names, splits_of
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
@@ -232,8 +233,8 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         ledger = Ledger(self.store.storage, self.tag, check_name(split, "split"))
         if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
             raise UnknownNameError(
-                f"no split {split!r} of {self.tag} in {self.store.storage}: it holds "
-                f"{', '.join(self.splits())}; "
+                f"no split {split!r} of {self.tag} in {self.store.storage}: "
+                f"{did_you_mean(split, self.splits())}it holds {', '.join(self.splits())}; "
                 "`bertvision status` says what can be extracted"
             )
 

@@ -92,7 +92,8 @@ class ActivationLoader:
             sampler = ShuffleSampler(seed, buffer) if shuffle else SequentialSampler()
         elif (shuffle, seed, buffer) != (True, 0, None):
             raise InputError(f"{sampler} decides the order: leave shuffle, seed and buffer out")
-        self.sampler = sampler
+        # not `sampler`: Lightning takes who has that for torch's own loader, and looks for the rest
+        self._sampler = sampler
         self._options = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         # one pool for each use, because the buffers of one use are all about as large
         self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
@@ -108,7 +109,7 @@ class ActivationLoader:
         return (
             f"<ActivationLoader {self.split.name}: {self._length:,} batches of "
             f"{counted(self._options['batch_size'], 'example')}, next is batch {state['batch']} "
-            f"of epoch {state['epoch']}>\n  {self.sampler}"
+            f"of epoch {state['epoch']}>\n  {self._sampler}"
         )
 
     def __len__(self) -> int:
@@ -122,10 +123,10 @@ class ActivationLoader:
             InputError: the sampler gives none, or other than so many batches.
         """
         if self._order[0] != epoch:
-            order = epoch_order(self.split.plan, self.sampler, epoch=epoch, **self._options)
+            order = epoch_order(self.split.plan, self._sampler, epoch=epoch, **self._options)
             if len(order) != self._length:
                 raise InputError(
-                    f"{self.sampler} gives {len(order)} batches in epoch {epoch}, {self._length} "
+                    f"{self._sampler} gives {len(order)} batches in epoch {epoch}, {self._length} "
                     "in epoch 0: name equally many examples in every epoch"
                 )
             self._order = epoch, order
@@ -138,9 +139,9 @@ class ActivationLoader:
             ``epoch``, ``batch`` and ``sampler``; inside an epoch also ``order``, its digest.
         """
         if self.batch == self._length:
-            return {"epoch": self.epoch + 1, "batch": 0, "sampler": repr(self.sampler)}
+            return {"epoch": self.epoch + 1, "batch": 0, "sampler": repr(self._sampler)}
         state: dict[str, int | str] = {"epoch": self.epoch, "batch": self.batch}
-        state["sampler"] = repr(self.sampler)
+        state["sampler"] = repr(self._sampler)
         if self.batch:
             state["order"] = self.order(self.epoch).digest
         return state
@@ -155,14 +156,14 @@ class ActivationLoader:
             InputError: the position is in the order of another sampler, or in another order.
         """
         epoch, batch = int(state["epoch"]), int(state["batch"])
-        if (saved := state.get("sampler", repr(self.sampler))) != repr(self.sampler):
+        if (saved := state.get("sampler", repr(self._sampler))) != repr(self._sampler):
             raise InputError(
                 f"the position in {self.split.name} is one of {saved}, but the order is that of "
-                f"{self.sampler}: give the same sampler to go on, or begin anew"
+                f"{self._sampler}: give the same sampler to go on, or begin anew"
             )
         if batch and "order" in state and state["order"] != self.order(epoch).digest:
             raise InputError(
-                f"{self.sampler} gives another order of epoch {epoch} than when the position was "
+                f"{self._sampler} gives another order of epoch {epoch} than when the position was "
                 "saved: go on with the same split, batch size and number of ranks, and draw what "
                 "is random in a sampler from its seed and the epoch alone"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from bertvision.errors import InputError
+from bertvision.errors import IncompleteSplitError, InputError
 from bertvision.featurestore.creation import (
     SplitContents,
     SplitSpec,
@@ -49,6 +49,10 @@ def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
         scale = groups * np.dtype(encoding.scale_dtype).itemsize
         total += plan.shard_tokens * layers * scale + (4 + 16) + 4
     return int(plan.n_shards * total)
+
+
+class _CommittedError(Exception):
+    """Somebody else committed the shard."""
 
 
 class SplitWriter:
@@ -87,6 +91,10 @@ class SplitWriter:
             scale: (real tokens of the shard, layers, …) or None.
             nonfinite: values that were NaN or infinite and were replaced.
 
+        Returns:
+            The shard's record: this writer's, or where the right to write was lent, that of whoever
+            committed the shard before.
+
         Raises:
             InputError: the shapes are not those of the plan.
             DiskSpaceError: the disk is full; what was committed before stays whole.
@@ -109,8 +117,8 @@ class SplitWriter:
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
-        self._check_right()
-        with full_disk_named(self.ledger.storage):
+        with full_disk_named(self.ledger.storage), suppress(_CommittedError):
+            self._check_right(shard)
             files = {"hidden_states": self._write("hidden_states", shard, chunks)}
             if scale is not None:
                 whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
@@ -125,14 +133,30 @@ class SplitWriter:
                 files=files,
                 checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
             )
-            self._check_right()
+            self._check_right(shard)
             self.ledger.commit_shard(committed)
-        self._again.discard(shard)
-        return committed
+            self._again.discard(shard)
+            return committed
+        return self._committed(shard)
 
-    def _check_right(self) -> None:
+    def _committed(self, shard: int) -> ShardRecord:
+        record = self.ledger.find_shard(shard, self.split.record)
+        if record is None:
+            raise IncompleteSplitError(
+                f"shard {shard} of {self.split.name} was taken back meanwhile"
+            )
+        return record
+
+    def _check_right(self, shard: int) -> None:
+        """Where the right to write was lent: it still stands, and nobody else wrote the shard.
+
+        A worker that comes back late may be of another kind of machine, and what it computed differ
+        in the last bit: it must not replace a file whose record is another's.
+        """
         if self._grant is not None:
             self._grant.check(self.ledger.storage)
+            if self.ledger.find_shard(shard, self.split.record) is not None:
+                raise _CommittedError
 
     def _layers(
         self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
@@ -156,6 +180,7 @@ class SplitWriter:
                 digest.update(piece)
                 size += len(piece)
                 yield piece
+            self._check_right(shard)  # once more, before the file takes its place
 
         self.ledger.storage.write(shard_key(self.split.record, name, shard), measured())
         return ShardFile(bytes=size, xxh3_128=digest.hexdigest())

@@ -62,7 +62,19 @@ class Head(nn.Module, ABC):
         """
 
     def logits(self, parts: Sequence[Tensor]) -> Tensor:
-        """The output layer on the concatenated parts: (tokens, outputs)."""
+        """The output layer on the concatenated parts: (tokens, outputs).
+
+        Raises:
+            InputError: the parts are no list of tensors whose widths sum to ``width``.
+        """
+        if isinstance(parts, Tensor) or sum(p.shape[-1] for p in parts) != self.output.in_features:
+            given = [parts] if isinstance(parts, Tensor) else parts
+            shapes = ", ".join(str(tuple(part.shape)) for part in given)
+            what = "a tensor" if isinstance(parts, Tensor) else "tensors"
+            raise InputError(
+                f"features of {type(self).__name__} returned {what} of shape {shapes}: return a "
+                f"list of tensors (tokens, width) whose widths sum to {self.output.in_features}"
+            )
         # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
         weights = torch.split(self.output.weight, [part.shape[1] for part in parts], dim=1)
         logits = F.linear(parts[0], weights[0], self.output.bias)

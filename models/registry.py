@@ -84,6 +84,10 @@ def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.M
     if takes:
         kwargs = {**kwargs, "classes": classes}
     try:
+        if getattr(make, "__init__", None) is nn.Module.__init__:  # whose signature takes anything
+            raise TypeError("it has no __init__ of its own")
+        if lacking := sorted(getattr(make, "__abstractmethods__", ())):
+            raise TypeError(f"it lacks {', '.join(lacking)}")
         inspect.signature(make).bind(layers=layers, hidden=hidden, **kwargs)
     except TypeError as error:
         raise InputError(

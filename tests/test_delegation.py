@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from stores import Made, record_path
 
 from bertvision.errors import LockedError, StoreNotFoundError
+from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.delegation import Grant, granted
+from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import granted_writer, open_writer
 
@@ -105,6 +110,40 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
         with pytest.raises(LockedError):
             made.write_shard(late, 0)
         assert writer.pending() == list(range(writer.plan.n_shards))
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+@pytest.mark.parametrize("when", ["before", "while it writes"])
+def test_a_late_writer_replaces_nothing_that_is_committed(
+    tmp_path: Path, made: Made, url: str, when: str
+) -> None:
+    """It is of another kind of machine, so that its values differ in the last bits."""
+    store = tmp_path if url == "folder" else f"memory://late-{tmp_path.name}"
+    with (
+        open_writer(store, made.spec, made.contents, made.stats) as writer,
+        granted(writer.ledger) as grant,
+    ):
+        late, quick = granted_writer(grant), granted_writer(grant)
+        members = [made.of_stored(i) * 1.001 for i in made.plan.examples_of(0)]
+        encoded = encode(torch.cat(members), late.split.encoding, late.stats)
+        layers = late._layers
+        committed = []
+
+        def overtake() -> None:
+            made.write_shard(quick, 0)
+            committed.append(quick.ledger.find_shard(0, quick.split.record))
+
+        def overtaken(*args: Any) -> Iterator[Any]:
+            yield from layers(*args)
+            overtake()
+
+        if when == "before":
+            overtake()
+        else:
+            late._layers = overtaken  # type: ignore[method-assign]
+        assert [late.write_shard(0, *encoded)] == committed
+        assert [late.ledger.find_shard(0, late.split.record)] == committed
+        assert find_damage(ActivationSplit(store, "1e", "train")) == []
 
 
 def test_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from bertvision import plugins
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.models.heads import SpanHead
 from bertvision.models.outputs import class_loss, span_loss
 from bertvision.models.registry import HEADS, build_head, describe_heads, kind_of
 from bertvision.models.zoo import ENTRY_POINT_GROUP
@@ -59,6 +60,24 @@ class NeedsMore(OwnHead):
         super().__init__(layers=layers, hidden=hidden + size)
 
 
+class Bare(nn.Module):
+    """Without an `__init__`, so that torch's own would take any argument, and then refuse it."""
+
+
+class Unfinished(SpanHead):
+    """Without `features`."""
+
+
+class Bald(SpanHead):
+    """Gives a tensor where a list of tensors is due."""
+
+    def __init__(self, *, layers: int, hidden: int) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=hidden)
+
+    def features(self, hidden_states: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return hidden_states[:, -1]
+
+
 def not_a_module(*, layers: int, hidden: int) -> int:
     return layers * hidden
 
@@ -92,12 +111,20 @@ def test_dotted_path_builds_a_class_of_ones_own(own_module: str) -> None:
         ("{own}:", "no attribute ''"),
         ("{own}:LAYERS", "not a class"),
         ("{own}:not_a_module", "must be a torch.nn.Module"),
+        ("{own}:Bare", "no __init__ of its own"),
+        ("{own}:Unfinished", "it lacks features"),
         ("{own}:NeedsMore", "missing a required keyword-only argument: 'size'|'size'"),
     ],
 )
 def test_bad_dotted_path_says_what_is_wrong(own_module: str, target: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         build_head(target.format(own=own_module), layers=3, hidden=8)
+
+
+def test_features_that_are_no_list_are_said_by_shape(own_module: str) -> None:
+    head = build_head(f"{own_module}:Bald", layers=LAYERS, hidden=HIDDEN)
+    with pytest.raises(InputError, match=r"features of Bald returned a tensor of shape \(7, 12\)"):
+        head(torch.zeros(7, LAYERS, HIDDEN), torch.tensor([3, 4]))
 
 
 @pytest.mark.parametrize("classes", [1, 2, 5])

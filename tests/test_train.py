@@ -505,6 +505,30 @@ class ByLength(Sampler):
         return np.argsort(-plan.n_tokens if self.longest_first else plan.n_tokens, kind="stable")
 
 
+def test_a_trainer_validates_on_another_split_in_its_stored_order(workspace: Workspace) -> None:
+    class Validated(Recorder):
+        def validation_step(self, batch, batch_idx: int) -> None:
+            self.validated += batch.examples.tolist()
+
+    data = ActivationDataModule(workspace.activations, "1e", batch_size=4, val="dev")
+    module = Validated()
+    module.validated = []
+    trainer = pl.Trainer(
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=1,
+    )
+    trainer.fit(module, datamodule=data)
+    assert module.validated == [*range(4), *range(24)]  # first the trial that Lightning makes
+    assert sorted(example for batch in module.seen for example in batch) == list(range(72))
+    module.validated = []
+    trainer.validate(module, datamodule=data)
+    assert module.validated == list(range(24))
+
+
 def test_the_data_module_takes_a_sampler_and_resumes_with_no_other(workspace: Workspace) -> None:
     def data(**options: Any) -> ActivationDataModule:
         return ActivationDataModule(workspace.activations, "1e", batch_size=4, **options)

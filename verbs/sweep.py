@@ -119,6 +119,8 @@ def sweep_table(rows: Sequence[Values]) -> str:
     compared = _compared(rows, metrics)
     order = sorted(metrics, key=lambda key: metrics[key] != compared)  # what counts stands first
     scores: Columns = {metrics[key]: partial(_with_deviation, key=key) for key in order}
+    # with the score before its difference: a narrow terminal leaves out what comes last
+    scores, others = (dict(list(scores.items())[part]) for part in (slice(1), slice(1, None)))
     rest: Columns = {f"{compared} − BERT": lambda r: number(r["difference"], "{:+.1f}")}
     if any(r["seeds"] > 1 for r in rows):
         rest["seeds"] = lambda r: str(r["seeds"])
@@ -129,14 +131,16 @@ def sweep_table(rows: Sequence[Values]) -> str:
     }
     costs |= {f"{part.replace('_', '-')} s": partial(_seconds, part=part) for part in _PARTS}
     costs["stored"] = lambda r: "-" if r.get("bytes") is None else size(r["bytes"])
-    lines = [[cell(r) for cell in (system | rest | scores).values()] for r in rows]
+    shown = system | scores | rest | others
+    lines = [[cell(r) for cell in shown.values()] for r in rows]
     baseline = next((r["baseline"] for r in rows if r.get("baseline") is not None), None)
     if baseline is not None:
         name, cells = baseline_cells(baseline, order)
-        lines.append([name, *["-"] * (len(system) - 1 + len(rest)), *cells])
+        first, more = cells[: len(scores)], cells[len(scores) :]
+        lines.append([name, *["-"] * (len(system) - 1), *first, *["-"] * len(rest), *more])
     costs = system | costs
     tables = [
-        format_table([*system, *rest, *scores], lines),
+        format_table([*shown], lines),
         format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
     ]
     return "\n\n".join([*tables, fill(_LEGEND)])
