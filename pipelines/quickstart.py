@@ -114,8 +114,9 @@ def quickstart(root: Path) -> dict[str, Any]:
         "workspace": str(root),
         "rows": rows,
         "seconds": seconds,
-        "remark": f"The workspace is {root}: `cd` there; `bertvision sweep` trains all heads, "
-        "`bertvision report` makes one page of everything, `bertvision status` says what there is.",
+        "remark": f"The workspace is {root}: `cd` there; `bertvision sweep` trains every head that "
+        "costs at most a quarter of the encoder, `bertvision report` makes one page of everything, "
+        "`bertvision status` says what there is.",
     }
 
 
@@ -154,9 +155,9 @@ def _questions(model: Path) -> int:
     minutes = {n: n / BATCH_SIZE * seconds * _STEPS_PER_STEP / 60 for n in QUESTIONS}
     chosen = many if minutes[many] <= MINUTES else few
     log.info(
-        "a training step takes %.2f s here: %s questions would take about %.0f minutes; "
-        "generating %s (about %.0f minutes)",
-        *(seconds, f"{many:,}", max(1, minutes[many])),
+        "a training step takes %.2f s here: all that follows would take about %.0f minutes with %s "
+        "questions; generating %s (about %.0f minutes)",
+        *(seconds, max(1, minutes[many]), f"{many:,}"),
         *(f"{chosen:,}", max(1, minutes[chosen])),
     )
     return chosen
