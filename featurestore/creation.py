@@ -30,7 +30,7 @@ from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import FORMAT, ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.format.records import FEATURES, FORMAT, ROOT, ArrayRecord, SplitRecord
 from bertvision.featurestore.format.shard import check_record_size
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
@@ -104,17 +104,18 @@ def create_split(
         )
     stats = calibrate() if encoding.quantised else None
     check_record_size(contents.plan, len(spec.layers))
+    digest = examples_digest(contents.examples, FORMAT)
+    group = f"{ROOT}/{ledger.name}"
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
         storage.sweep(FOLDER)
-        write_examples(storage, spec.split, contents.examples)
-        group = f"{ROOT}/{ledger.name}"
         storage.remove(group)  # an interrupted creation left it
         try:
             record = SplitRecord(
                 **_described(spec, contents),
                 arrays=_write_arrays(storage, group, _metadata_arrays(contents, stats)),
-                examples_sha256=examples_digest(contents.examples, FORMAT),
+                examples_sha256=digest,
             )
+            write_examples(storage, spec.split, contents.examples)
         except ValidationError as error:
             storage.remove(group)
             reason = error.errors()[0]["msg"]
@@ -137,7 +138,7 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
     wanted = SplitRecord.model_construct(
         **_described(spec, contents),
         arrays=stored.arrays,
-        examples_sha256=stored.examples_sha256,
+        examples_sha256=examples_digest(contents.examples, stored.format),
     )
     if difference := stored.difference(wanted):
         field, there, here = difference
@@ -290,6 +291,7 @@ def _described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
         "shard_tokens": plan.shard_tokens,
         "permutation_seed": plan.seed,
         "plan_sha256": plan.digest,
+        "requires": tuple(sorted(FEATURES)),
         "provenance": dict(spec.provenance),
         "versions": {name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")},
     }

@@ -6,8 +6,10 @@ another's. The holder takes the grant away when it is done, and so does whoever 
 where the holder died, workers that did not hear of it write nothing from then on.
 
 What happens between the look and the write does no harm. A shard is a function of snapshot and
-shard alone, so whoever writes it writes the same bytes; each of its files appears whole, from a
-temporary file of the writer's own; and it is committed after they are durable.
+shard alone, so whoever writes it on the same kind of machine writes the same bytes; each of its
+files appears whole, from a temporary file of the writer's own; and it is committed after they are
+durable. On another kind of machine the last bits may differ: who comes late leaves a committed
+shard alone, and of two that write at the same moment a mixture is found by its checksums.
 """
 
 from __future__ import annotations

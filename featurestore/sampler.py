@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,17 @@ class Sampler(ABC):
         """
 
     def __repr__(self) -> str:
-        arguments = (f"{name}={_identified(value)}" for name, value in vars(self).items())
+        names = [field.name for field in fields(self)] if is_dataclass(self) else vars(self)
+        arguments = (f"{name}={_identified(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({', '.join(arguments)})"
+
+    @property
+    def identity(self) -> str:
+        """What is compared where a stream is resumed: the ``repr``, of a dataclass this one's.
+
+        That which a dataclass makes for itself shows no more than the ends of a long array.
+        """
+        return Sampler.__repr__(self) if is_dataclass(self) else repr(self)
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class SequentialSampler(Sampler):
 
 def _identified(value: object) -> str:
     """The repr of a sampler's setting; with a digest, where it is too long to be shown whole."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
         return f"<{value.dtype} {value.shape} {digest[:12]}>"
     text = repr(value)

@@ -44,6 +44,10 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         super().__init__(store, tag, split)
         self._last: tuple[int, ShardReader] | None = None
 
+    def __reduce__(self) -> tuple[type[ActivationSplit], tuple[Storage, str, str]]:
+        """Open again elsewhere: the number of an open file stands for another file there."""
+        return type(self), (self.storage, self.tag, self.split)
+
     def __repr__(self) -> str:
         return (
             f"<ActivationSplit {self.name}: {self.record.describe()}>\n"

@@ -139,9 +139,9 @@ class ActivationLoader:
             ``epoch``, ``batch`` and ``sampler``; inside an epoch also ``order``, its digest.
         """
         if self.batch == self._length:
-            return {"epoch": self.epoch + 1, "batch": 0, "sampler": repr(self._sampler)}
+            return {"epoch": self.epoch + 1, "batch": 0, "sampler": self._sampler.identity}
         state: dict[str, int | str] = {"epoch": self.epoch, "batch": self.batch}
-        state["sampler"] = repr(self._sampler)
+        state["sampler"] = self._sampler.identity
         if self.batch:
             state["order"] = self.order(self.epoch).digest
         return state
@@ -156,7 +156,7 @@ class ActivationLoader:
             InputError: the position is in the order of another sampler, or in another order.
         """
         epoch, batch = int(state["epoch"]), int(state["batch"])
-        if (saved := state.get("sampler", repr(self._sampler))) != repr(self._sampler):
+        if (saved := state.get("sampler", self._sampler.identity)) != self._sampler.identity:
             raise InputError(
                 f"the position in {self.split.name} is one of {saved}, but the order is that of "
                 f"{self._sampler}: give the same sampler to go on, or begin anew"

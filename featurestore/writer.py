@@ -118,7 +118,8 @@ class SplitWriter:
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
         with full_disk_named(self.ledger.storage), suppress(_CommittedError):
-            self._check_right(shard)
+            self._check_right()
+            self._check_free(shard)
             files = {"hidden_states": self._write("hidden_states", shard, chunks)}
             if scale is not None:
                 whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
@@ -133,7 +134,7 @@ class SplitWriter:
                 files=files,
                 checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
             )
-            self._check_right(shard)
+            self._check_right()
             self.ledger.commit_shard(committed)
             self._again.discard(shard)
             return committed
@@ -147,16 +148,19 @@ class SplitWriter:
             )
         return record
 
-    def _check_right(self, shard: int) -> None:
-        """Where the right to write was lent: it still stands, and nobody else wrote the shard.
-
-        A worker that comes back late may be of another kind of machine, and what it computed differ
-        in the last bit: it must not replace a file whose record is another's.
-        """
+    def _check_right(self) -> None:
         if self._grant is not None:
             self._grant.check(self.ledger.storage)
-            if self.ledger.find_shard(shard, self.split.record) is not None:
-                raise _CommittedError
+
+    def _check_free(self, shard: int) -> None:
+        """Where the right to write was lent: nobody else committed the shard meanwhile.
+
+        A worker that comes back late may be of another kind of machine, and what it computed differ
+        in the last bit: it leaves a committed shard alone. Once the first of its files is in place
+        it goes on to its own record, so that the last writer's files and record belong together.
+        """
+        if self._grant and self.ledger.find_shard(shard, self.split.record) is not None:
+            raise _CommittedError
 
     def _layers(
         self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
@@ -180,7 +184,8 @@ class SplitWriter:
                 digest.update(piece)
                 size += len(piece)
                 yield piece
-            self._check_right(shard)  # once more, before the file takes its place
+            if name == "hidden_states":  # the first; once more, before it takes its place
+                self._check_free(shard)
 
         self.ledger.storage.write(shard_key(self.split.record, name, shard), measured())
         return ShardFile(bytes=size, xxh3_128=digest.hexdigest())

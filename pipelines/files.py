@@ -108,12 +108,19 @@ def _settle(path: Path, temporary: Path, aside: Path) -> None:
 
     Links are removed and not followed.
     """
-    if aside.exists() and not path.exists():
-        os.replace(aside, path)
-    for left in (temporary, aside):
-        if left.is_symlink():
-            left.unlink()
-        shutil.rmtree(left, ignore_errors=True)
+    trash = aside.with_suffix(".trash")
+    _remove(trash)
+    if aside.exists():
+        # under another name before it is removed file by file, or a part of it could come back
+        os.replace(aside, trash if path.exists() else path)
+    _remove(temporary, aside, trash)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_symlink():
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def keep_others(old: Path, new: Path, changed: str) -> None:

@@ -107,6 +107,16 @@ def test_pages_import_from_the_front_door_alone(page: Path) -> None:
     assert set(imported) <= {"bertvision"}
 
 
+def test_every_promise_names_tests_that_there_are() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    named = re.findall(r"`(tests/test_\w+\.py)(?:::(\w+))?`", page)
+    lines = [line for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(lines) > 20
+    assert all("`tests/test_" in line for line in lines)
+    for path, test in named:
+        assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
 def test_the_tree_names_every_folder_and_no_other() -> None:
     tree = blocks(ROOT / "docs/architecture.md", "text")[0]
     assert len(tree.splitlines()) <= 40, "it fits on a screen"

@@ -127,6 +127,21 @@ def test_a_record_of_a_shard_is_never_larger_than_what_is_read(tmp_path: Path) -
     assert 500_000 < path.stat().st_size < 3000 * 25 * 8 * 4 / 3 + 4096
 
 
+def test_a_table_that_is_refused_is_in_nobodys_way(tmp_path: Path) -> None:
+    made = Made([3, 4, 5])
+    right = made.contents
+    when = pa.array([1, 2, 3], pa.timestamp("s"))
+    made.contents = replace(right, examples=right.examples.append_column("when", when))
+    with pytest.raises(InputError, match="'when' of the examples is timestamp"):
+        made.write(tmp_path)
+    made.contents = replace(right, per_example={"scale": np.zeros(3, np.float32)})
+    with pytest.raises(InputError, match="cannot be stored"):
+        made.write(tmp_path)
+    assert not (tmp_path / "examples/train.parquet").exists()
+    made.contents = right
+    assert made.write(tmp_path).verify() == []
+
+
 def test_one_long_context_with_thousands_of_questions_is_read_again(tmp_path: Path) -> None:
     """As a data set may well have it; packed it is so small that it looked like a bomb."""
     made = Made([1] * 6000, shard_tokens=4096)
@@ -146,6 +161,11 @@ def test_a_split_of_other_examples_is_refused_and_a_damaged_table_named(tmp_path
     other.contents = replace(other.contents, examples=pa.table({"id": ["q0", "q1", "other"]}))
     with pytest.raises(ProvenanceError, match="other examples"):
         other.write(tmp_path)
+    begun = Made([3, 4, 5], tag="3e", shard_tokens=7)
+    begun.write(tmp_path / "begun", shards=1)
+    begun.contents = replace(begun.contents, examples=other.contents.examples)
+    with pytest.raises(ProvenanceError, match="examples_sha256"):  # a second half of other texts
+        begun.write(tmp_path / "begun")
     (tmp_path / "examples/train.parquet").write_bytes(b"PAR1")
     with pytest.raises(CorruptStoreError, match=r"train\.parquet is damaged"):
         ActivationSplit(tmp_path, "1e", "train").table()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import random
 import sys
 from collections.abc import Iterator
@@ -66,3 +69,26 @@ def test_threads_that_share_a_split_read_their_own_examples(
 
     with ThreadPoolExecutor(16) as pool:
         assert [wrong for found in pool.map(read, range(16)) for wrong in found] == []
+
+
+def test_a_split_that_is_sent_elsewhere_is_opened_there(tmp_path: Path) -> None:
+    """The number of its open file would stand for another one in another process."""
+    split = Made([1, 2, 1, 1] * 3, shard_tokens=2).write(tmp_path)
+    expected = split[7]
+    for again in (pickle.loads(pickle.dumps(split)), copy.copy(split), copy.deepcopy(split)):
+        assert again._last is None
+        assert torch.equal(again[7], expected)
+    with pytest.raises(TypeError, match="open it there"):
+        pickle.dumps(split._last)
+
+
+def test_a_split_that_is_open_is_read_on_both_sides_of_a_fork(tmp_path: Path) -> None:
+    split = Made([1, 2, 1, 1] * 3, shard_tokens=2).write(tmp_path)
+    expected = [split[i] for i in range(len(split))]
+    split[3]
+    if (child := os.fork()) == 0:
+        same = all(torch.equal(split[i], expected[i]) for i in (3, *range(len(split))))
+        os._exit(0 if same else 1)
+    assert torch.equal(split[3], expected[3])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert all(torch.equal(split[i], expected[i]) for i in range(len(split)))

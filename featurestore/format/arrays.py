@@ -70,10 +70,10 @@ def array_files(
     """
     shape, dims = tuple(record.shape), tuple(record.dims)
     if values is None:
-        length = chunk_length(shape, record.dtype)
+        length = max(1, chunk_length(shape, record.dtype))  # `read_array` refuses what has none
         return {f"{name}/zarr.json": _array_metadata(shape, record.dtype, dims, length)}
     files: dict[str, Buffer] = {}
-    length = chunk_length(shape, record.dtype)
+    length = max(1, chunk_length(shape, record.dtype))
     _create_array(files, name, shape, record.dtype, dims, length)[...] = values
     # zarr also makes an empty group around it, which is not the split's
     return {key: value for key, value in _files(files).items() if key != "zarr.json"}

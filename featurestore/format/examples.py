@@ -95,7 +95,8 @@ def _write(storage: Storage, key: str, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     data = buffer.getvalue()
-    if len(data) > _MOST_BYTES or table.nbytes > _most_unpacked(len(data)):
+    # a reader counts some bytes more, of each of its small batches
+    if len(data) > _MOST_BYTES or table.nbytes * 9 // 8 > _most_unpacked(len(data)):
         raise InputError(
             f"the examples have {table.nbytes:,} bytes, {len(data):,} of them in a file: a table "
             f"of {_most_unpacked(len(data)):,} in a file of {_MOST_BYTES:,} is the most that is "
@@ -153,7 +154,7 @@ def _most_unpacked(packed: int) -> int:
     Contexts of thousands of characters come with thousands of questions each, so a small file may
     well hold a hundred megabytes; that much memory is not what a bomb is made for.
     """
-    return max(_LARGEST_RATIO * packed, _UNSUSPICIOUS_BYTES)
+    return max(_LARGEST_RATIO * packed + (1 << 24), _UNSUSPICIOUS_BYTES)
 
 
 def _unpack(data: bytes) -> pa.Table:

@@ -25,8 +25,9 @@ FORMAT = "1.1"
 split it belongs to."""
 ROOT = "arrays.zarr"
 """Folder of a store's Zarr hierarchy."""
-FEATURES: frozenset[str] = frozenset()
-"""What this version knows of the names that a split's ``requires`` may hold; none yet."""
+FEATURES = frozenset({"split_sha256", "table_digest"})
+"""What this version knows of the names that a split's ``requires`` may hold, and writes there: its
+shards are bound to it, and the digest of its examples is of columns."""
 
 _Count = Annotated[int, Field(ge=1, le=1 << 48)]
 _Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from bertvision.errors import InputError
 
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 12
 
 
 def table_digest(table: pa.Table) -> str:
@@ -26,13 +26,15 @@ def table_digest(table: pa.Table) -> str:
     for start in range(0, len(table), _ROWS_AT_ONCE):
         part = table.slice(start, _ROWS_AT_ONCE).combine_chunks()
         for name, column in zip(part.column_names, part.columns, strict=True):
-            array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
             try:
-                _add(digest, array)
-            except TypeError:
+                if column.num_chunks > 1:  # which nothing but more than 2 GiB of texts makes
+                    raise TypeError(column.type)
+                _add(digest, column.chunk(0))
+            except (TypeError, pa.ArrowNotImplementedError):
                 raise InputError(
                     f"column {name!r} of the examples is {column.type}: a store holds texts, "
-                    "numbers, truth values, and lists and records of them"
+                    "numbers, truth values, and lists and records of them, and of texts less than "
+                    f"2 GiB in {_ROWS_AT_ONCE:,} rows"
                 ) from None
     return digest.hexdigest()
 
@@ -43,6 +45,8 @@ def _add(digest: hashlib._Hash, array: pa.Array) -> None:
     Of a list the lengths of its rows and all items as one array; of a record each field; of a text
     the lengths in bytes and all bytes; numbers little-endian. What is not there counts as empty.
     """
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     kind = array.type
     name = "list" if _is_list(kind) else "struct" if pa.types.is_struct(kind) else str(kind)
     there = np.packbits(array.is_valid().to_numpy(zero_copy_only=False))

@@ -144,6 +144,9 @@ class _LocalFile:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._descriptor).st_size
 
+    def __reduce__(self) -> str:
+        raise TypeError("an open file cannot be sent to another process: open it there")
+
     def prefetch(self, offset: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):  # not on macOS
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)

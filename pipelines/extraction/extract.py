@@ -69,7 +69,11 @@ def extract(
     precision = resolve_precision(options.precision)
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
     planned = [ExtractionJob(workspace.root, tag, split, options) for split in splits]
+    if mend and options.scheduler is not None:
+        raise InputError("what is damaged is extracted again here: leave the scheduler out")
     jobs = plan_jobs(store, planned, lossy=lossy, mend=mend)
+    if not jobs:
+        workspace.keep_at(options.store)
     loaded = load_sources(store, jobs)
     items = {split: data.items(split) for split in splits}  # before hours go into the first
     done = []

@@ -20,7 +20,7 @@ from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.training.trained_head import is_whole, task_of_kind
+from bertvision.pipelines.training.trained_head import changed_file, is_whole, task_of_kind
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
@@ -137,6 +137,11 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunCon
     folder = workspace.head_dir(tag, run.name)
     if not is_whole(folder):
         return False
+    if (changed := changed_file(folder)) is not None:
+        raise WorkspaceError(
+            f"{run.name} was trained on {tag} before, and {changed} is not as it was written: give "
+            "--overwrite to train it again"
+        )
     if difference := first_difference(read_run_config(folder).to_json(), config.to_json()):
         field, there, here = difference
         raise WorkspaceError(

@@ -216,8 +216,9 @@ def _save(
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
             write_json(temporary / "config.json", planned.configs[run].to_json())
-            written = {path.name: sha256_of_files([path]) for path in sorted(temporary.iterdir())}
-            metrics = metrics.model_copy(update={"sha256": written})
+            written = ("model.safetensors", "config.json")
+            digests = {name: sha256_of_files([temporary / name]) for name in written}
+            metrics = metrics.model_copy(update={"sha256": digests})
             write_json(temporary / "metrics.json", metrics.to_json())
 
 

@@ -124,11 +124,11 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a head's folder has its records, and weights that are as they were written."""
+    """Whether a head's folder has its records, and weights that can be read."""
     try:
         with safe_open(folder / "model.safetensors", framework="numpy"):
-            return (folder / "config.json").is_file() and changed_file(folder) is None
-    except (OSError, SafetensorError, WorkspaceError):
+            return (folder / "metrics.json").is_file() and (folder / "config.json").is_file()
+    except (OSError, SafetensorError):
         return False
 
 

@@ -87,8 +87,8 @@ class RunMetrics(Record):
     """Part of ``seconds`` that was spent waiting for data."""
     seconds_per_epoch: float
     trained_together: list[str]
-    sha256: dict[Literal["model.safetensors", "config.json", "log.csv"], str] = {}
-    """Digests of the files beside this one; earlier versions kept none."""
+    sha256: dict[Literal["model.safetensors", "config.json"], str] = {}
+    """Digests of the files that a head is made from; earlier versions kept none."""
 
 
 class PassRecord(Record):
