@@ -102,12 +102,14 @@ def create_split(
         raise InputError(
             f"pcodec takes values of two bytes and more: store {encoding.name} plain or with zstd"
         )
-    stats = calibrate() if encoding.quantised else None
     check_record_size(contents.plan, len(spec.layers))
     digest = examples_digest(contents.examples, FORMAT)
+    stats = calibrate() if encoding.quantised else None
     group = f"{ROOT}/{ledger.name}"
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
         storage.sweep(FOLDER)
+        first = not has_examples(storage, spec.split)
+        write_examples(storage, spec.split, contents.examples)
         storage.remove(group)  # an interrupted creation left it
         try:
             record = SplitRecord(
@@ -115,14 +117,14 @@ def create_split(
                 arrays=_write_arrays(storage, group, _metadata_arrays(contents, stats)),
                 examples_sha256=digest,
             )
-            write_examples(storage, spec.split, contents.examples)
-        except ValidationError as error:
+        except (ValidationError, InputError) as error:
             storage.remove(group)
+            if first:  # or the corrected examples would be others than those of this attempt
+                remove_examples(storage, spec.split)
+            if isinstance(error, InputError):
+                raise
             reason = error.errors()[0]["msg"]
             raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
-        except InputError:
-            storage.remove(group)
-            raise
         _write_metadata(storage, record)
         ledger.commit_split(record)
 
