@@ -33,10 +33,10 @@ from harness import arguments, interleave, ratios, report, warm_cache
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.encoding import ChannelStats
-from bertvision.featurestore.format.ledger import sealed
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardFile, ShardRecord
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.seal import sealed
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import open_writer

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +140,11 @@ def keep_others(old: Path, new: Path, changed: str) -> None:
     for path in old.iterdir():
         if path.name not in names:
             shutil.copy2(path, new / path.name)
+
+
+def digests_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Hex sha256 of files in a folder, by name."""
+    return {name: sha256_of_files([folder / name]) for name in names}
 
 
 def sha256_of_files(paths: list[Path]) -> str:

@@ -6,13 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.storage.durable import write_durably
+from bertvision.featurestore.storage.seal import sealed, unsealed
 
 _M = TypeVar("_M", bound=BaseModel)
+
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""A number of things, as a record may hold one."""
 
 
 class Settings(BaseModel):
@@ -24,7 +29,9 @@ class Settings(BaseModel):
 class Record(BaseModel):
     """Base of what a command writes in JSON: frozen; fields that are not known are left out."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
+    )
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is kept, fields in order."""
@@ -55,7 +62,25 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def read_record(path: Path, model: type[_M], again: str, mend: str | None = None) -> _M:
+def write_record(path: Path, record: BaseModel) -> None:
+    """Write a record in JSON, atomically, with its own checksum as the last field.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+    """
+    values = record.model_dump(mode="json")
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    write_durably(path, sealed(text.encode()) + b"\n")
+
+
+def read_record(
+    path: Path,
+    model: type[_M],
+    again: str,
+    mend: str | None = None,
+    *,
+    sha256: str | None = None,
+) -> _M:
     """Read a record that a command wrote in JSON.
 
     Args:
@@ -63,15 +88,23 @@ def read_record(path: Path, model: type[_M], again: str, mend: str | None = None
         model: what it must be, value for value: no text is taken for a number.
         again: the command that makes it, for the messages.
         mend: what to do where it is damaged; by default to delete it and run ``again``.
+        sha256: of the file, where it is known; a record of `write_record` knows its own.
 
     Raises:
         WorkspaceError: it is missing or damaged; names the file, the field and what to do.
     """
     try:
-        return model.model_validate_json(path.read_bytes(), strict=True)
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
+        text = path.read_bytes()
+        if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
+            raise ValueError("it is not as it was written")
+        if not issubclass(model, RootModel):  # whose names are anybody's
+            text = unsealed(text.removesuffix(b"\n"))
+        return model.model_validate_json(text, strict=True)
     except FileNotFoundError:
         raise WorkspaceError(f"there is no {path}: `{again}` makes it") from None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         what = what_is_wrong(error) if isinstance(error, ValidationError) else error
         mend = mend or f"delete it and run `{again}` again"
         raise WorkspaceError(f"{path} is damaged ({what}): {mend}") from error

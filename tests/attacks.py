@@ -20,8 +20,8 @@ from numcodecs.zstd import Zstd
 from stores import Made, record_path, shard_path
 
 from bertvision.errors import BertvisionError
-from bertvision.featurestore.format.ledger import sealed
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.seal import sealed
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 

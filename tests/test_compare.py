@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from byhand import change, forget_digests
 from labs import HEADS, scored_copy
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
@@ -91,9 +92,9 @@ def _predict(
     folder: Path, predictions: dict[str, Any], metrics: dict[str, float], rule: str = "n-best"
 ) -> None:
     (folder / "predictions.json").write_text(json.dumps(predictions))
-    stored = json.loads((folder / "metrics.json").read_text())
-    stored["rules"] = {rule: {"threshold": None, "metrics": metrics}}
-    (folder / "metrics.json").write_text(json.dumps(stored))
+    change(
+        folder / "metrics.json", rules={rule: {"threshold": None, "metrics": metrics}}, sha256={}
+    )
 
 
 def test_every_result_is_found_by_the_name_it_is_written_with(lab: Workspace) -> None:
@@ -127,6 +128,10 @@ def test_a_system_is_never_guessed(lab: Workspace) -> None:
 def test_predictions_of_other_questions_are_refused(lab: Workspace) -> None:
     path = lab.bert_dir("1e") / "predictions.json"
     predictions = json.loads(path.read_text())
+    path.write_text(json.dumps(dict.fromkeys(predictions, "never")))
+    with pytest.raises(WorkspaceError, match="damaged.*not as it was written"):
+        compare(lab, "bert:1e", f"{HEAD}:0.5e")
+    forget_digests(path.parent)
     for changed, message in [
         (dict.fromkeys(predictions, "never"), "predictions.json scores 0.0"),
         (dict(list(predictions.items())[1:]), "not of the workspace's 24 items"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from byhand import change
 from labs import HEADS, scored_copy
 
 from bertvision.errors import WorkspaceError
@@ -26,18 +26,14 @@ def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
     """With known seconds and bytes in the places where they are recorded."""
     lab = scored_copy(workspace, tmp_path / "lab")
     for tag, seconds in FINE_TUNING.items():
-        _change(lab.snapshot_dir(tag) / "snapshot.json", seconds=seconds)
+        change(lab.snapshot_dir(tag) / "snapshot.json", seconds=seconds)
         path = lab.root / "extraction" / tag / "train.json"
-        _change(path, examples=9, examples_written=9, seconds=7.0, bytes=1000)
+        change(path, examples=9, examples_written=9, seconds=7.0, bytes=1000)
     for head, seconds in OWN.items():
-        _change(lab.head_dir("0.5e", head) / "metrics.json", own_seconds=seconds)
+        change(lab.head_dir("0.5e", head) / "metrics.json", own_seconds=seconds)
     ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
     ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="0.5e")
     return lab
-
-
-def _change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def _costs(lab: Workspace) -> dict[str, Costs]:
@@ -104,7 +100,7 @@ def test_what_was_not_recorded_is_none_and_so_is_every_sum_with_it(lab: Workspac
     assert (cost["fine_tuning_seconds"], cost["training_seconds"]) == (40.0, 3.0)
     assert _costs(lab)["bert:0.5e"]["speed_up"] == 2.5
 
-    _change(lab.snapshot_dir("1e") / "snapshot.json", seconds=None)
+    change(lab.snapshot_dir("1e") / "snapshot.json", seconds=None)
     costs = _costs(lab)
     assert costs["bert:1e"]["seconds"] is None
     assert costs["bert:0.5e"]["seconds"] == 40.0
@@ -112,7 +108,7 @@ def test_what_was_not_recorded_is_none_and_so_is_every_sum_with_it(lab: Workspac
 
 
 def test_an_extraction_that_was_recorded_in_part_is_unknown(lab: Workspace) -> None:
-    _change(lab.root / "extraction" / "0.5e" / "train.json", examples_written=8)
+    change(lab.root / "extraction" / "0.5e" / "train.json", examples_written=8)
     cost = _costs(lab)[f"{HEADS[0]}:0.5e"]
     assert cost["extraction_seconds"] is cost["bytes"] is None
 
@@ -123,7 +119,7 @@ def test_an_encoder_before_fine_tuning_needs_none(lab: Workspace, tag: str) -> N
 
     shutil.copytree(lab.snapshot_dir("0.5e"), lab.snapshot_dir(tag))
     shutil.copytree(lab.bert_dir("0.5e"), lab.bert_dir(tag))
-    _change(lab.snapshot_dir(tag) / "snapshot.json", tag=tag, step=0, seconds=None)
+    change(lab.snapshot_dir(tag) / "snapshot.json", tag=tag, step=0, seconds=None)
     cost = _costs(lab)[f"bert:{tag}"]
     assert cost["seconds"] == 0
     assert cost["speed_up"] is None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byhand import change, fields, forget_digests
 from hypothesis import given
 from hypothesis import strategies as st
 from labs import HEADS, scored_copy
@@ -133,6 +134,7 @@ def test_bert_with_a_head_of_the_same_logits_gives_berts_answers(
 ) -> None:
     """Through files, windows, threshold and decoding: the whole way is the identity."""
     head = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"
+    forget_digests(head)
     for split in ("dev", "tune"):
         shutil.copy(lab.bert_dir("1e") / f"{split}.safetensors", head / f"{split}.safetensors")
     found = ensemble(lab, HEADS[:1], with_bert=True, trained_on="0.5e", tag="1e", combine=combine)
@@ -163,6 +165,7 @@ def test_classes_are_combined_like_tokens(lab: Workspace) -> None:
     logits = [random.normal(0, 2, shape).astype(np.float32) for _ in HEADS]
     for head, values in zip(HEADS, logits, strict=True):
         folder = lab.head_dir("0.5e", head) / "eval" / "1e"
+        forget_digests(folder)
         save_file(
             {"logits": values, "question_index": windows.item_index}, folder / "dev.safetensors"
         )
@@ -200,6 +203,9 @@ def test_logits_of_other_windows_are_refused(lab: Workspace) -> None:
     path = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e" / "dev.safetensors"
     arrays = load_file(path)
     save_file({**arrays, "question_index": arrays["question_index"][::-1].copy()}, path)
+    with pytest.raises(WorkspaceError, match="not as they were written"):
+        ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
+    forget_digests(path.parent)
     with pytest.raises(WorkspaceError, match="of other data than"):
         ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
     path.write_bytes(b"no tensors")
@@ -209,9 +215,8 @@ def test_logits_of_other_windows_are_refused(lab: Workspace) -> None:
 
 def test_members_on_different_encoders_are_refused(lab: Workspace) -> None:
     path = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e" / "metrics.json"
-    metrics = json.loads(path.read_text())
-    metrics["provenance"]["weights_sha256"] = "0" * 64
-    path.write_text(json.dumps(metrics))
+    provenance = fields(path)["provenance"]
+    change(path, provenance={**provenance, "weights_sha256": "0" * 64})
     with pytest.raises(WorkspaceError, match="other weights than bert"):
         ensemble(lab, HEADS, with_bert=True, trained_on="0.5e", tag="1e")
 

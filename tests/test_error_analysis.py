@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from byhand import change, fields, forget_digests
 from hypothesis import given
 from hypothesis import strategies as st
 from labs import HEADS, scored_copy
@@ -148,6 +149,7 @@ def test_the_second_answer_of_known_logits(lab: Workspace) -> None:
         texts = [context[b:e] for b, e in windows.offset_mapping[tokens[:2]]]
         both = context[windows.offset_mapping[tokens[0], 0] : windows.offset_mapping[tokens[1], 1]]
         expected[row] = (texts[0], both)  # 10 + 6 for both words together, 6 + 6 for the second
+    forget_digests(lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e")
     result = find_system(read_results(lab), HEAD)
     path = result.folder / "dev.safetensors"
     save_file({**load_file(path), "start_logits": start, "end_logits": end}, path)
@@ -194,7 +196,7 @@ def test_examples_are_a_seeded_choice_from_every_cell(lab: Workspace) -> None:
 def test_the_analysis_is_kept_beside_the_metrics(lab: Workspace) -> None:
     found = errors(lab, HEAD)
     folder = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"
-    assert json.loads((folder / "errors.json").read_text()) == found
+    assert fields(folder / "errors.json") == found
     assert [r.run for r in read_results(lab)].count(HEADS[0]) == 2
     for other, there in ("", True), (" ", False):  # as it was; of other predictions
         predictions = folder / "predictions.json"
@@ -215,11 +217,10 @@ def test_yes_or_no_is_analysed_in_the_groups_that_it_has(lab: Workspace) -> None
     questions = lab.items("dev")
     folder = lab.head_dir("0.5e", HEADS[0]) / "eval" / "1e"
     (folder / "predictions.json").write_text(json.dumps({q.id: True for q in questions}))
-    metrics = json.loads((folder / "metrics.json").read_text())
     accuracy = 100 * sum(not q.is_impossible for q in questions) / len(questions)
     scores = {"accuracy": accuracy, "f1": 80.0}
-    metrics["rules"] = {"argmax": {"threshold": None, "metrics": scores}}
-    (folder / "metrics.json").write_text(json.dumps(metrics))
+    rules = {"argmax": {"threshold": None, "metrics": scores}}
+    change(folder / "metrics.json", rules=rules, sha256={})
     found = errors(lab, HEAD)
     assert found["second"] is None
     assert found["agreement"] is None  # BERT here gives answers, not yes or no

@@ -25,7 +25,8 @@ from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
-from bertvision.pipelines.workspace.snapshots import load_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 RUN = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import fields, rewrite
 from processes import run_code
 from typer.testing import CliRunner
 
@@ -242,9 +243,9 @@ def test_probes_of_something_else_are_refused_by_field(
 ) -> None:
     (file,) = run(space, poolings=("mean",), layers=[0])
     path = place(space.root, file)
-    held = json.loads(path.read_text())
+    held = fields(path)
     (held["made_from"] if ":" in field else held)[field] = value
-    path.write_text(json.dumps(held))
+    rewrite(path, held)
     with pytest.raises(ProvenanceError, match=field):
         run(space, poolings=("mean",), layers=[0])
 

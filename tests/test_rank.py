@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytrec_eval
 import torch
+from byhand import change, fields
 from rankings import write_aligned
 from terminal import cells, done, run
 from transformers import AutoModel, AutoTokenizer
@@ -182,9 +183,7 @@ def test_other_settings_are_refused_by_the_name_of_the_field(copy: Path) -> None
     assert result.exit_code == 2
     assert "was ranked with margin = 1.0, now it is 0.5" in result.stderr
     path = copy / "ranking" / "wikiqa" / "bm25" / "result.json"
-    values = json.loads(path.read_text())
-    values["settings"]["k1"] = 2.0
-    path.write_text(json.dumps(values))
+    change(path, settings={**fields(path)["settings"], "k1": 2.0})
     with pytest.raises(WorkspaceError, match=r"k1 = 2\.0, now it is 1\.5"):
         rank(Workspace.find(copy), "wikiqa", ["0e"])
     path.write_text("{")

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import typer
+from byhand import change, fields, rewrite
 from reports import HEADS, Page, make_lab, read_table
 from typer.testing import CliRunner
 
@@ -181,16 +182,15 @@ def test_the_page_stands_alone_and_in_order(written: Report) -> None:
 
 def test_hostile_text_stays_text(copy: OpenWorkspace) -> None:
     head = copy.root / "heads" / "1e" / "adapter-64-shared"
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | {"head": HOSTILE}))
+    change(head / "config.json", head=HOSTILE)
     path = head / "eval" / "1e" / "errors.json"
-    errors = json.loads(path.read_text())
+    errors = fields(path)
     errors["system"] = HOSTILE
     for group in errors["groups"]["answer"]:
         group["group"] = HOSTILE
     for example in errors["examples"]:
         example.update(question=HOSTILE, context=HOSTILE, answer=HOSTILE, gold=[HOSTILE])
-    path.write_text(json.dumps(errors))
+    rewrite(path, errors)
     text = write_report(copy).page.read_text(encoding="utf-8")
     assert text.count("&lt;script&gt;") > 20
     page = Page(text)

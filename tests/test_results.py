@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from byhand import change, fields
 from labs import HEADS, scored_copy
 from typer.testing import CliRunner
 
@@ -92,9 +93,8 @@ def test_a_run_carries_its_fraction_and_seed(lab: Workspace) -> None:
     run = f"{HEADS[0]}@f0.3@s1"
     folder = lab.root / "heads" / "0.5e" / run
     shutil.copytree(lab.head_dir("0.5e", HEADS[0]), folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["training"] |= {"fraction": 0.3, "seed": 1}
-    (folder / "config.json").write_text(json.dumps(config))
+    training = fields(folder / "config.json")["training"]
+    change(folder / "config.json", training={**training, "fraction": 0.3, "seed": 1})
     found = [r for r in read_results(lab) if r.run == run]
     assert [(r.head, r.fraction, r.seed) for r in found] == [(HEADS[0], 0.3, 1)] * 2
     assert found[0].command.split()[2] == run
@@ -205,7 +205,8 @@ def test_five_hundred_results_are_read_at_once(lab: Workspace) -> None:
             (copy / "eval" / tag).mkdir(parents=True)
             source = folder / "eval" / tag / "metrics.json"
             shutil.copy(source, copy / "eval" / tag / "metrics.json")
-        shutil.copy(folder / "config.json", copy / "config.json")
+        for name in ("config.json", "metrics.json"):
+            shutil.copy(folder / name, copy / name)
     began = time.process_time()
     assert len(read_results(lab)) == 504
     assert time.process_time() - began < 1

@@ -25,7 +25,8 @@ from bertvision.pipelines.workspace.config import (
     WorkspaceConfig,
 )
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.snapshots import is_snapshot, load_snapshot, save_snapshot
+from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.snapshots import load_snapshot, save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 import pytorch_lightning as pl
 import torch
+from byhand import change, fields
 from processes import run_code
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file
@@ -246,8 +247,7 @@ def test_code_of_somebody_else_is_imported_only_where_it_was_named(
 ) -> None:
     train(space, HEADS[:1], "1e", OPTIONS)
     path = space.head_dir("1e", HEADS[0]) / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "head": "somebody:Head"}))
+    change(path, head="somebody:Head")
     with pytest.raises(InputError, match="somebody:Head.*code of somebody's own: name it"):
         evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
     assert "somebody" not in sys.modules
@@ -423,12 +423,9 @@ def test_bad_requests_are_named(space: Workspace, call, error: type, message: st
 def test_a_damaged_head_and_activations_of_another_model_are_refused(space: Workspace) -> None:
     train(space, HEADS[:1], "1e", OPTIONS)
     path = space.head_dir("1e", HEADS[0]) / "config.json"
-    config = json.loads(path.read_text())
-    config["activations"]["model"] = "another"
-    path.write_text(json.dumps(config))
-    metrics = json.loads(path.with_name("metrics.json").read_text())
-    metrics["sha256"]["config.json"] = sha256_of_files([path])
-    path.with_name("metrics.json").write_text(json.dumps(metrics))
+    change(path, activations={**fields(path)["activations"], "model": "another"})
+    sums = {**fields(path.with_name("metrics.json"))["sha256"], path.name: sha256_of_files([path])}
+    change(path.with_name("metrics.json"), sha256=sums)
     with pytest.raises(ProvenanceError, match="model = 'another'"):
         evaluate(space, HEADS[:1], trained_on="1e", tag="1e")
     weights_path = space.head_dir("1e", HEADS[0]) / "model.safetensors"

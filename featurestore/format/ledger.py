@@ -7,7 +7,6 @@ of data that is there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from contextlib import AbstractContextManager, suppress
@@ -28,12 +27,11 @@ from bertvision.featurestore.format.records import (
     ShardRecord,
     SplitRecord,
 )
+from bertvision.featurestore.storage.seal import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import Storage
 
 LEDGER = "ledger"
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
-_SEAL = b"record_sha256"
-_NO_DIGITS = b"0" * 64
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
@@ -73,7 +71,7 @@ class Ledger:
             raise StoreNotFoundError(f"there is no split {self.name} in {self.storage}") from None
         found = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
         foreign = found and found[1] != FORMAT.split(".")[0].encode()
-        if found and foreign and (is_sealed(text) or _SEAL not in text):
+        if found and foreign and (is_sealed(text) or SEAL not in text):
             raise FormatVersionError(
                 f"{self.storage}/{key} is of store format {found[1].decode()}; this bertvision "
                 f"reads format {FORMAT.split('.')[0]}: install a newer one"
@@ -201,28 +199,6 @@ class Ledger:
             raise CorruptStoreError(
                 f"{self.storage}/{key} is damaged: {where}: {first['msg']}"
             ) from None
-
-
-def sealed(record: bytes) -> bytes:
-    """A JSON object with its own checksum as the last field, so that every byte is protected.
-
-    The checksum is the sha256 of the text as it is with 64 zeros in place of the digits.
-
-    Args:
-        record: ends with a line feed and a brace.
-    """
-    text = record.removesuffix(b"\n}") + b',\n "' + _SEAL + b'": "' + _NO_DIGITS + b'"\n}'
-    return _with_digits(text, hashlib.sha256(text).hexdigest().encode())
-
-
-def is_sealed(text: bytes) -> bool:
-    """Whether a text passes the checksum at its end."""
-    blank = _with_digits(text, _NO_DIGITS)
-    return _with_digits(text, hashlib.sha256(blank).hexdigest().encode()) == text
-
-
-def _with_digits(text: bytes, digits: bytes) -> bytes:
-    return text[:-67] + digits + text[-3:]
 
 
 def _dump(record: BaseModel) -> bytes:

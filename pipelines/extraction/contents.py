@@ -17,7 +17,7 @@ from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.snapshots import SnapshotInfo
+from bertvision.pipelines.workspace.records import SnapshotInfo
 from bertvision.pipelines.workspace.workspace import Workspace
 
 POOLED_SHARD_WINDOWS = 256

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.records import ShardRecord
-from bertvision.pipelines.files import write_json
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.workspace.records import ExtractionCosts
 
 _WRITE_EVERY = 10.0
@@ -77,7 +76,7 @@ class ExtractionCost:
             "bytes": self.bytes,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, self._new.model_copy(update=sums).to_json())
+        write_record(self._path, self._new.model_copy(update=sums))
 
 
 def _read(path: Path, new: ExtractionCosts) -> ExtractionCosts:

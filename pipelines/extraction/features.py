@@ -22,8 +22,8 @@ from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import stored_options
-from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -19,7 +19,8 @@ from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.job_options import ExtractOptions
-from bertvision.pipelines.workspace.snapshots import SnapshotInfo, load_snapshot
+from bertvision.pipelines.workspace.records import SnapshotInfo
+from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -36,8 +36,8 @@ from bertvision.pipelines.extraction.job import (
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.extraction.stored_tokens import load_tokens, pooled_layers
 from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.selection import StoredName
-from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)

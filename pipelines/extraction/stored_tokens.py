@@ -23,7 +23,8 @@ from bertvision.pipelines.extraction.job import ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer, read_snapshot_info
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

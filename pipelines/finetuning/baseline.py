@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-from bertvision.pipelines.files import write_json
+from bertvision.pipelines.files import digests_in, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace.records import BertScores
+from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
-from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 Float32Array = npt.NDArray[np.float32]
@@ -68,8 +68,11 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
         split="dev",
         rules=found.rules,
         seconds={split: seconds for split, (_, seconds) in used.items()},
+        sha256=digests_in(
+            folder, ["predictions.json", *(f"{split}.safetensors" for split in splits)]
+        ),
     )
-    write_json(metrics_path, scores.to_json())
+    write_record(metrics_path, scores)
     return scores
 
 

@@ -35,7 +35,8 @@ from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
-from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
+from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
 

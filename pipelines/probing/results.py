@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bertvision.errors import ProvenanceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
-from bertvision.pipelines.files import write_json
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 
 FOLDER = "probes"
@@ -122,7 +121,7 @@ def write(root: Path, probes: ProbeFile) -> None:
     """Keep probes; the file is whole at any time."""
     path = place(root, probes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, probes.model_dump(mode="json"))
+    write_record(path, probes)
 
 
 def resume(root: Path, new: ProbeFile) -> ProbeFile:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.records import first_difference
-from bertvision.pipelines.files import new_folder, write_json
+from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
@@ -25,7 +25,7 @@ from bertvision.pipelines.ranking.metrics import (
     score_questions,
     summary,
 )
-from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.records import Record, read_record, write_record
 
 FILE = "result.json"
 
@@ -103,7 +103,7 @@ def write_ranking(
         for part, values in scores.items():
             text = run_file(values, candidates[part], passages, folder.name)
             (temporary / f"{part}.run").write_text(text, encoding="utf-8")
-        write_json(temporary / FILE, ranking.to_json())
+        write_record(temporary / FILE, ranking)
     return ranking
 
 

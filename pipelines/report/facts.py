@@ -12,9 +12,8 @@ from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.heads import trained_heads
-from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.records import read_run_config, read_snapshot_info
 from bertvision.pipelines.workspace.selection import StoredName
-from bertvision.pipelines.workspace.snapshots import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 

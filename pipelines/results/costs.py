@@ -31,9 +31,10 @@ from bertvision.pipelines.workspace.records import (
     ExtractionCosts,
     read_run_config,
     read_run_metrics,
+    read_snapshot_info,
 )
 from bertvision.pipelines.workspace.selection import head_split
-from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

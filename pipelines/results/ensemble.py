@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.files import keep_others, new_folder, write_json
-from bertvision.pipelines.records import digest_of, read_record
+from bertvision.pipelines.files import digests_in, keep_others, new_folder, write_json
+from bertvision.pipelines.records import digest_of, read_record, write_record
 from bertvision.pipelines.results.softmax import Combine, combine_logits
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits
@@ -92,10 +92,11 @@ def ensemble(
     members = _members(workspace, runs, with_bert, trained_on, tag, split)
     started = time.perf_counter()
     parts = _scores(members)
-    together = _combined(workspace, members, tag, split, combine)
+    sums = [part.sha256 for part in parts]
+    together = _combined(workspace, members, sums, tag, split, combine)
     tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
     if task.tunes and split != "tune":
-        tune = _tune(workspace, members, tag, combine)
+        tune = _tune(workspace, members, sums, tag, combine)
     scores = task.score(together, tune)
     names = [member.run for member in members]
     trainings = [read_run_config(m.folder.parents[1]).training for m in members if m.run != "bert"]
@@ -113,16 +114,18 @@ def ensemble(
         weights={name: part.weights_sha256 for name, part in zip(names, parts, strict=True)},
         seconds=time.perf_counter() - started,
         command=ensemble_command(names, combine, trained_on, tag, split),
-    ).to_json()
+    )
     place = ensemble_dir(workspace, names, combine, trained_on, tag, split)
     with new_folder(place) as folder:
         write_json(folder / "predictions.json", scores.predictions)
         write_json(folder / "na_scores.json", scores.na_scores)
         together.save(folder / f"{split}.safetensors")
-        write_json(folder / "metrics.json", metrics)
+        digests = digests_in(folder, sorted(file.name for file in folder.iterdir()))
+        metrics = metrics.model_copy(update={"sha256": digests})
+        write_record(folder / "metrics.json", metrics)
         keep_others(place, folder, "metrics.json")
     # BERT was perhaps scored on another split only
-    return {**metrics, "parts": [part.to_json() for part in parts if part.split == split]}
+    return {**metrics.to_json(), "parts": [part.to_json() for part in parts if part.split == split]}
 
 
 def ensemble_dir(
@@ -194,12 +197,21 @@ def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
 
 
 def _combined(
-    workspace: Workspace, members: Sequence[Member], tag: str, split: str, combine: Combine
+    workspace: Workspace,
+    members: Sequence[Member],
+    sums: Sequence[Mapping[str, str]],
+    tag: str,
+    split: str,
+    combine: Combine,
 ) -> Logits:
+    """The members' logits as one; ``sums`` are the digests of each member's files."""
     windows = read_windows(workspace, tag, split)
     read = [
-        Logits.load(member.folder / f"{split}.safetensors", windows, member.command)
-        for member in members
+        Logits.load(
+            *(member.folder / f"{split}.safetensors", windows, member.command),
+            digests.get(f"{split}.safetensors"),
+        )
+        for member, digests in zip(members, sums, strict=True)
     ]
     for member, logits in zip(members, read, strict=True):
         if logits.kind != read[0].kind:
@@ -217,7 +229,11 @@ def _combined(
 
 
 def _tune(
-    workspace: Workspace, members: Sequence[Member], tag: str, combine: Combine
+    workspace: Workspace,
+    members: Sequence[Member],
+    sums: Sequence[Mapping[str, str]],
+    tag: str,
+    combine: Combine,
 ) -> Logits | None:
     """The same combination on the held-out split; None where a member was not run on it."""
     lacking = [m.run for m in members if not (m.folder / "tune.safetensors").is_file()]
@@ -230,7 +246,7 @@ def _tune(
             stacklevel=3,
         )
         return None
-    return _combined(workspace, members, tag, "tune", combine)
+    return _combined(workspace, members, sums, tag, "tune", combine)
 
 
 def _common(values: Sequence[Any], otherwise: Any) -> Any:

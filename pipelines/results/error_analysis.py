@@ -11,8 +11,7 @@ from pydantic import model_validator
 from typing_extensions import TypedDict
 
 from bertvision.errors import InputError
-from bertvision.pipelines.files import write_json
-from bertvision.pipelines.records import Record
+from bertvision.pipelines.records import Record, write_record
 from bertvision.pipelines.results.answers import (
     Answers,
     Confusion,
@@ -151,9 +150,9 @@ def errors(
         agreement=None if baseline is None else agreement(answers.right, baseline.right),
         examples=_examples(items, answers, baseline, second, data.classes, examples, seed),
         seed=seed,
-    ).to_json()
-    write_json(result.folder / "errors.json", found)
-    return found
+    )
+    write_record(result.folder / "errors.json", found)
+    return found.to_json()
 
 
 def group_scores(

@@ -9,9 +9,10 @@ that makes them again. Only files of a few kilobytes are read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from bertvision.featurestore.format.names import SnapshotTag
@@ -21,7 +22,10 @@ from bertvision.pipelines.workspace.records import (
     BertScores,
     EnsembleScores,
     HeadScores,
+    is_snapshot,
     read_run_config,
+    read_run_metrics,
+    read_snapshot_info,
 )
 from bertvision.pipelines.workspace.reproduce import (
     BERT_COMMAND,
@@ -65,6 +69,8 @@ class Result(NamedTuple):
     """The command that makes this result, in the workspace."""
     members: tuple[str, ...] = ()
     """Members of an ensemble: names of runs, and ``bert``."""
+    sha256: Mapping[str, str] = MappingProxyType({})
+    """Digests of files in ``folder``, by name; of older results none."""
 
 
 def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
@@ -98,6 +104,9 @@ def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
         tag = path.parent.name
         scores = read_record(path, BertScores, BERT_COMMAND)
         if SnapshotTag.is_valid(tag) and scores.split == split:
+            weights = scores.weights_sha256, _weights_of_snapshot(workspace, tag)
+            if _are_others(path.parent, {str(workspace.snapshot_dir(tag)): weights}, BERT_COMMAND):
+                continue
             yield Result(
                 system="bert",
                 name="BERT",
@@ -111,11 +120,14 @@ def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
                 rules=scores.rules,
                 folder=path.parent,
                 command=BERT_COMMAND,
+                sha256=scores.sha256,
             )
 
 
 def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
     read_config = cache(read_run_config)
+    weights_of = cache(_weights_of_head)
+    snapshots = cache(partial(_weights_of_snapshot, workspace))
     suffix = "" if split == "dev" else f"-{split}"
     for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
         checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
@@ -125,6 +137,16 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
         config = read_config(folder)
         training = config.training
         again = evaluation_command(config.run.text, trained_on, checkpoint, split)
+        scores = read_record(path, HeadScores, again)
+        made = {
+            str(folder): (scores.weights_sha256, weights_of(folder)),
+            str(workspace.snapshot_dir(checkpoint)): (
+                scores.provenance.get("weights_sha256"),
+                snapshots(checkpoint),
+            ),
+        }
+        if _are_others(path.parent, made, again):
+            continue
         yield Result(
             system="head",
             name=config.head + config.variant,
@@ -135,9 +157,10 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
             trained_on=trained_on,
             checkpoint=checkpoint,
             split=split,
-            rules=read_record(path, HeadScores, again).rules,
+            rules=scores.rules,
             folder=path.parent,
             command=again,
+            sha256=scores.sha256,
         )
 
 
@@ -165,7 +188,35 @@ def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
             folder=path.parent,
             command=again,
             members=members,
+            sha256=scores.sha256,
         )
+
+
+def _are_others(folder: Path, weights: Mapping[str, tuple[object, str | None]], again: str) -> bool:
+    """Whether scores are of other weights than those that stand there now; then it is logged.
+
+    So it is where a part of another workspace was copied into this one. What was removed since, and
+    what an earlier version did not record, cannot be compared.
+
+    Args:
+        folder: of the scores.
+        weights: by what has them the digest that was scored, and the one there is.
+        again: the command that makes the scores.
+    """
+    for place, (scored, found) in weights.items():
+        if None not in (scored, found) and scored != found:
+            log.warning("%s is of other weights than %s has: `%s`", folder, place, again)
+            return True
+    return False
+
+
+def _weights_of_head(folder: Path) -> str | None:
+    return read_run_metrics(folder).sha256.get("model.safetensors")
+
+
+def _weights_of_snapshot(workspace: Workspace, tag: str) -> str | None:
+    folder = workspace.snapshot_dir(tag)
+    return read_snapshot_info(folder).weights_sha256 if is_snapshot(folder) else None
 
 
 def _is_stale(workspace: Workspace, ensemble: EnsembleScores) -> bool:

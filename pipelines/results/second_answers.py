@@ -28,7 +28,7 @@ def second_answers(
     result = answers.result
     windows = read_windows(workspace, result.checkpoint, split)
     path = result.folder / f"{split}.safetensors"
-    decoded = decode(Logits.load(path, windows, result.command))
+    decoded = decode(Logits.load(path, windows, result.command, result.sha256.get(path.name)))
     threshold = result.rules["n-best"]["threshold"]
     return [_second(decoded[q.id], str(answers.predictions[q.id]), threshold) for q in questions]
 

@@ -116,7 +116,7 @@ def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
         WorkspaceError: ``predictions.json`` is missing, damaged, or does not cover the items.
     """
     path = result.folder / "predictions.json"
-    found = read_record(path, Predictions, result.command).root
+    found = read_record(path, Predictions, result.command, sha256=result.sha256.get(path.name)).root
     for item in items:
         if item.id not in found:
             raise WorkspaceError(

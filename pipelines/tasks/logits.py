@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.storage.durable import write_durably
+from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.tasks.windows import Windows
 
 if TYPE_CHECKING:
@@ -75,13 +76,16 @@ class Logits:
         write_durably(path, lambda target: save_file(kept, target, metadata))
 
     @classmethod
-    def load(cls, path: Path, windows: WindowIndex, command: str) -> Logits:
+    def load(
+        cls, path: Path, windows: WindowIndex, command: str, sha256: str | None = None
+    ) -> Logits:
         """Read the logits of a system, and check that they are of these windows.
 
         Args:
             path: ``….safetensors``.
             windows: what they must be of.
             command: what makes them, for the messages.
+            sha256: of the file, where it is known.
 
         Raises:
             WorkspaceError: they are missing, damaged or of other windows.
@@ -89,6 +93,8 @@ class Logits:
         if not path.is_file():
             raise WorkspaceError(f"there are no logits {path}: `{command}` makes them")
         try:
+            if sha256 is not None and sha256_of_files([path]) != sha256:
+                raise OSError("they are not as they were written")
             held = load_file(path)
             names = ["logits"] if "logits" in held else ["start_logits", "end_logits"]
             found = cls({name: held[name] for name in names}, windows)

@@ -13,9 +13,15 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
-from bertvision.pipelines.files import keep_others, new_folder, sha256_of_files, write_json
+from bertvision.pipelines.files import (
+    digests_in,
+    keep_others,
+    new_folder,
+    sha256_of_files,
+    write_json,
+)
 from bertvision.pipelines.precision import Precision, head_precision
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.training.predict import predict
 from bertvision.pipelines.training.trained_head import (
@@ -203,6 +209,8 @@ def _evaluate(
             logits.save(target / f"{split}.safetensors")
             if held_out_too is not None:
                 held_out_too.save(target / "tune.safetensors")
-            write_json(target / "metrics.json", results[folder].to_json())
+            digests = digests_in(target, sorted(file.name for file in target.iterdir()))
+            results[folder] = results[folder].model_copy(update={"sha256": digests})
+            write_record(target / "metrics.json", results[folder])
             keep_others(_target(folder, tag, split), target, "metrics.json")
     return results

@@ -18,8 +18,9 @@ from bertvision.errors import InputError, NonFiniteError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
-from bertvision.pipelines.files import new_folder, sha256_of_files, write_json
+from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.records import write_record
 from bertvision.pipelines.training.best_epoch import BestEpoch
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
@@ -114,7 +115,7 @@ def _run(
     folder = planned.folder
     folder.mkdir(parents=True, exist_ok=True)
     configs = tuple(planned.configs[run] for run in planned.todo)
-    write_json(folder / "pass.json", PassRecord(runs=configs).to_json())
+    write_record(folder / "pass.json", PassRecord(runs=configs))
     data = ActivationDataModule(
         workspace.activations,
         tag,
@@ -215,11 +216,10 @@ def _save(
             )
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
-            write_json(temporary / "config.json", planned.configs[run].to_json())
+            write_record(temporary / "config.json", planned.configs[run])
             written = ("model.safetensors", "config.json")
-            digests = {name: sha256_of_files([temporary / name]) for name in written}
-            metrics = metrics.model_copy(update={"sha256": digests})
-            write_json(temporary / "metrics.json", metrics.to_json())
+            digests = digests_in(temporary, written)
+            write_record(temporary / "metrics.json", metrics.model_copy(update={"sha256": digests}))
 
 
 def _tensorboard(workspace: Workspace, tag: SnapshotTag) -> Any:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
-from bertvision.pipelines.files import write_json
-from bertvision.pipelines.records import validated
+from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
@@ -157,7 +156,7 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
             config = config.model_copy(update={"classes": found.classes})
     added = Dataset(name, kind, config, data)
     if not record_path(root, name).is_file():
-        write_json(record_path(root, name), DatasetRecord(task=config, data=data).to_json())
+        write_record(record_path(root, name), DatasetRecord(task=config, data=data))
         return added
     held = read_dataset(root, name)
     if difference := first_difference(_told(held), _told(added)):

@@ -19,7 +19,8 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.snapshots import is_snapshot, save_snapshot
+from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -1,4 +1,4 @@
-"""What a workspace keeps in JSON: of its runs, of the scores of its systems, of extractions."""
+"""What a workspace keeps in JSON: of snapshots, runs, scores of systems, and extractions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from bertvision.errors import StoreNotFoundError
 from bertvision.featurestore.format.records import Provenance
 from bertvision.models import Kind
-from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.records import Count, Record, Settings, read_record
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import METRICS, Rules, headline
-from bertvision.pipelines.workspace.config import Tag
+from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, ModelConfig, Tag
 from bertvision.pipelines.workspace.runs import Run
 
 
 class RunTraining(Record):
     """How a run was trained: the options that it was given, its seed and part of the data."""
 
-    epochs: int
-    batch_size: int
+    epochs: Count
+    batch_size: Count
     lr: float
     precision: str
     best_epoch: bool
-    seed: int
+    seed: Count
     fraction: float
 
 
@@ -35,10 +37,12 @@ class RunConfig(Record):
     head: str
     kind: Kind
     trained_on: Tag
-    layers: Annotated[tuple[int, ...], Field(min_length=1)]
-    hidden_size: Annotated[int, Field(ge=1)]
+    layers: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)
+    ]
+    hidden_size: Annotated[int, Field(ge=1, le=1 << 20)]
     encoding: str
-    classes: int = 2
+    classes: Annotated[int, Field(ge=1, le=1 << 20)] = 2
     """The file does not say it where it is 2."""
     variant: str = ""
     """Settings that the run's name carries (`Run.variant`); the file does not say it without."""
@@ -66,14 +70,14 @@ class RunMetrics(Record):
     head: str
     trained_on: Tag
     fraction: float
-    seed: int
-    trainable: int
+    seed: Count
+    trainable: Count
     """Parameters that were trained."""
-    total: int
+    total: Count
     """Parameters in all."""
-    examples: int
-    steps: int
-    epoch: int
+    examples: Count
+    steps: Count
+    epoch: Count
     """Epoch whose weights were kept, from 1; 0 for a head as it is made."""
     loss: float | None
     """Mean of the last tenth of the steps; None where there were none."""
@@ -106,6 +110,8 @@ class BertScores(Record):
     rules: Rules
     seconds: dict[str, float]
     """Seconds of the forward passes, by split."""
+    sha256: dict[str, str] = {}
+    """Digests of the files beside it, by name; earlier versions kept none."""
 
 
 class HeadScores(Record):
@@ -125,6 +131,8 @@ class HeadScores(Record):
     """Provenance of the activations that were scored."""
     activations: dict[str, Provenance]
     """By split what tells the activations from others, those that tuned a threshold included."""
+    sha256: dict[str, str] = {}
+    """Digests of the files beside it, by name; earlier versions kept none."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """The system and its scores, in a line: the provenance takes a page."""
@@ -154,6 +162,8 @@ class EnsembleScores(Record):
     """Digest of each member's weights."""
     seconds: float
     command: str
+    sha256: dict[str, str] = {}
+    """Digests of the files beside it, by name; earlier versions kept none."""
 
 
 class ExtractionCosts(Record):
@@ -161,23 +171,53 @@ class ExtractionCosts(Record):
 
     tag: str
     split: str
-    examples: int
+    examples: Count
     tokens: TokenPooling
     layers: tuple[int, ...]
     encoding: str
     compression: str
     precision: str
     nonfinite: str
-    shard_tokens: int
+    shard_tokens: Count
     device: str
     store: str
     pooled_from: str | None = None
     """Stored split of the same snapshot that was pooled; None where the encoder was run."""
-    examples_written: int = 0
+    examples_written: Count = 0
     """Examples written by all calls; an interrupted one may have computed some again."""
     seconds: float = 0.0
     encoder_seconds: float = 0.0
-    bytes: int = 0
+    bytes: Count = 0
+
+
+MARKER = "snapshot.json"
+"""In the folder of a whole snapshot."""
+SNAPSHOT_REMEDY = "delete the folder and run `bertvision finetune --resume` to make it again"
+
+
+class SnapshotInfo(Settings):
+    """``snapshot.json``: what a snapshot was made from."""
+
+    tag: str
+    step: Count
+    """Optimiser steps taken."""
+    steps_per_epoch: Count
+    """Optimiser steps in one epoch; 0 where the snapshot was made without training data."""
+    seconds: float | None = None
+    """Wall time of fine-tuning up to here; None where it was not measured."""
+    weights_sha256: str
+    """Digest of this snapshot's own weights."""
+    config_sha256: str
+    """Digest of this snapshot's model configuration."""
+    tokenizer_sha256: str
+    pretrained: ModelConfig
+    task: TaskConfig
+    data: dict[str, DataConfig]
+    finetune: FinetuneConfig
+    """Hyper-parameters, precision and seed."""
+    versions: dict[str, str]
+    created: str
+    """UTC, ISO 8601."""
 
 
 def read_run_config(folder: Path) -> RunConfig:
@@ -202,6 +242,26 @@ def read_run_metrics(folder: Path) -> RunMetrics:
         WorkspaceError: it is missing or damaged.
     """
     return read_record(folder / "metrics.json", RunMetrics, _train_again(folder))
+
+
+def is_snapshot(folder: Path) -> bool:
+    """Whether ``folder`` is a whole snapshot."""
+    return (folder / MARKER).is_file()
+
+
+def read_snapshot_info(folder: Path) -> SnapshotInfo:
+    """Read the provenance of a snapshot.
+
+    Raises:
+        StoreNotFoundError: ``folder`` is no whole snapshot.
+        WorkspaceError: its ``snapshot.json`` is damaged.
+    """
+    if not is_snapshot(folder):
+        raise StoreNotFoundError(
+            f"{folder} is no snapshot (it has no {MARKER}): make it with `bertvision finetune`"
+        )
+    again = "bertvision finetune --resume"
+    return read_record(folder / MARKER, SnapshotInfo, again, SNAPSHOT_REMEDY)
 
 
 def _train_again(folder: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import (
     load_model,
@@ -25,43 +25,16 @@ from bertvision.pipelines.encoders.loading import (
     tokenizer_digest,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
-from bertvision.pipelines.files import new_folder, write_json
-from bertvision.pipelines.records import Settings, digest_of, read_record
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.files import new_folder
+from bertvision.pipelines.records import digest_of, write_record
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.config import (
-    DataConfig,
-    FinetuneConfig,
-    ModelConfig,
-    WorkspaceConfig,
+from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.records import (
+    MARKER,
+    SNAPSHOT_REMEDY,
+    SnapshotInfo,
+    read_snapshot_info,
 )
-
-MARKER = "snapshot.json"
-
-
-class SnapshotInfo(Settings):
-    """``snapshot.json``: what a snapshot was made from."""
-
-    tag: str
-    step: int
-    """Optimiser steps taken."""
-    steps_per_epoch: int
-    """Optimiser steps in one epoch; 0 where the snapshot was made without training data."""
-    seconds: float | None = None
-    """Wall time of fine-tuning up to here; None where it was not measured."""
-    weights_sha256: str
-    """Digest of this snapshot's own weights."""
-    config_sha256: str
-    """Digest of this snapshot's model configuration."""
-    tokenizer_sha256: str
-    pretrained: ModelConfig
-    task: TaskConfig
-    data: dict[str, DataConfig]
-    finetune: FinetuneConfig
-    """Hyper-parameters, precision and seed."""
-    versions: dict[str, str]
-    created: str
-    """UTC, ISO 8601."""
 
 
 class Snapshot(NamedTuple):
@@ -122,27 +95,8 @@ def save_snapshot(
             versions=library_versions(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        write_json(temporary / MARKER, info.model_dump(mode="json"))
+        write_record(temporary / MARKER, info)
     return info
-
-
-def is_snapshot(folder: Path) -> bool:
-    """Whether ``folder`` is a whole snapshot."""
-    return (folder / MARKER).is_file()
-
-
-def read_snapshot_info(folder: Path) -> SnapshotInfo:
-    """Read the provenance of a snapshot.
-
-    Raises:
-        StoreNotFoundError: ``folder`` is no whole snapshot.
-        WorkspaceError: its ``snapshot.json`` is damaged.
-    """
-    if not is_snapshot(folder):
-        raise StoreNotFoundError(
-            f"{folder} is no snapshot (it has no {MARKER}): make it with `bertvision finetune`"
-        )
-    return read_record(folder / MARKER, SnapshotInfo, "bertvision finetune --resume", _REMEDY)
 
 
 def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
@@ -166,7 +120,7 @@ def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
         model = load_model(folder, task.model_class, **task.model_options(info.task))
         return Snapshot(model, tokenizer, info)
     except (InputError, OSError, ValueError) as error:
-        raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
+        raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {SNAPSHOT_REMEDY}") from error
 
 
 def load_snapshot_tokenizer(folder: Path) -> Any:
@@ -180,7 +134,7 @@ def load_snapshot_tokenizer(folder: Path) -> Any:
     try:
         return _tokenizer(folder, info)
     except (InputError, OSError, ValueError) as error:
-        raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {_REMEDY}") from error
+        raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {SNAPSHOT_REMEDY}") from error
 
 
 def _tokenizer(folder: Path, info: SnapshotInfo) -> Any:
@@ -189,14 +143,11 @@ def _tokenizer(folder: Path, info: SnapshotInfo) -> Any:
     return tokenizer
 
 
-_REMEDY = "delete the folder and run `bertvision finetune --resume` to make it again"
-
-
 def _expect(folder: Path, what: str, found: str, recorded: str) -> None:
     if found != recorded:
         raise WorkspaceError(
             f"the {what} of snapshot {folder} changed since it was saved (sha256 {found[:12]}…, "
-            f"recorded {recorded[:12]}…); {_REMEDY}"
+            f"recorded {recorded[:12]}…); {SNAPSHOT_REMEDY}"
         )
 
 
