@@ -108,9 +108,10 @@ def create_split(
     group = f"{ROOT}/{ledger.name}"
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
         storage.sweep(FOLDER)
-        first = not has_examples(storage, spec.split)
+        if first := all(split != spec.split for _, split in split_names(storage)):
+            remove_examples(storage, spec.split)  # what is left of one that is gone
         write_examples(storage, spec.split, contents.examples)
-        storage.remove(group)  # an interrupted creation left it
+        storage.remove(group)  # of an interrupted creation
         try:
             record = SplitRecord(
                 **_described(spec, contents),

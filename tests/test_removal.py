@@ -14,7 +14,13 @@ import pytest
 from stores import Made
 from terminal import done, run
 
-from bertvision.errors import InputError, LockedError, StoreNotFoundError, UnknownNameError
+from bertvision.errors import (
+    CorruptStoreError,
+    InputError,
+    LockedError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.split import ActivationSplit
@@ -250,3 +256,15 @@ def test_a_folder_above_a_store_says_where_the_store_is(tmp_path: Path) -> None:
         ActivationStore.open(tmp_path)
     with pytest.raises(StoreNotFoundError, match=r"`bertvision extract` writes one"):
         ActivationStore.open(tmp_path / "nowhere")
+
+
+def test_a_table_that_no_split_needs_hinders_none(tmp_path: Path) -> None:
+    """As after a partial restore: no command would name it, so none could remove it."""
+    store = filled(tmp_path)
+    (tmp_path / "examples/train.parquet").write_bytes(b"")
+    with pytest.raises(CorruptStoreError, match="is damaged: .*; `bertvision store repair`"):
+        Made(LENGTHS, tag="3e").write(tmp_path)
+    for tag in ("1e", "2e"):
+        store.remove(tag, "train")
+    (tmp_path / "examples/train.parquet").write_bytes(b"PAR1")
+    assert Made(LENGTHS, tag="3e").write(tmp_path).verify() == []

@@ -56,7 +56,14 @@ def write_examples(storage: Storage, split: str, table: pa.Table) -> None:
     key = _key(split)
     if storage.size(key) is None:
         _write(storage, key, table)
-    elif table_digest(_read(storage, key)) != table_digest(table):
+        return
+    try:
+        there = _read(storage, key)
+    except CorruptStoreError as error:
+        raise CorruptStoreError(
+            f"{error}; `bertvision store repair` on a split of that name writes it again"
+        ) from None
+    if table_digest(there) != table_digest(table):
         raise ProvenanceError(
             f"{storage}/{key} holds other examples than the data given for split {split!r}: "
             "a split has the same examples in every snapshot; use another store"
