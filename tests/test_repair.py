@@ -169,3 +169,11 @@ def test_a_lost_record_is_damage_and_no_reason_to_begin_anew(space: Workspace) -
             call()
     assert repair(space, "1e", "dev").shards == []
     assert files(root) == whole
+
+
+def test_what_a_killed_repair_leaves_hinders_no_reader(space: Workspace) -> None:
+    """Nor does one that is under way: it writes each array again, under another name first."""
+    split = space.split("1e", "dev")
+    for chunk in Path(str(split.storage), "arrays.zarr/1e/dev").glob("*/c/0"):
+        chunk.with_name(".0.tmp").write_bytes(b"half")
+    assert space.split("1e", "dev").verify() == []

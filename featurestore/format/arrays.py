@@ -230,8 +230,9 @@ def read_array(storage: Storage, group: str, name: str, record: ArrayRecord) -> 
         raise CorruptStoreError(f"array {name}: no chunk is as large as {record.shape[1:]}")
     chunk_shape = (length, *record.shape[1:])
     count = -(-record.shape[0] // length)
-    # before anything is allocated: each chunk must be there
-    if missing := count - len(set(storage.names(folder))):
+    # before anything is allocated: each chunk must be there; one may be about to be written again
+    held = {name for name in storage.names(folder) if not name.startswith(".")}
+    if missing := count - len(held):
         raise CorruptStoreError(f"array {name}: {abs(missing)} chunks missing or too many")
     out: npt.NDArray[Any] = np.empty(record.shape, dtype.newbyteorder("<"))
     tail = "/0" * (len(record.shape) - 1)
