@@ -36,7 +36,8 @@ WORDS = """
 
 
 LONGEST = """
-    test_memory test_train test_cluster_extract test_report_browser test_cli_processes test_remote
+    test_memory test_train test_cli_machine test_cluster_extract test_report_browser
+    test_cli_processes test_remote
     test_remote_secrets test_hostile test_scheduler test_store_faults test_probe_report
     test_finetune test_probe_run test_stored_tokens test_corruption test_benchmarks test_models
     test_cli test_sweep test_remote_workspace test_extract_cls test_extract test_crash test_removal
