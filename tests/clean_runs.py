@@ -24,7 +24,7 @@ from bertvision.featurestore.format.ledger import LEDGER
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.workspace.records import RunConfig
+from bertvision.pipelines.workspace.records import HeadScores, RunConfig
 
 WORKSPACES = ("a", "b")
 SPLITS = ("1e/train", "1e/dev", "0.5e/dev")
@@ -214,6 +214,31 @@ class CleanRuns:
         (scored,) = json.loads(evaluate(root, head.name, tag).stdout)
         shutil.rmtree(root)
         return scored["rules"]
+
+    def rules(self, head: Path, scores: HeadScores) -> Any:
+        """What a head must score on the activations that some scores say they are of."""
+        encoding = scores.activations["dev"]["encoding"]
+        for (workspace, tag), made_from in self.provenances.items():
+            if made_from == scores.provenance:
+                assert tag == scores.checkpoint
+                return self.scores(head, workspace, str(encoding), tag)
+        raise AssertionError(f"no clean run made {scores.provenance}")
+
+    @cached_property
+    def provenances(self) -> dict[tuple[str, str], Any]:
+        """What the dev splits were made from, by workspace and tag; in every encoding the same."""
+        stores = {w: self.extracted(w, ENCODINGS[0]) / "activations" for w in WORKSPACES}
+        return {
+            (w, tag): ActivationSplit(store, tag, "dev").record.provenance
+            for w, store in stores.items()
+            for tag in ("1e", "0.5e")
+        }
+
+    @cached_property
+    def of_bert(self) -> dict[str, Any]:
+        """What the encoder itself scores at each snapshot, by the digest of its weights."""
+        found = [json.loads(p.read_text()) for p in self.folder.glob("base/*/bert/*/metrics.json")]
+        return {scores["weights_sha256"]: scores["rules"] for scores in found}
 
 
 def opened(store: Path) -> dict[str, ActivationSplit]:
