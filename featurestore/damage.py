@@ -11,6 +11,7 @@ import xxhash
 from bertvision.errors import CorruptStoreError, counted
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_names, split_records
+from bertvision.featurestore.format.examples import check_bytes
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.reader import SplitReader
@@ -62,6 +63,7 @@ def _beside_the_shards(split: SplitReader) -> Iterator[Damage]:
             yield Damage(str(error))
     try:
         split.table()
+        check_bytes(split.storage, split.split)
     except CorruptStoreError as error:
         yield Damage(str(error))
 

@@ -111,7 +111,7 @@ def nested(root: Path) -> Iterator[str]:
         path = root / name
         data = path.read_bytes()
         for bad in (deep, b'{"shape": ' + deep + b"}", b"1" * 100_000, b"\xff\xfe", b"{}", b"null"):
-            for content in (bad, sealed(bad)):
+            for content in (bad, sealed(b'{\n"shard": ' + bad + b"\n}")):
                 path.write_bytes(content)
                 yield f"{name}: {content[:30]!r}"
         path.write_bytes(data)

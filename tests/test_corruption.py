@@ -65,12 +65,7 @@ class Stored:
             return [str(error)]
 
     def same_meaning(self, name: str, data: bytes) -> bool:
-        """Whether damaged bytes still say the same: of Parquet and of Zarr's metadata."""
-        if name.endswith(".parquet"):
-            try:
-                return self.open().table().equals(self.table)
-            except BertvisionError:
-                return False
+        """Whether damaged bytes still say the same: of Zarr's metadata."""
         return name.endswith("zarr.json") and damage.arrays.same_metadata(data, self.bytes[name])
 
     def damaged(self, name: str, data: bytes) -> None:
@@ -185,7 +180,10 @@ def test_a_file_that_is_not_there_is_never_read_as_zeros(stored: Stored, how: st
         except BertvisionError as error:
             # without its split.json a split does not exist
             assert PLACE.search(str(error)) or "no split 1e/train" in str(error), name  # noqa: PT017
-        assert stored.found() or re.search(r"\d{5}\.json", name), name
+        if how == "missing" and name.endswith(".sha256"):
+            stored.read(table=True)  # as in stores of before: then what the table holds must do
+        else:
+            assert stored.found() or re.search(r"\d{5}\.json", name), name
         if how == "a folder":
             path.rmdir()
         path.write_bytes(stored.bytes[name])

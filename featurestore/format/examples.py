@@ -1,4 +1,8 @@
-"""The text side of a split, once for all snapshots: ``examples/<split>.parquet``."""
+"""The text side of a split, once for all snapshots: ``examples/<split>.parquet``.
+
+The records of the splits have the digest of what the table holds. Beside the file stands that of
+its bytes, as ``sha256sum --check`` reads it: Parquet does not protect all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ _MOST_BYTES = 1 << 31
 _LARGEST_RATIO = 500  # of a table to its file: the same context comes with each of its questions
 _UNSUSPICIOUS_BYTES = 3 << 25
 _ROWS_AT_ONCE = 64
+_BATCHES_OF_A_CHUNK = 1 << 10
 
 
 def examples_digest(table: pa.Table, store_format: str) -> str:
@@ -55,7 +60,7 @@ def write_examples(storage: Storage, split: str, table: pa.Table) -> None:
     """
     key = _key(split)
     if storage.size(key) is None:
-        _write(storage, key, table)
+        _write(storage, split, table)
         return
     try:
         there = _read(storage, key)
@@ -89,16 +94,17 @@ def mend_examples(
     """
     with suppress(CorruptStoreError):
         read_examples(storage, split, recorded, store_format)
+        check_bytes(storage, split)
         return
     if examples_digest(table, store_format) != recorded:
         raise ProvenanceError(
             f"the examples of split {split!r} come out different from what {storage} recorded: the "
             "data or how they are read are not the same; extract into another store"
         )
-    _write(storage, _key(split), table)
+    _write(storage, split, table)
 
 
-def _write(storage: Storage, key: str, table: pa.Table) -> None:
+def _write(storage: Storage, split: str, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     data = buffer.getvalue()
@@ -109,12 +115,35 @@ def _write(storage: Storage, key: str, table: pa.Table) -> None:
             f"of {_most_unpacked(len(data)):,} in a file of {_MOST_BYTES:,} is the most that is "
             "read again; store the split in parts"
         )
-    storage.write(key, data)
+    # first: a table without it would be one of an earlier version, which had none
+    digest = hashlib.sha256(data).hexdigest()
+    storage.write(_digest_key(split), f"{digest}  {split}.parquet\n".encode())
+    storage.write(_key(split), data)
+
+
+def check_bytes(storage: Storage, split: str) -> None:
+    """Compare the table's file with its digest, where an earlier version did not leave it out.
+
+    Raises:
+        CorruptStoreError: one of them changed, or the file is missing.
+    """
+    key = _digest_key(split)
+    try:
+        recorded = storage.read(key)
+    except FileNotFoundError:
+        return
+    try:
+        data = storage.read(_key(split), _MOST_BYTES)
+    except FileNotFoundError:
+        raise CorruptStoreError(f"{storage}/{_key(split)} is missing") from None
+    if recorded != f"{hashlib.sha256(data).hexdigest()}  {split}.parquet\n".encode():
+        raise CorruptStoreError(f"{storage}/{_key(split)} is not as it was written ({key})")
 
 
 def remove_examples(storage: Storage, split: str) -> None:
     """Remove the table; the caller holds the store's lock and knows that no split needs it."""
     storage.remove(_key(split))
+    storage.remove(_digest_key(split))
 
 
 def has_examples(storage: Storage, split: str) -> bool:
@@ -145,6 +174,10 @@ def _key(split: str) -> str:
     return f"{FOLDER}/{split}.parquet"
 
 
+def _digest_key(split: str) -> str:
+    return f"{_key(split)}.sha256"
+
+
 def _read(storage: Storage, key: str) -> pa.Table:
     try:
         data = storage.read(key, _MOST_BYTES)
@@ -171,10 +204,17 @@ def _unpack(data: bytes) -> pa.Table:
     most = _most_unpacked(len(data))
     if sum(group.total_byte_size for group in groups) > most:
         raise ValueError(f"its {len(data)} bytes claim to hold more than {most}")
-    batches, size = [], 0
+    parts: list[pa.Table] = []
+    batches: list[pa.RecordBatch] = []
+    size = 0
     for batch in file.iter_batches(_ROWS_AT_ONCE):
         batches.append(batch)
         size += batch.nbytes
         if size > most:
             raise ValueError(f"its {len(data)} bytes hold more than {most}")
-    return pa.Table.from_batches(batches, file.schema_arrow).combine_chunks()
+        if len(batches) == _BATCHES_OF_A_CHUNK:
+            # a part at a time, so that the table is in memory once and not twice
+            parts.append(pa.Table.from_batches(batches).combine_chunks())
+            batches = []
+    parts.append(pa.Table.from_batches(batches, file.schema_arrow).combine_chunks())
+    return pa.concat_tables(parts)
