@@ -282,6 +282,7 @@ def _described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
     """The fields of a split's record that are known before anything is written."""
     plan = contents.plan
     return {
+        "format": FORMAT,
         "tag": str(spec.tag),
         "split": spec.split,
         "encoding": get_encoding(spec.encoding).name,

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -155,3 +156,29 @@ def test_an_interrupted_finetune_is_finished_by_the_same_command(
     found = json.loads(done(*args, "--json"))
     assert found["snapshots"][0]["made"]
     assert found["steps"] + steps == len(log.read_text().splitlines()) - 1
+
+
+@pytest.mark.parametrize("at", ["bertvision.cli", "typer"])
+def test_a_stop_while_it_is_still_starting_is_one_line(at: str) -> None:
+    code = f"""
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {at!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("bertvision", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "Stopped; nothing was begun.\n"
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bertvision", "--version"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("bertvision ")

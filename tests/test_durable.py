@@ -61,6 +61,32 @@ def test_links_planted_in_a_store_lead_no_shard_and_no_record_out_of_it(tmp_path
     assert not any(path.is_symlink() for path in shards)
 
 
+@pytest.mark.parametrize("by_a_library", [False, True])
+def test_a_file_that_several_write_at_once_is_one_of_theirs_whole(
+    tmp_path: Path, by_a_library: bool
+) -> None:
+    target, together = tmp_path / "file", threading.Barrier(4)
+
+    def write(number: int) -> None:
+        whole = bytes([number]) * 5000 * (number + 1)
+        pieces = [whole[i : i + 1000] for i in range(0, len(whole), 1000)]
+
+        def by_path(path: Path) -> int:
+            return path.write_bytes(whole)
+
+        together.wait()
+        for _ in range(50):
+            write_durably(
+                target, (lambda path: path.write_bytes(whole)) if by_a_library else pieces
+            )
+            found = target.read_bytes()
+            assert found == bytes([found[0]]) * 5000 * (found[0] + 1)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    assert names(tmp_path) == ["file"]
+
+
 def test_what_a_library_writes_is_as_readable_as_everything_else(tmp_path: Path) -> None:
     write_durably(tmp_path / "text", b"x")
     wanted = stat.S_IMODE((tmp_path / "text").stat().st_mode)

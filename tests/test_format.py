@@ -89,6 +89,14 @@ def test_a_required_feature_nobody_knows_is_refused_by_name(path: Path) -> None:
             change(path, requires=["sun", "moon"], **more)
 
 
+def test_a_record_without_a_format_is_damage(path: Path) -> None:
+    record = json.loads(path.read_text())
+    del record["format"], record["record_sha256"]
+    path.write_bytes(sealed(json.dumps(record, indent=1).encode()))
+    with pytest.raises(CorruptStoreError, match=r"split\.json is damaged: format"):
+        ActivationSplit(path.parents[3], "1e", "train")
+
+
 @pytest.mark.parametrize("version", ["1", "1.x", "1.0.0", "", "one", 1.0, None])
 def test_a_format_that_is_none_is_damage(path: Path, version: object) -> None:
     with pytest.raises(CorruptStoreError, match=r"split\.json is damaged: format"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import datasets
@@ -187,6 +189,32 @@ def test_classes_of_the_hub_are_taken_by_name_not_by_number(tmp_path: Path):
         read("mnli", tmp_path)
 
 
+def test_a_folder_names_no_files_of_a_server(tmp_path: Path):
+    """Its README may say that its data are at an address."""
+    rows = {"sentence": [A, B], "label": [1, 0]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
+    asked: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/train.parquet"
+        (tmp_path / "README.md").write_text(
+            "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
+            f"    path: {address}\n---\n"
+        )
+        data = read("cola", tmp_path)
+        server.shutdown()
+    assert [item.text for item in data.items] == [A, B]
+    assert asked == []
+
+
 def test_unpublished_labels_of_the_hub_are_refused_or_skipped(tmp_path: Path):
     rows = {"sentence": [A, B, "Yes."], "label": [1, -1, 0]}
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "train.parquet")
@@ -265,6 +293,11 @@ def test_file_that_is_no_table_is_refused(data: bytes, message: str, tmp_path: P
 def test_broken_gzip_missing_files_and_splits_are_refused(tmp_path: Path):
     (tmp_path / "train.tsv.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     with pytest.raises(InputError, match="not whole gzip data"):
+        read("rte", tmp_path)
+    bomb = gzip.compress(b"x" * (1 << 27))
+    assert len(bomb) < 1 << 18
+    (tmp_path / "train.tsv.gz").write_bytes(bomb)
+    with pytest.raises(InputError, match=r"more than 67,108,864 bytes.*unpack it yourself"):
         read("rte", tmp_path)
     with pytest.raises(InputError, match=r"holds no dev\.tsv or RTE/dev\.tsv .*to read rte from"):
         read("rte", tmp_path, "dev")

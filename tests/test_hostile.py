@@ -87,6 +87,17 @@ def test_links_out_of_the_store_are_not_followed(tmp_path: Path, name: str) -> N
     assert held == (contents(outside) if outside.is_dir() else outside.read_bytes())
 
 
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_a_folder_by_its_address_is_guarded_as_one_by_its_path(
+    tmp_path: Path, protocol: str
+) -> None:
+    root = tmp_path / "store"
+    make(root)
+    hidden_in("examples", root)
+    with pytest.raises(BertvisionError, match="link"):
+        ActivationSplit(f"{protocol}://{root}", "1e", "train").table()
+
+
 def test_names_in_records_cannot_lead_out_of_the_store(tmp_path: Path) -> None:
     split = make(tmp_path / "store")
     (tmp_path / "secret").mkdir()

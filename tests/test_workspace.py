@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,26 @@ def test_a_changed_source_is_refused_by_name(
     train.unlink()
     with pytest.raises(WorkspaceError, match=r"mine\.json"):
         workspace.items("tune")
+
+
+def test_what_lies_in_a_workspace_is_moved_with_it(
+    tmp_path: Path, tiny_bert: Path, options: FinetuneOptions
+) -> None:
+    place = tmp_path / "here"
+    given = {**vars(options), "train": place / "data/train.json", "dev": place / "data/dev.json"}
+    for split in ("train", "dev"):
+        given[split].parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(vars(options)[split]), given[split])
+    made = open_workspace(place, FinetuneOptions(**given), resume=False)
+    questions = [q.id for q in made.items("tune")]
+    moved = place.rename(tmp_path / "there")
+    assert [q.id for q in Workspace.find(moved).items("tune")] == questions
+    given |= {split: moved / "data" / f"{split}.json" for split in ("train", "dev")}
+    assert open_workspace(moved, FinetuneOptions(**given), resume=True).root == moved
+    with given["train"].open("a") as file:
+        file.write(" ")
+    with pytest.raises(WorkspaceError, match="changed since it was first read"):
+        Workspace.find(moved).items("train")
 
 
 def test_a_data_set_is_read_once(workspace: Workspace, small_squad: dict[str, str]) -> None:

@@ -102,7 +102,7 @@ class Header(_Record):
         requires: features of a later minor version that a reader must know.
     """
 
-    format: str = Field(default=FORMAT, pattern=r"^\d{1,4}\.\d{1,4}$")
+    format: str = Field(pattern=r"^\d{1,4}\.\d{1,4}$")
     requires: tuple[str, ...] = ()
 
 

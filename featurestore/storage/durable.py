@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +20,8 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
     """Make a temporary sibling, flush it to the disk, rename it to ``path``, flush the folder.
 
     Missing folders are made, and flushed too. What stands under the temporary name, left by an
-    interrupted process or a link planted by somebody, is removed and never written through; two
-    processes must not write the same path at once.
+    interrupted process or a link planted by somebody, is removed and never written through. Who
+    writes the same path at the same time waits, and the last one's content stays.
 
     Args:
         path: the file.
@@ -45,9 +46,9 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
                     for piece in (content,) if isinstance(content, bytes) else content:
                         _write_all(descriptor, piece)
                     os.fsync(descriptor)
+                os.replace(temporary, path)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)
         except Exception:
             with suppress(OSError):
                 os.unlink(temporary)  # or a full disk would stay full
@@ -120,16 +121,46 @@ def fsync(path: Path) -> None:
 
 
 def _new_file(path: Path) -> int:
-    """Open a file that was not there before, for writing.
+    """Open a file that was not there before, for writing, and lock it until it is closed.
 
-    With O_EXCL a link is no file to open, wherever it leads.
+    With O_EXCL a link is no file to open, wherever it leads. Who is writing the same file at this
+    moment is waited for; what somebody left who died is removed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    while True:
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except FileExistsError:
+            _remove_left(path)
+            continue
+        if _is_locked_there(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what stands under a temporary name, as soon as nobody is writing it."""
     try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, 0o666)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a link, or gone by now
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+    try:
+        if _is_locked_there(descriptor, path):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked_there(descriptor: int, path: Path) -> bool:
+    """Wait for the lock of a file; whether it still stands at its path then."""
+    with suppress(OSError):  # a file system without locks: then nobody is waited for
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(descriptor: int, piece: bytes | memoryview) -> None:

@@ -18,8 +18,9 @@ def open_storage(where: str | Path | Storage) -> Storage:
         return where
     if isinstance(where, Path) or "://" not in where:
         return LocalStorage(Path(where))
-    if where.startswith("file://"):
-        return LocalStorage(Path(where.removeprefix("file://")))
+    protocol, _, rest = where.partition("://")
+    if protocol in ("file", "local"):
+        return LocalStorage(Path(rest))
     from bertvision.featurestore.storage.remote import RemoteStorage
 
     return RemoteStorage(where)

@@ -85,4 +85,6 @@ def _read(path: Path, new: ExtractionCosts) -> ExtractionCosts:
         before = read_record(path, ExtractionCosts, "bertvision extract")
     except WorkspaceError:
         return new
-    return before if before.store == new.store else new
+    # as earlier versions wrote it
+    absolute = str(path.parents[2] / new.store)
+    return before if before.store in (new.store, absolute) else new

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -258,10 +259,16 @@ class SplitExtraction:
             nonfinite=self.options.nonfinite,
             shard_tokens=contents.plan.shard_tokens,
             device=self.source.device.type,
-            store=str(self.storage),
+            store=_place(str(self.storage), self.workspace.root),
             pooled_from=self.job.pooled_from and self.job.pooled_from.name,
         )
         return ExtractionCost(path, fresh=fresh, started=self.started, new=new)
+
+
+def _place(store: str, root: Path) -> str:
+    """Where a store is: as seen from the workspace, where it lies in it and moves with it."""
+    inside = "://" not in store and Path(store).is_relative_to(root)
+    return Path(store).relative_to(root).as_posix() if inside else store
 
 
 def _pending(

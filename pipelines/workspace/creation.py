@@ -261,8 +261,9 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
         # a task of its own says nothing about the data of a workspace that is there
         named = (getattr(options, split) or options.data) is not None or not options.own_task
         if named and (source := options.source(split)) is not None:
-            recorded = config.data.get(split)
-            held[split], asked[split] = recorded and recorded.source, source
+            dataset = workspace.dataset()
+            held[split] = dataset.source(split) if split in dataset.data else None
+            asked[split] = source
     for section in (config.task, config.finetune):
         wanted = validated(type(section), options.given(type(section)))
         for name in options.given(type(section)):

@@ -44,13 +44,15 @@ class Dataset:
         data: where each split comes from.
         finetune: settings that choose among the workspace's own training items; None of an added
             data set, which is taken whole.
+        root: of the workspace.
     """
 
     name: str | None
     task: Task
     config: TaskConfig
     data: Mapping[str, DataConfig]
-    finetune: FinetuneConfig | None = None
+    finetune: FinetuneConfig | None
+    root: Path
     _items: dict[str, list[Any]] = field(default_factory=dict, compare=False, repr=False)
     # by split, as long as the data set lives: 67 MB for the 130k questions of SQuAD's train
 
@@ -89,7 +91,7 @@ class Dataset:
         recorded = self.data[split]
         origin = split if self.finetune is None else source_split(split, self.config)
         try:
-            found = self.task.read(recorded.source, origin, self.config)
+            found = self.task.read(self.source(split), origin, self.config)
         except InputError as error:
             raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
         if found.sha256 != recorded.sha256:
@@ -102,6 +104,19 @@ class Dataset:
             return found.items
         return select_items(found.items, split, self.config, self.finetune, self.task.group)
 
+    def source(self, split: str) -> str:
+        """Where a split comes from: a path, or a name on the hub.
+
+        What lay in the workspace was moved with it; that it is the same, its digest tells whoever
+        reads it.
+        """
+        source = self.data[split].source
+        path = Path(source)
+        if path.is_absolute() and not path.exists():
+            inside = (self.root.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
+            return str(next((place for place in inside if place.exists()), source))
+        return source
+
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split's items, made anew at each call.
 
@@ -111,9 +126,10 @@ class Dataset:
         return self.task.windows(self.items(split), tokenizer, self.config)
 
 
-def own_dataset(config: WorkspaceConfig) -> Dataset:
-    """The data that the encoder of a workspace is fine-tuned on."""
-    return Dataset(None, load_task(config.task.name), config.task, config.data, config.finetune)
+def own_dataset(root: Path, config: WorkspaceConfig) -> Dataset:
+    """The data that the encoder of the workspace at ``root`` is fine-tuned on."""
+    task = load_task(config.task.name)
+    return Dataset(None, task, config.task, config.data, config.finetune, root)
 
 
 def read_dataset(root: Path, name: str) -> Dataset:
@@ -124,7 +140,7 @@ def read_dataset(root: Path, name: str) -> Dataset:
         WorkspaceError: its record is damaged.
     """
     record = read_dataset_record(root, name)
-    return Dataset(name, load_task(record.task.name), record.task, record.data)
+    return Dataset(name, load_task(record.task.name), record.task, record.data, None, root)
 
 
 def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
@@ -154,7 +170,7 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
-    added = Dataset(name, kind, config, data)
+    added = Dataset(name, kind, config, data, None, root)
     if not record_path(root, name).is_file():
         write_record(record_path(root, name), DatasetRecord(task=config, data=data))
         return added

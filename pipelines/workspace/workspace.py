@@ -267,8 +267,11 @@ class Workspace:
 
         name = None if name == self.config.task.name else name
         if name not in self._datasets:
-            found = own_dataset(self.config) if name is None else read_dataset(self.root, name)
-            self._datasets[name] = found
+            self._datasets[name] = (
+                own_dataset(self.root, self.config)
+                if name is None
+                else read_dataset(self.root, name)
+            )
         return self._datasets[name]
 
     def items(self, split: str) -> list[Any]:
