@@ -122,9 +122,7 @@ def create_split(
             storage.remove(group)
             if first:  # or the corrected examples would be others than those of this attempt
                 remove_examples(storage, spec.split)
-            if isinstance(error, InputError):
-                raise
-            reason = error.errors()[0]["msg"]
+            reason = error if isinstance(error, InputError) else error.errors()[0]["msg"]
             raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
         _write_metadata(storage, record)
         ledger.commit_split(record)
