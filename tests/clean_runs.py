@@ -153,12 +153,15 @@ class CleanRuns:
         return self.folder / "base" / workspace
 
     @cache  # noqa: B019
-    def extracted(self, workspace: str, encoding: str) -> Path:
-        """The workspace with all of its splits extracted."""
+    def made(self, workspace: str, encoding: str) -> Path:
+        """The workspace with all splits extracted, and heads trained and scored."""
         root = self.folder / "clean" / f"{workspace}-{encoding}"
         shutil.copytree(self.base(workspace), root)
         for split in SPLITS:
             assert extract(root, split, encoding).status == 0
+        for name in RUNS:
+            assert train(root, name).status == 0
+            assert evaluate(root, name, "1e").status == 0
         return root
 
     @cached_property
@@ -167,7 +170,7 @@ class CleanRuns:
         found = {}
         for workspace in WORKSPACES:
             for encoding in ENCODINGS:
-                store = self.extracted(workspace, encoding) / "activations"
+                store = self.made(workspace, encoding) / "activations"
                 for name in SPLITS:
                     split = ActivationSplit(store, *name.split("/"))
                     given, held = readings(split), files_of(store, name)
@@ -182,18 +185,15 @@ class CleanRuns:
         for clean in self.splits.values():
             if (clean.split, clean.encoding) != ("1e/train", config.encoding):
                 continue
-            root = self.extracted(clean.workspace, clean.encoding)
+            root = self.made(clean.workspace, clean.encoding)
             made_from = ActivationSplit(root / "activations", "1e", "train").record.provenance
             if made_from.items() <= config.activations.items():
                 return clean
         raise AssertionError(f"no clean run trained on {config.activations}")
 
-    @cache  # noqa: B019
     def trained(self, workspace: str, encoding: str, name: str) -> Path:
         """The folder of a head that was trained without disturbance."""
-        root = self.extracted(workspace, encoding)
-        assert train(root, name).status == 0
-        return root / "heads" / "1e" / name
+        return self.made(workspace, encoding) / "heads" / "1e" / name
 
     def head(self, config: RunConfig) -> Path:
         """The folder of the head that was trained as this record says."""
@@ -209,7 +209,7 @@ class CleanRuns:
     def scores(self, head: Path, workspace: str, encoding: str, tag: str) -> Any:
         """What a clean head scores on a clean dev split."""
         root = self.folder / "scored"
-        shutil.copytree(self.extracted(workspace, encoding), root)
+        shutil.copytree(self.made(workspace, encoding), root)
         shutil.copytree(head, root / "heads" / "1e" / head.name, dirs_exist_ok=True)
         (scored,) = json.loads(evaluate(root, head.name, tag).stdout)
         shutil.rmtree(root)
@@ -227,7 +227,7 @@ class CleanRuns:
     @cached_property
     def provenances(self) -> dict[tuple[str, str], Any]:
         """What the dev splits were made from, by workspace and tag; in every encoding the same."""
-        stores = {w: self.extracted(w, ENCODINGS[0]) / "activations" for w in WORKSPACES}
+        stores = {w: self.made(w, ENCODINGS[0]) / "activations" for w in WORKSPACES}
         return {
             (w, tag): ActivationSplit(store, tag, "dev").record.provenance
             for w, store in stores.items()

@@ -96,11 +96,14 @@ class CommandLine(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
 
-    @initialize(begun=st.tuples(*[st.sampled_from(["", *ENCODINGS, *ENCODINGS])] * 2))
-    def begin(self, begun: tuple[str, str]) -> None:
+    @initialize(
+        begun=st.tuples(*[st.sampled_from(["", *ENCODINGS, *ENCODINGS])] * 2), heads=st.booleans()
+    )
+    def begin(self, begun: tuple[str, str], heads: bool) -> None:
+        left_out = shutil.ignore_patterns(*([] if heads else ["heads"]))
         for name, encoding in zip(WORKSPACES, begun, strict=True):
-            made = self.clean.extracted(name, encoding) if encoding else self.clean.base(name)
-            shutil.copytree(made, self.at[name], ignore=shutil.ignore_patterns("heads"))
+            made = self.clean.made(name, encoding) if encoding else self.clean.base(name)
+            shutil.copytree(made, self.at[name], ignore=left_out)
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -266,7 +269,11 @@ class CommandLine(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["flip", "flip", "cut", "empty", "remove"]))
     def damage(self, data: st.DataObject, how: str) -> None:
         name = data.draw(st.sampled_from(self.filled))
-        path = self.at[name] / data.draw(st.sampled_from(self.held(name)))
+        kinds: dict[str, list[str]] = {}
+        for held in self.held(name):  # or almost all would be chunks
+            kinds.setdefault(re.sub(r"/.*/|\d+", "#", held), []).append(held)
+        paths = kinds[data.draw(st.sampled_from(sorted(kinds)))]
+        path = self.at[name] / data.draw(st.sampled_from(paths))
         content = bytearray(path.read_bytes())
         if how == "flip" and content:
             bit = data.draw(st.integers(0, 8 * len(content) - 1))
