@@ -89,8 +89,9 @@ def files_of(store: Path, split: str) -> dict[str, bytes]:
         for folder in (LEDGER, ROOT)
         for name, data in files(store / folder / split).items()
     }
-    table = f"examples/{split.partition('/')[2]}.parquet"
-    return held | ({table: (store / table).read_bytes()} if (store / table).is_file() else {})
+    table = store / f"examples/{split.partition('/')[2]}.parquet"
+    beside = (table, table.with_name(f"{table.name}.sha256"))
+    return held | {f"examples/{path.name}": path.read_bytes() for path in beside if path.is_file()}
 
 
 def readings(split: ActivationSplit) -> dict[str, Any]:
