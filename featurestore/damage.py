@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-import xxhash
-
 from bertvision.errors import CorruptStoreError, counted
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.examples import check_bytes
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.format.shardfile import file_digest
 from bertvision.featurestore.reader import SplitReader
-from bertvision.featurestore.storage.storage import OpenFile
-
-_BLOCK_BYTES = 1 << 22
 
 
 class Damage(NamedTuple):
@@ -88,7 +83,11 @@ def _check_shard(split: SplitReader, shard: int, readable: bool) -> None:
     record = split.ledger.find_shard(shard, split.record)
     for name, file in record.files.items() if record else ():
         try:
-            digest = _digest(split.storage.open(shard_key(split.record, name, shard)), file.bytes)
+            opened = split.storage.open(shard_key(split.record, name, shard))
+            if opened.size != file.bytes:
+                opened.close()
+                raise CorruptStoreError(f"has {opened.size} bytes, the ledger says {file.bytes}")
+            digest = file_digest(opened)
         except (OSError, EOFError, CorruptStoreError) as error:
             raise CorruptStoreError(f"{name} {_reason(error)}") from None
         if digest != file.xxh3_128:
@@ -105,17 +104,3 @@ def _check_shard(split: SplitReader, shard: int, readable: bool) -> None:
 
 def _reason(error: Exception) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else str(error)
-
-
-def _digest(file: OpenFile, size: int) -> str:
-    digest, block = xxhash.xxh3_128(), np.empty(_BLOCK_BYTES, np.uint8)
-    try:
-        if file.size != size:
-            raise CorruptStoreError(f"has {file.size} bytes, the ledger says {size}")
-        for offset in range(0, file.size, _BLOCK_BYTES):
-            part = block[: file.size - offset]
-            file.read_into(part, offset)
-            digest.update(part.data)
-    finally:
-        file.close()
-    return digest.hexdigest()

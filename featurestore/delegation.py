@@ -9,24 +9,30 @@ What happens between the look and the write does no harm. A shard is a function 
 shard alone, so whoever writes it on the same kind of machine writes the same bytes; each of its
 files appears whole, from a temporary file of the writer's own; and it is committed after they are
 durable. On another kind of machine the last bits may differ: who comes late leaves a committed
-shard alone, and of two that write at the same moment a mixture is found by its checksums.
+shard alone, and of two that write at the same moment one stops (`ShardAttempt`).
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+import xxhash
 
 from bertvision.errors import LockedError, StoreError
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
-from bertvision.featurestore.format.records import ROOT
+from bertvision.featurestore.format.records import ROOT, ShardFile, ShardRecord
+from bertvision.featurestore.format.shardfile import file_digest, shard_pieces
 from bertvision.featurestore.storage.durable import Buffers, fsync
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.storage.opening import open_storage
-from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.storage.storage import ChangedError, Storage
+
+_TRIES = 3
 
 
 class Grant(NamedTuple):
@@ -101,6 +107,80 @@ def withdraw(ledger: Ledger) -> None:
         ledger.storage.sweep(f"{ROOT}/{ledger.tag}/{ledger.split}")
 
 
+class ShardAttempt:
+    """One process writes one shard: each file in place of what it found there, or not at all.
+
+    So of two that write at once one stops, whatever the order of their requests, and the record
+    that stays is of whoever wrote the files. The first file decides: who comes second finds it
+    changed. A late writer that still gets its record in, beside files that were replaced since, is
+    replaced by whoever wrote these.
+
+    Args:
+        ledger: of the split.
+        shard: its number.
+        keys: of its files.
+
+    Attributes:
+        files: what was written.
+    """
+
+    def __init__(self, ledger: Ledger, shard: int, keys: Mapping[str, str]) -> None:
+        self.files: dict[str, ShardFile] = {}
+        self._ledger, self._storage, self._keys = ledger, ledger.storage, keys
+        self._record = ledger.shard_version(shard)
+        self._versions = {name: self._storage.version(key) for name, key in keys.items()}
+
+    def write(self, name: str, chunks: Iterator[npt.NDArray[Any] | bytes]) -> None:
+        """Write a file.
+
+        Raises:
+            ChangedError: another process wrote it meanwhile.
+        """
+        digest, size = xxhash.xxh3_128(), 0
+
+        def measured() -> Iterator[bytes | memoryview]:
+            nonlocal size
+            for piece in shard_pieces(chunks):
+                digest.update(piece)
+                size += len(piece)
+                yield piece
+
+        key = self._keys[name]
+        changed = None
+        try:
+            self._versions[name] = self._storage.write(key, measured(), self._versions[name])
+        except ChangedError as error:
+            self._versions[name], changed = self._storage.version(key), error
+        self.files[name] = ShardFile(bytes=size, xxh3_128=digest.hexdigest())
+        if changed and not self._holds(name):  # else it is whole: the answer was lost
+            raise changed
+
+    def commit(self, record: ShardRecord) -> None:
+        """Commit the record, while the files are still those that were written.
+
+        Raises:
+            ChangedError: another process wrote one of them, or goes on writing records.
+        """
+        for left in reversed(range(_TRIES)):
+            for name, key in self._keys.items():
+                if self._storage.version(key) != self._versions[name] and not self._holds(name):
+                    raise ChangedError(f"{self._storage}/{key}")
+            try:
+                self._ledger.commit_shard(record, self._record)
+                break
+            except ChangedError:
+                if not left:
+                    raise
+            self._record = self._ledger.shard_version(record.shard)
+
+    def _holds(self, name: str) -> bool:
+        """Whether a file has the content that was written."""
+        try:
+            return file_digest(self._storage.open(self._keys[name])) == self.files[name].xxh3_128
+        except (FileNotFoundError, EOFError):
+            return False
+
+
 def _key(tag: str, split: str) -> str:
     return f"{LEDGER}/{tag}/{split}/.grant"
 
@@ -112,10 +192,14 @@ class _SharedFolder(LocalStorage):
         super().__init__(storage.root)
         self._own = secrets.token_hex(4)
 
-    def write(self, key: str, content: Buffers) -> None:
+    def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:
         path = self._inside(key)
         folder, _, name = key.rpartition("/")
         staged = f"{folder}/.{name}.{self._own}.tmp"
-        super().write(staged, content)
+        version = super().write(staged, content)
+        if only_if is not None and only_if != self.version(key):
+            self.remove(staged)
+            raise ChangedError(f"{self}/{key}")
         os.replace(self._inside(staged), path)
         fsync(path.parent)
+        return version

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 from torch import Tensor
 
-from bertvision.errors import IncompleteSplitError, InputError
+from bertvision.errors import InputError
 from bertvision.featurestore.creation import (
     SplitContents,
     SplitSpec,
@@ -23,19 +22,19 @@ from bertvision.featurestore.creation import (
     mend_split,
     write_shared,
 )
-from bertvision.featurestore.delegation import Grant, withdraw
+from bertvision.featurestore.delegation import Grant, ShardAttempt, withdraw
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import ShardFile, ShardRecord
+from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.format.shard import example_checksums, shard_key
-from bertvision.featurestore.format.shardfile import compress, shard_pieces
+from bertvision.featurestore.format.shardfile import compress
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.opening import open_storage
-from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.storage.storage import ChangedError, Storage
 
 
 def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
@@ -49,10 +48,6 @@ def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
         scale = groups * np.dtype(encoding.scale_dtype).itemsize
         total += plan.shard_tokens * layers * scale + (4 + 16) + 4
     return int(plan.n_shards * total)
-
-
-class _CommittedError(Exception):
-    """Somebody else committed the shard."""
 
 
 class SplitWriter:
@@ -98,7 +93,8 @@ class SplitWriter:
         Raises:
             InputError: the shapes are not those of the plan.
             DiskSpaceError: the disk is full; what was committed before stays whole.
-            LockedError: the right to write was lent, and taken away.
+            LockedError: the right to write was lent, and taken away; or another process writes the
+                shard.
         """
         record, encoding = self.split.record, self.split.encoding
         examples = self.plan.examples_of(shard)
@@ -117,50 +113,52 @@ class SplitWriter:
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         checksums: list[list[int]] = []
         chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
-        with full_disk_named(self.ledger.storage), suppress(_CommittedError):
+        content = {"hidden_states": chunks}
+        if scale is not None:
+            whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
+            whole[: len(scale)] = scale.numpy()
+            content["scale"] = iter([whole])
+        with full_disk_named(self.ledger.storage):
             self._check_right()
-            self._check_free(shard)
-            files = {"hidden_states": self._write("hidden_states", shard, chunks)}
-            if scale is not None:
-                whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
-                whole[: len(scale)] = scale.numpy()
-                files["scale"] = self._write("scale", shard, iter([whole]))
-            committed = ShardRecord(
-                shard=shard,
-                split_sha256=record.identity,
-                examples=len(examples),
-                tokens=rows[0],
-                nonfinite=nonfinite,
-                files=files,
-                checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
-            )
-            self._check_right()
-            self.ledger.commit_shard(committed)
-            self._again.discard(shard)
-            return committed
-        return self._committed(shard)
-
-    def _committed(self, shard: int) -> ShardRecord:
-        record = self.ledger.find_shard(shard, self.split.record)
-        if record is None:
-            raise IncompleteSplitError(
-                f"shard {shard} of {self.split.name} was taken back meanwhile"
-            )
-        return record
+            # before the versions: what is written after them is seen by them
+            if (others := self._committed_by_others(shard)) is not None:
+                return others
+            written = ShardAttempt(self.ledger, shard, {n: self._key(n, shard) for n in content})
+            try:
+                for name, pieces in content.items():
+                    written.write(name, pieces)
+                committed = ShardRecord(
+                    shard=shard,
+                    split_sha256=record.identity,
+                    examples=len(examples),
+                    tokens=rows[0],
+                    nonfinite=nonfinite,
+                    files=written.files,
+                    checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
+                )
+                self._check_right()
+                written.commit(committed)
+            except ChangedError:
+                if (others := self._committed_by_others(shard)) is not None:
+                    return others
+                raise
+        self._again.discard(shard)
+        return committed
 
     def _check_right(self) -> None:
         if self._grant is not None:
             self._grant.check(self.ledger.storage)
 
-    def _check_free(self, shard: int) -> None:
-        """Where the right to write was lent: nobody else committed the shard meanwhile.
+    def _committed_by_others(self, shard: int) -> ShardRecord | None:
+        """Where the right to write was lent: the record of whoever committed the shard before.
 
         A worker that comes back late may be of another kind of machine, and what it computed differ
-        in the last bit: it leaves a committed shard alone. Once the first of its files is in place
-        it goes on to its own record, so that the last writer's files and record belong together.
+        in the last bit: it leaves a committed shard alone.
         """
-        if self._grant and self.ledger.find_shard(shard, self.split.record) is not None:
-            raise _CommittedError
+        return self.ledger.find_shard(shard, self.split.record) if self._grant else None
+
+    def _key(self, name: str, shard: int) -> str:
+        return shard_key(self.split.record, name, shard)
 
     def _layers(
         self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
@@ -172,23 +170,6 @@ class SplitWriter:
             chunk[: len(codes)] = codes[:, layer]
             checksums.append(example_checksums(chunk, offsets))
             yield compress(chunk, record.compression)
-
-    def _write(
-        self, name: str, shard: int, chunks: Iterator[npt.NDArray[Any] | bytes]
-    ) -> ShardFile:
-        digest, size = xxhash.xxh3_128(), 0
-
-        def measured() -> Iterator[bytes | memoryview]:
-            nonlocal size
-            for piece in shard_pieces(chunks):
-                digest.update(piece)
-                size += len(piece)
-                yield piece
-            if name == "hidden_states":  # the first; once more, before it takes its place
-                self._check_free(shard)
-
-        self.ledger.storage.write(shard_key(self.split.record, name, shard), measured())
-        return ShardFile(bytes=size, xxh3_128=digest.hexdigest())
 
 
 def granted_writer(grant: Grant) -> SplitWriter:

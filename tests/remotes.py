@@ -1,19 +1,28 @@
-"""Servers on this machine that stores can be read from: HTTP with latency and a rate, and S3."""
+"""Servers that stores can be read from: HTTP with latency and a rate, and S3.
+
+Where the environment variable BERTVISION_TEST_S3 holds the URL of an S3 server, that one is taken,
+with the credentials of the environment; else one is made.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
 
 _BLOCK = 1 << 16
+OUTSIDE = os.environ.get("BERTVISION_TEST_S3")
+only_ours = pytest.mark.skipif(bool(OUTSIDE), reason="looks into the server that the tests make")
 
 
 class SlowServer(ThreadingHTTPServer):
@@ -141,16 +150,108 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class FaultyProxy(ThreadingHTTPServer):
+    """Stands before the S3 server of the environment; of each write the first answer is lost.
+
+    Args:
+        latency: seconds before a request is passed on.
+
+    Attributes:
+        lost: the requests whose answers were lost.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *, latency: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), _Forward)
+        self.latency = latency
+        self.lost: list[str] = []
+        self.server = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc
+
+    @contextmanager
+    def running(self) -> Iterator[FaultyProxy]:
+        thread = threading.Thread(target=self.serve_forever, daemon=True)
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{self.server_address[1]}")
+            forget_file_systems()
+            try:
+                yield self
+            finally:
+                forget_file_systems()
+                self.shutdown()
+                self.server_close()
+                thread.join()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is none."""
+
+
+class _Forward(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyProxy
+
+    def _forward(self) -> None:
+        body = self._body()
+        time.sleep(self.server.latency)
+        to = HTTPConnection(self.server.server)
+        to.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in ("expect", "transfer-encoding", "content-length"):
+                to.putheader(name, value)
+        to.putheader("Content-Length", str(len(body)))
+        to.endheaders(body)
+        answer = to.getresponse()
+        content = answer.read()
+        to.close()
+        line = f"{self.command} {self.path.partition('?')[0]}"
+        completes = self.command == "POST" and "uploadId" in self.path
+        puts = self.command == "PUT" and "?" not in self.path
+        if (completes or puts) and line not in self.server.lost:
+            self.server.lost.append(line)
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward
+
+    def _body(self) -> bytes:
+        """The body of a request, in the chunks that it comes in, as the server is to have it."""
+        if self.headers.get("Transfer-Encoding", "") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
 @contextmanager
 def s3_server(**more: str) -> Iterator[list[str]]:
     """A local S3 server with the bucket ``bucket``; the environment leads to it.
 
     Args:
-        more: variables of the environment.
+        more: variables of the environment; an outside server has credentials of its own.
 
     Yields:
-        The lines of the requests that it answers.
+        The lines of the requests that it answers; none of an outside server.
     """
+    if OUTSIDE:
+        with _outside(OUTSIDE):
+            yield []
+        return
     import fsspec
     from moto.moto_server import werkzeug_app
     from moto.server import ThreadedMotoServer
@@ -183,6 +284,27 @@ def s3_server(**more: str) -> Iterator[list[str]]:
             yield requests
         finally:
             server.stop()
+            forget_file_systems()
+
+
+@contextmanager
+def _outside(url: str) -> Iterator[None]:
+    import fsspec
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        forget_file_systems()
+        fs = fsspec.filesystem("s3")
+        if not fs.exists("bucket"):
+            fs.mkdir("bucket")
+        assert not fs.ls("bucket", refresh=True), f"the tests empty the bucket `bucket` of {url}"
+        try:
+            yield
+        finally:
+            forget_file_systems()
+            fs = fsspec.filesystem("s3")
+            for path in fs.ls("bucket", refresh=True):
+                fs.rm(path, recursive=True)
             forget_file_systems()
 
 

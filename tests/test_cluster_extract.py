@@ -152,10 +152,12 @@ class Assassin:
             storage, files_written = writer.ledger.storage, 0
             write = storage.write
 
-            def dying(key: str, content: Any) -> None:
+            def dying(key: str, content: Any, *condition: str) -> str:
                 nonlocal files_written
-                write(key, _half(content) if files_written == self.moments[shard] else content)
+                half = files_written == self.moments[shard]
+                version = str(write(key, _half(content) if half else content, *condition))
                 files_written += 1
+                return version
 
             storage.write = dying  # type: ignore[method-assign]
             real(writer, shard, *rest)

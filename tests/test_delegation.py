@@ -102,9 +102,10 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
         late = granted_writer(context.__enter__())
         storage, write = late.ledger.storage, late.ledger.storage.write
 
-        def slowly(key: str, content: object) -> None:
-            write(key, content)  # type: ignore[arg-type]
+        def slowly(*args: Any) -> str:
+            version: str = write(*args)
             context.__exit__(None, None, None)
+            return version
 
         storage.write = slowly  # type: ignore[method-assign]
         with pytest.raises(LockedError):

@@ -195,6 +195,26 @@ def test_a_server_that_ignores_conditions_is_refused(
         Made([3]).write(f"memory://ignoring/{uuid.uuid4().hex}")
 
 
+def test_a_server_that_refuses_conditions_that_hold_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It knows If-None-Match alone: a lock that was given back could never be taken again."""
+    put = MemoryObjects.put
+
+    def refusing(self: Any, path: str, data: bytes, only_if: str | None = None) -> str | None:
+        return None if only_if else put(self, path, data, only_if)
+
+    storage = open_storage(f"memory://refusing/{uuid.uuid4().hex}")
+    with storage.lock("l", "first"):
+        pass
+    monkeypatch.setattr(MemoryObjects, "put", refusing)
+    with (
+        pytest.raises(StoreError, match="refuses to replace what nobody.*a server that knows"),
+        storage.lock("l", "second"),
+    ):
+        pass
+
+
 def test_a_renewal_whose_answer_was_lost_does_not_cost_the_lock() -> None:
     objects = MemoryObjects(fsspec.filesystem("memory"))
     path = f"/tests/{uuid.uuid4().hex}"

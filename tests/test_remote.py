@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remotes import SlowServer, s3_server
+from remotes import SlowServer, only_ours, s3_server
 from stores import Made
 
 from bertvision.errors import CorruptStoreError, InputError, StoreError, StoreNotFoundError
@@ -229,6 +229,7 @@ def test_damage_is_found_and_named(url: str, name: str) -> None:
 # --- few requests
 
 
+@only_ours
 @pytest.mark.parametrize("records", [4_000, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_a_large_ledger_is_listed_in_few_requests(s3: list[str], records: int) -> None:
     from moto.core import DEFAULT_ACCOUNT_ID

@@ -28,7 +28,7 @@ from bertvision.featurestore.format.records import (
     SplitRecord,
 )
 from bertvision.featurestore.storage.seal import SEAL, is_sealed, sealed
-from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
 
 LEDGER = "ledger"
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
@@ -90,9 +90,17 @@ class Ledger:
             )
         return record
 
-    def commit_split(self, record: SplitRecord) -> None:
-        """Commit the split's record: from now on the split exists."""
-        self.storage.write(f"{self._key}/split.json", _dump(record))
+    def commit_split(self, record: SplitRecord, instead_of: str = ABSENT) -> None:
+        """Commit the split's record: from now on the split exists.
+
+        Args:
+            record: of the split.
+            instead_of: the version of the record that is there.
+
+        Raises:
+            ChangedError: another process committed another one meanwhile.
+        """
+        self._commit(f"{self._key}/split.json", record, instead_of)
 
     def restore_split(self) -> None:
         """Write a damaged record again from the copy in the split's Zarr group.
@@ -101,6 +109,7 @@ class Ledger:
             CorruptStoreError: the copy is missing or damaged too.
         """
         key = f"{ROOT}/{self.tag}/{self.split}/zarr.json"
+        damaged = self.storage.version(f"{self._key}/split.json")
         try:
             copy = json.loads(self.storage.read(key))["attributes"]["bertvision"]
             record = SplitRecord.model_validate_json(json.dumps(copy))
@@ -111,7 +120,7 @@ class Ledger:
             ) from None
         if (record.tag, record.split) != (self.tag, self.split):
             raise CorruptStoreError(f"{self.storage}/{key} is the record of another split")
-        self.commit_split(record)
+        self.commit_split(record, damaged)
 
     def shards(self) -> set[int]:
         """Numbers of the committed shards."""
@@ -150,9 +159,29 @@ class Ledger:
             )
         return record
 
-    def commit_shard(self, record: ShardRecord) -> None:
-        """Commit a shard whose files are already durable."""
-        self.storage.write(self._shard_key(record.shard), _dump(record))
+    def shard_version(self, shard: int) -> str:
+        """The version of a shard's record; `ABSENT` where there is none."""
+        return self.storage.version(self._shard_key(shard))
+
+    def commit_shard(self, record: ShardRecord, instead_of: str) -> None:
+        """Commit a shard whose files are already durable.
+
+        Args:
+            record: of the shard.
+            instead_of: the version of the record that is there.
+
+        Raises:
+            ChangedError: another process committed another one meanwhile.
+        """
+        self._commit(self._shard_key(record.shard), record, instead_of)
+
+    def _commit(self, key: str, record: BaseModel, instead_of: str) -> None:
+        text = _dump(record)
+        try:
+            self.storage.write(key, text, instead_of)
+        except ChangedError:
+            if self.storage.read(key) != text:  # else the answer to the first try was lost
+                raise
 
     def retract_shard(self, shard: int) -> None:
         """Take a shard's record back: it counts as not written, and will be written again."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+import xxhash
 from numcodecs.zstd import Zstd
 
 from bertvision.errors import CorruptStoreError
@@ -27,6 +28,7 @@ ZSTD_LEVEL = 1
 CRC_BYTES = 4
 INDEX_BYTES = 16  # of a chunk: offset and length
 _MISSING = (1 << 64) - 1
+_BLOCK_BYTES = 1 << 22
 
 
 class Span(NamedTuple):
@@ -141,3 +143,20 @@ def _crc(data: npt.NDArray[Any] | bytes) -> bytes:
     if not isinstance(data, bytes):
         data = data.reshape(-1).view(np.uint8)
     return int(google_crc32c.value(data)).to_bytes(CRC_BYTES, "little")
+
+
+def file_digest(file: OpenFile) -> str:
+    """xxh3-128 of a file, in hexadecimal; closes it.
+
+    Raises:
+        EOFError: it became shorter.
+    """
+    digest, block = xxhash.xxh3_128(), np.empty(_BLOCK_BYTES, np.uint8)
+    try:
+        for offset in range(0, file.size, _BLOCK_BYTES):
+            part = block[: file.size - offset]
+            file.read_into(part, offset)
+            digest.update(part.data)
+    finally:
+        file.close()
+    return digest.hexdigest()

@@ -7,8 +7,8 @@ how old it is says the server's clock, so that the clocks of the machines do not
 
 What a lease cannot do: a holder that stands still for longer than that (a suspended machine) may
 have one request on the way when another one takes over. It finds out before its next write, and
-stops. Whatever it wrote is whole, and a shard that does not belong to its record is found by its
-checksums.
+stops. That one request is a conditional write too, of what the holder found before it began (see
+`delegation.ShardAttempt`): where the next one wrote since, it is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime
 
 from bertvision.errors import LockedError, StoreError
-from bertvision.featurestore.storage.objects import ABSENT, Objects, Stored
+from bertvision.featurestore.storage.objects import Objects, Stored
+from bertvision.featurestore.storage.storage import ABSENT
 
 LEASE_SECONDS = 60.0
 """How long a lease lasts without being renewed."""
 _POLL_SECONDS = 0.5
+_TRIES = 5
+_ADVICE = "write to a local folder and copy it there, or use a server that knows conditions"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine is suspended, where the system has such a clock: the server's does."""
 
@@ -62,13 +66,22 @@ class Lease:
 
         Raises:
             LockedError: another process holds it.
-            StoreError: the server does not judge conditions, so that everybody would get it.
+            StoreError: the server does not judge conditions, so that everybody would get it, or
+                refuses those that hold.
         """
+        refused: Counter[str] = Counter()
         while True:
             there = self._objects.get(self._path)
             if there is None or _is_over(there):
-                if self._write(there.version if there else ABSENT):
+                version = there.version if there else ABSENT
+                if self._write(version):
                     break
+                refused[version] += 1
+                if refused[version] == _TRIES:
+                    raise StoreError(
+                        f"the server of {self._name} refuses to replace what nobody else writes, "
+                        f"as one that knows only If-None-Match does: {_ADVICE}"
+                    )
             elif wait:
                 time.sleep(_POLL_SECONDS)
             else:
@@ -130,8 +143,7 @@ class Lease:
             if self._objects.put(self._path, self._content(), false) is not None:
                 raise StoreError(
                     f"the server of {self._name} ignores conditional writes (If-Match, "
-                    "If-None-Match), without which two writers cannot be kept apart: write to a "
-                    "local folder and copy it there, or use a server that knows them"
+                    f"If-None-Match), without which two writers cannot be kept apart: {_ADVICE}"
                 )
         self._objects.judges_conditions = True
 

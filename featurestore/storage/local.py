@@ -18,7 +18,7 @@ from bertvision.featurestore.storage.durable import (
     write_durably,
 )
 from bertvision.featurestore.storage.lock import exclusive
-from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
+from bertvision.featurestore.storage.storage import ABSENT, SMALL_BYTES, OpenFile, Storage
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,10 +48,18 @@ class LocalStorage(Storage):
         finally:
             file.close()
 
-    def write(self, key: str, content: Buffers) -> None:  # noqa: D102
+    def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:  # noqa: D102
         path = self._inside(key)
         self._make_folder(path.parent)
         write_durably(path, content)
+        return self.version(key)
+
+    def version(self, key: str) -> str:  # noqa: D102
+        try:
+            found = self._inside(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
 
     def size(self, key: str) -> int | None:  # noqa: D102
         path = self._inside(key)

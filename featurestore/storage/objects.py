@@ -19,13 +19,12 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from bertvision.featurestore.storage.remote_errors import server_code
+from bertvision.featurestore.storage.storage import ABSENT
 
 PART_BYTES = 16 << 20
 """Size of the parts of a large upload."""
 UPLOADS = 4
 """Parts of one upload that are on the way at once; an upload holds one more in memory."""
-ABSENT = ""
-"""As a condition: only if there is no such object."""
 
 
 class Stored(NamedTuple):
@@ -72,12 +71,22 @@ class Objects(ABC):
         """Read an object; None where there is none."""
 
     @abstractmethod
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def version(self, path: str) -> str:
+        """The version of an object; `ABSENT` where there is none."""
+
+    @abstractmethod
+    def upload(
+        self, path: str, pieces: Iterable[bytes | memoryview], only_if: str | None = None
+    ) -> str | None:
         """Write an object of any size; it is there whole when this returns, or as it was before.
 
         Args:
             path: of the object.
             pieces: of its bytes, each valid until the next is asked for.
+            only_if: as of `put`.
+
+        Returns:
+            As of `put`.
         """
 
 
@@ -101,33 +110,47 @@ class MemoryObjects(Objects):
             return None
         return Stored(data, hashlib.sha256(data).hexdigest(), time.time() - modified.timestamp())
 
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:  # noqa: D102
+    def version(self, path: str) -> str:  # noqa: D102
+        there = self.get(path)
+        return there.version if there else ABSENT
+
+    def upload(  # noqa: D102
+        self, path: str, pieces: Iterable[bytes | memoryview], only_if: str | None = None
+    ) -> str | None:
         # not joined: the pieces may share their memory
-        self._fs.pipe_file(path, b"".join(_parts(pieces)))
+        return self.put(path, b"".join(_parts(pieces)), only_if)
 
 
 class S3Objects(Objects):
     """Objects of S3, or of a server that speaks as it does.
 
-    Conditions are ``If-None-Match`` and ``If-Match`` of PutObject. Each request carries a checksum
-    of its bytes, which the server compares.
+    Conditions are ``If-None-Match`` and ``If-Match`` of PutObject and CompleteMultipartUpload.
+    Each request carries a checksum of its bytes, which the server compares.
     """
 
     # what S3 answers where a condition does not hold: it is another one, there is none (of
-    # If-Match), or somebody is writing it at this moment
-    _REFUSED = {"PreconditionFailed", "412", "NoSuchKey", "404", "ConditionalRequestConflict"}
+    # If-Match), somebody is writing it at this moment, or an upload that is completed again
+    _REFUSED = {
+        *("PreconditionFailed", "412", "NoSuchKey", "404", "ConditionalRequestConflict"),
+        "NoSuchUpload",
+    }
 
     def put(self, path: str, data: bytes, only_if: str | None = None) -> str | None:  # noqa: D102
-        condition = {}
+        return self._write("put_object", path, only_if, Body=data)
+
+    def _write(self, call: str, path: str, only_if: str | None, **fields: Any) -> str | None:
+        """Make the call that lets an object appear, and give its version; None if refused."""
         if only_if is not None:
-            condition = {"IfMatch": only_if} if only_if else {"IfNoneMatch": "*"}
+            # bare: S3 takes an ETag with its quotes and without, Ceph only without
+            bare = only_if.strip('"')
+            fields |= {"IfMatch": bare} if bare else {"IfNoneMatch": "*"}
         try:
-            done = self._fs.call_s3("put_object", Body=data, **self._at(path), **condition)
+            done = self._fs.call_s3(call, **self._at(path), **fields)
         except Exception as error:
-            if condition and server_code(error) in self._REFUSED:
+            if only_if is not None and server_code(error) in self._REFUSED:
                 return None
             raise
-        return str(done["ETag"])
+        return str(done.get("ETag") or self.version(path))  # Ceph gives none of an upload
 
     def get(self, path: str) -> Stored | None:  # noqa: D102
         from fsspec.asyn import sync
@@ -146,15 +169,24 @@ class S3Objects(Objects):
         async with answer["Body"] as body:
             return await body.read(), answer
 
-    def upload(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:  # noqa: D102
+    def version(self, path: str) -> str:  # noqa: D102
+        try:
+            return str(self._fs.call_s3("head_object", **self._at(path))["ETag"])
+        except FileNotFoundError:
+            return ABSENT
+
+    def upload(  # noqa: D102
+        self, path: str, pieces: Iterable[bytes | memoryview], only_if: str | None = None
+    ) -> str | None:
         parts = _parts(pieces)
         first = next(parts, b"")
         second = next(parts, None)
         if second is None:
-            self.put(path, first)
-            return
+            return self.put(path, first, only_if)
         upload = self._at(path)
-        upload["UploadId"] = self._fs.call_s3("create_multipart_upload", **upload)["UploadId"]
+        # which checksum the parts have is to be said before they come
+        begun = self._fs.call_s3("create_multipart_upload", ChecksumAlgorithm="CRC32", **upload)
+        upload["UploadId"] = begun["UploadId"]
         try:
             with ThreadPoolExecutor(UPLOADS, "bertvision-upload") as threads:
                 done: list[dict[str, Any]] = []
@@ -165,14 +197,22 @@ class S3Objects(Objects):
                     if len(on_the_way) == UPLOADS:
                         done.append(on_the_way.popleft().result())
                 done += [future.result() for future in on_the_way]
-            self._fs.call_s3("complete_multipart_upload", MultipartUpload={"Parts": done}, **upload)
+            fields = {"UploadId": upload["UploadId"], "MultipartUpload": {"Parts": done}}
+            version = self._write("complete_multipart_upload", path, only_if, **fields)
         except BaseException:
-            with suppress(Exception):  # or what was uploaded of it would be kept, and paid for
-                self._fs.call_s3("abort_multipart_upload", **upload)
+            self._abort(upload)
             raise
+        if version is None:
+            self._abort(upload)
+        return version
+
+    def _abort(self, upload: dict[str, str]) -> None:
+        with suppress(Exception):  # or what was uploaded of it would be kept, and paid for
+            self._fs.call_s3("abort_multipart_upload", **upload)
 
     def _upload_part(self, upload: dict[str, str], number: int, part: bytes) -> dict[str, Any]:
-        done = self._fs.call_s3("upload_part", PartNumber=number, Body=part, **upload)
+        fields = {"PartNumber": number, "Body": part, "ChecksumAlgorithm": "CRC32"}
+        done = self._fs.call_s3("upload_part", **fields, **upload)
         # with the checksum that was sent, which the server compares again at the end
         sums = {name: done[name] for name in done if name.startswith("Checksum") and done[name]}
         sums.pop("ChecksumType", None)

@@ -24,7 +24,7 @@ from bertvision.featurestore.storage.remote_errors import (
     server_code,
 )
 from bertvision.featurestore.storage.remotefile import RemoteFile
-from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
+from bertvision.featurestore.storage.storage import SMALL_BYTES, ChangedError, OpenFile, Storage
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -69,7 +69,7 @@ class RemoteStorage(Storage):
             raise CorruptStoreError(f"{self._url}/{key} has more than {most} bytes")
         return data
 
-    def write(self, key: str, content: Buffers) -> None:  # noqa: D102
+    def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:  # noqa: D102
         failed: list[Exception] = []
 
         def pieces() -> Iterator[bytes | memoryview]:
@@ -78,13 +78,20 @@ class RemoteStorage(Storage):
             except Exception as error:
                 failed.append(error)
                 raise
+            self._writable()  # what takes long may have cost the lock
 
         try:
-            self._do(key, self._writable().upload, pieces())
+            version = self._do(key, self._writable().upload, pieces(), only_if)
         except StoreError:
             if failed:  # not the file system did, but what makes the content
                 raise failed[0] from None
             raise
+        if version is None:
+            raise ChangedError(f"{self._url}/{key}")
+        return version
+
+    def version(self, key: str) -> str:  # noqa: D102
+        return self._do(key, self._writable().version)
 
     def size(self, key: str) -> int | None:  # noqa: D102
         try:

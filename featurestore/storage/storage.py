@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bertvision.errors import LockedError
 from bertvision.featurestore.storage.durable import Buffers
 
 if TYPE_CHECKING:
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 1 << 26
 """Records and metadata are smaller."""
+ABSENT = ""
+"""The version of a file that is not there."""
+
+
+class ChangedError(LockedError):
+    """A file is not the one that was to be replaced: another process wrote it meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} was written by another process meanwhile, and only one may write it at a "
+            "time; what was committed is whole: run the same command again, it goes on from there"
+        )
+
+    def __reduce__(self) -> tuple[type[LockedError], tuple[str]]:
+        return LockedError, (str(self),)  # what the caller of another process needs to know
 
 
 class OpenFile(Protocol):
@@ -65,13 +81,26 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def write(self, key: str, content: Buffers) -> None:
+    def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:
         """Write a file durably: it is there whole, or as it was before.
 
         Args:
             key: of the file.
             content: its bytes, or pieces of them, each valid until the next is asked for.
+            only_if: the version it must have. A holder of a lock that the operating system keeps
+                needs no such condition, and a local folder does not look at it.
+
+        Returns:
+            The version it has now.
+
+        Raises:
+            ChangedError: it has another version; or it is this very content, and the answer of
+                the server was lost.
         """
+
+    @abstractmethod
+    def version(self, key: str) -> str:
+        """Tell the version of a file, which changes when it is written; `ABSENT` where none is."""
 
     @abstractmethod
     def size(self, key: str) -> int | None:
