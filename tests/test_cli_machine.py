@@ -68,8 +68,9 @@ from bertvision.pipelines.workspace.workspace import Workspace
 workspaces = st.sampled_from(WORKSPACES)
 splits = st.sampled_from(SPLITS)
 runs = st.sampled_from(RUNS)
-moments = st.integers(0, 150)
-"""Numbers of calls that change files, at which a command is killed; some are after its end."""
+writing = st.integers(0, 240) | st.integers(230, 480)
+"""Numbers of calls that change files, at which a command is killed: as many before the first shard,
+when a split is created, as after it. Some are after the command's end."""
 ALIKE = [("1e/dev", "0.5e/dev"), ("0.5e/dev", "1e/dev"), RUNS, RUNS[::-1]]
 RENAMED = [*[("", "")] * 4, *ALIKE]
 """What a part may be copied over in place of what it was."""
@@ -96,9 +97,7 @@ class CommandLine(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
 
-    @initialize(
-        begun=st.tuples(*[st.sampled_from(["", *ENCODINGS, *ENCODINGS])] * 2), heads=st.booleans()
-    )
+    @initialize(begun=st.tuples(*[st.sampled_from(["", *ENCODINGS])] * 2), heads=st.booleans())
     def begin(self, begun: tuple[str, str], heads: bool) -> None:
         left_out = shutil.ignore_patterns(*([] if heads else ["heads"]))
         for name, encoding in zip(WORKSPACES, begun, strict=True):
@@ -124,7 +123,7 @@ class CommandLine(RuleBasedStateMachine):
     def extract(self, name: str, split: str, encoding: str) -> None:
         extract(self.at[name], split, encoding)
 
-    @rule(name=workspaces, split=splits, encoding=st.sampled_from(ENCODINGS), moment=moments)
+    @rule(name=workspaces, split=splits, encoding=st.sampled_from(ENCODINGS), moment=writing)
     def extract_killed(self, name: str, split: str, encoding: str, moment: int) -> None:
         self.killed(moment, lambda: extract(self.at[name], split, encoding))
 
@@ -159,6 +158,7 @@ class CommandLine(RuleBasedStateMachine):
         clean = self.origin(name, split)
         held = files_of(self.at[name] / "activations", split)
         for path, data in clean.files.items():
+            assert path in held or path.endswith(".sha256"), path
             if path.endswith("zarr.json"):
                 assert arrays.same_metadata(held[path], data), path
             elif path.endswith(".sha256") and path not in held:
@@ -180,7 +180,7 @@ class CommandLine(RuleBasedStateMachine):
             assert json.loads(self.store(name, "verify", split, "--json").stdout) == {split: []}
             self.check_whole(name, split)
 
-    @rule(name=workspaces, split=splits, moment=moments)
+    @rule(name=workspaces, split=splits, moment=writing)
     def repair_killed(self, name: str, split: str, moment: int) -> None:
         self.killed(moment, lambda: self.store(name, "repair", split))
 
@@ -189,7 +189,7 @@ class CommandLine(RuleBasedStateMachine):
         if self.store(name, "rm", split, "--yes").status == 0:
             assert split not in opened(self.at[name] / "activations")
 
-    @rule(name=workspaces, split=splits, moment=moments)
+    @rule(name=workspaces, split=splits, moment=st.integers(0, 120))
     def remove_killed(self, name: str, split: str, moment: int) -> None:
         self.killed(moment, lambda: self.store(name, "rm", split, "--yes"))
 
@@ -218,7 +218,7 @@ class CommandLine(RuleBasedStateMachine):
         record = self.origin(name, "1e/train")
         assert clean == self.clean.trained(record.workspace, record.encoding, run)
 
-    @rule(name=workspaces, run=runs, moment=moments)
+    @rule(name=workspaces, run=runs, moment=st.integers(0, 35))
     def train_killed(self, name: str, run: str, moment: int) -> None:
         self.killed(moment, lambda: train(self.at[name], run))
 
@@ -345,6 +345,8 @@ class CommandLine(RuleBasedStateMachine):
                     assert clean.split == split
                     for part, value in given.items():
                         assert value == clean.readings[part], f"{split} {part}"
+                if not held.verify():
+                    self.check_whole(name, split)
             self.read[name] = now
 
     @invariant()
@@ -416,7 +418,7 @@ def play(clean: CleanRuns, **options: Any) -> None:
 
 
 def test_whatever_is_done_in_whatever_order_what_reads_is_true(clean: CleanRuns) -> None:
-    play(clean, max_examples=5, stateful_step_count=14, derandomize=True)
+    play(clean, max_examples=5, stateful_step_count=12, derandomize=True)
 
 
 @pytest.mark.slow
