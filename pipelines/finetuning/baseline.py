@@ -67,6 +67,7 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
         weights_sha256=info.weights_sha256,
         split="dev",
         rules=found.rules,
+        threshold_tuned_on="tune" if "tune" in logits and found.tuned else None,
         seconds={split: seconds for split, (_, seconds) in used.items()},
         sha256=digests_in(
             folder, ["predictions.json", *(f"{split}.safetensors" for split in splits)]

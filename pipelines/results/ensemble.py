@@ -110,7 +110,7 @@ def ensemble(
         fraction=_common([training.fraction for training in trainings], 1.0),
         seed=_common([training.seed for training in trainings], 0),
         rules=scores.rules,
-        threshold_tuned_on=None if tune is None else "tune",
+        threshold_tuned_on="tune" if tune is not None and scores.tuned else None,
         weights={name: part.weights_sha256 for name, part in zip(names, parts, strict=True)},
         seconds=time.perf_counter() - started,
         command=ensemble_command(names, combine, trained_on, tag, split),

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.tasks.scores import Rules
+from bertvision.pipelines.tasks.scores import Rules, is_untuned
 from bertvision.pipelines.workspace.records import (
     BertScores,
     EnsembleScores,
@@ -71,6 +71,13 @@ class Result(NamedTuple):
     """Members of an ensemble: names of runs, and ``bert``."""
     sha256: Mapping[str, str] = MappingProxyType({})
     """Digests of files in ``folder``, by name; of older results none."""
+    threshold_tuned_on: str | None = None
+    """Split that tuned the no-answer threshold; None where there is none, or it was left at 0."""
+
+    @property
+    def untuned(self) -> bool:
+        """Whether its threshold was left at 0, where others tune it (`is_untuned`)."""
+        return is_untuned(self.rules, self.threshold_tuned_on)
 
 
 def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
@@ -121,6 +128,7 @@ def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
                 folder=path.parent,
                 command=BERT_COMMAND,
                 sha256=scores.sha256,
+                threshold_tuned_on=scores.threshold_tuned_on,
             )
 
 
@@ -161,6 +169,7 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
             folder=path.parent,
             command=again,
             sha256=scores.sha256,
+            threshold_tuned_on=scores.threshold_tuned_on,
         )
 
 
@@ -189,6 +198,7 @@ def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
             command=again,
             members=members,
             sha256=scores.sha256,
+            threshold_tuned_on=scores.threshold_tuned_on,
         )
 
 

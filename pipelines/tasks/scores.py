@@ -57,11 +57,13 @@ class Scores(NamedTuple):
             file; whether the question is answerable; the index of the class; or the score.
         na_scores: by question id, how much better no answer scores than the best span, or than
             answerable; empty where the items are no questions.
+        tuned: whether the held-out part that was given could tell a threshold.
     """
 
     rules: Rules
     predictions: dict[str, str] | dict[str, bool] | dict[str, int] | dict[str, float]
     na_scores: dict[str, float]
+    tuned: bool = True
 
 
 def headline(rules: Rules) -> Mapping[str, float]:
@@ -71,6 +73,18 @@ def headline(rules: Rules) -> Mapping[str, float]:
         rules: of its ``metrics.json``.
     """
     return rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
+
+
+def is_untuned(rules: Rules, tuned_on: str | None) -> bool:
+    """Whether the threshold that ``n-best`` answers with was left at 0, where others tune it.
+
+    Such scores and tuned ones cannot be compared: the difference is of the thresholds too.
+
+    Args:
+        rules: of its ``metrics.json``.
+        tuned_on: the split that tuned its threshold, likewise.
+    """
+    return tuned_on is None and "n-best" in rules and rules["n-best"]["threshold"] is not None
 
 
 def kind_of_metrics(metrics: Container[str]) -> Kind:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import BertvisionWarning, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
@@ -49,7 +50,7 @@ def evaluate(
     """Score heads on a split of a snapshot's activations, in one pass for all heads.
 
     The no-answer threshold is tuned on the ``tune`` split of the same snapshot, where it was
-    extracted; else it is 0.
+    extracted; else it is 0, with a warning.
 
     Args:
         workspace: with the heads and the activations.
@@ -102,6 +103,7 @@ def evaluate_across(
         scored = head_activations(workspace, tag, kind, split)
         for folder, head in group.items():
             head.check_fits(scored, folder.name)
+    _warn_of_no_threshold(workspace, {kind for kind, _ in groups}, tag, split)
     results: dict[Path, HeadScores] = {}
     for (kind, _), group in groups.items():
         results |= _evaluate(workspace, kind, group, tag, split, head_precision(precision, kind))
@@ -129,6 +131,23 @@ def is_evaluated(
         )
     except (OSError, WorkspaceError):
         return False
+
+
+def _warn_of_no_threshold(
+    workspace: Workspace, kinds: Collection[Kind], tag: SnapshotTag, split: str
+) -> None:
+    """Say that a threshold stays at 0, while that of BERT is tuned."""
+    for kind in kinds:
+        if "tune" in _splits(workspace, kind, tag, split):
+            continue
+        if task_of_kind(kind, workspace.config.task.name).tunes:
+            warnings.warn(
+                f"the no-answer threshold of these heads stays at 0, so that they cannot be "
+                f"compared with BERT, whose threshold is tuned: {tag} has no stored split tune "
+                f"(`bertvision extract --checkpoint {tag} --split tune`, then evaluate again)",
+                BertvisionWarning,
+                stacklevel=4,
+            )
 
 
 def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str, ActivationSplit]:
@@ -176,7 +195,7 @@ def _evaluate(
     loaded = list(heads.values())
     found = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)
-    if (held_out := splits.get("tune")) is not None and held_out is not scored:
+    if (held_out := splits.get("tune", scored)) is not scored:
         tune = predict(loaded, task, held_out, precision, f"threshold on {held_out.name}")
     results = {}
     for folder, logits, held_out_too in zip(heads, found, tune, strict=True):
@@ -187,6 +206,13 @@ def _evaluate(
                 "with a lower --lr and --overwrite"
             )
         scores = task.score(logits, held_out_too)
+        if held_out_too is not None and not scores.tuned:
+            warnings.warn(
+                f"the no-answer threshold stays at 0: {held_out.name} has no unanswerable question "
+                "to tune it on",
+                BertvisionWarning,
+                stacklevel=4,
+            )
         results[folder] = HeadScores(
             head=name,
             trained_on=folder.parent.name,
@@ -194,7 +220,7 @@ def _evaluate(
             split=split,
             rules=scores.rules,
             precision=precision,
-            threshold_tuned_on=None if held_out_too is None else "tune",
+            threshold_tuned_on="tune" if held_out_too is not None and scores.tuned else None,
             seconds=time.perf_counter() - started,
             weights_sha256=sha256_of_files([folder / "model.safetensors"]),
             provenance=scored.record.provenance,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bertvision.errors import StoreNotFoundError
 from bertvision.featurestore.format.records import Provenance
@@ -108,10 +108,20 @@ class BertScores(Record):
     weights_sha256: str
     split: str
     rules: Rules
+    threshold_tuned_on: str | None = None
     seconds: dict[str, float]
     """Seconds of the forward passes, by split."""
     sha256: dict[str, str] = {}
     """Digests of the files beside it, by name; earlier versions kept none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuned_where_tune_was_run(cls, values: Any) -> Any:
+        """Earlier versions did not say it: BERT was run over tune where a threshold was tuned."""
+        seconds = values.get("seconds") if isinstance(values, dict) else None
+        if isinstance(seconds, dict) and "tune" in seconds and "threshold_tuned_on" not in values:
+            return {**values, "threshold_tuned_on": "tune"}
+        return values
 
 
 class HeadScores(Record):

@@ -58,10 +58,10 @@ class SpanTask(QuestionTask):
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one."""
         threshold: float | None = 0.0 if self.tunes else None
-        tuned = threshold
+        found = None
         if self.tunes and tune is not None:
             found = tune_threshold(decode(tune), tune.windows.items)
-            tuned = threshold if found is None else found
+        tuned = threshold if found is None else found
         n_best, argmax = decode(dev), decode(dev, rule="argmax")
         rules: Rules = {}
         for name, predictions, at in (
@@ -72,5 +72,8 @@ class SpanTask(QuestionTask):
             metrics = squad_metrics(apply_threshold(predictions, at), dev.windows.items)
             rules[name] = {"threshold": at, "metrics": dict(metrics)}
         return Scores(
-            rules, apply_threshold(n_best, tuned), {id_: p.na_score for id_, p in n_best.items()}
+            rules,
+            apply_threshold(n_best, tuned),
+            {id_: p.na_score for id_, p in n_best.items()},
+            tuned=found is not None,
         )
