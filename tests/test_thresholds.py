@@ -7,17 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from byhand import fields, rewrite
+from byhand import change, fields, rewrite
 from labs import HEADS, scored_copy
+from reports import read_table
 
-from bertvision.errors import BertvisionWarning
+from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.results.columns import FOOTNOTE
+from bertvision.pipelines.results.compare import compare
+from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.squad import spans
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.heads import evaluated_table
+from bertvision.verbs.results import results_table
+from bertvision.verbs.sweep import sweep_table
+from bertvision.verbs.systems import compare_table, ensemble_table
 
 HEAD = HEADS[0]
 
@@ -79,3 +89,87 @@ def test_a_part_without_unanswerable_questions_tunes_nothing(
     for scores in (head, evaluate_bert(lab, "0.5e")):
         assert scores.threshold_tuned_on is None
         assert scores.rules["n-best"]["threshold"] == 0
+
+
+def test_tuned_and_untuned_systems_are_not_compared(lab: Workspace) -> None:
+    for first, second in ((f"{HEAD}:0.5e:1e", "bert:1e"), ("bert:1e", f"{HEAD}:0.5e:1e")):
+        with pytest.raises(
+            InputError, match=f"threshold of bert:1e was tuned on tune, that of {HEAD}"
+        ) as e:
+            compare(lab, first, second, resamples=10)
+        command = f"`bertvision evaluate {HEAD} --trained-on 0.5e --checkpoint 1e` tunes it too"
+        assert f"`bertvision extract --checkpoint 1e --split tune`, {command}" in str(e.value)
+    alike = compare(lab, f"{HEADS[1]}:0.5e:1e", "bert:1e", resamples=10)
+    assert alike["threshold_tuned_on"] == "tune"
+    assert FOOTNOTE not in flat(compare_table(alike))
+    same = compare(lab, f"{HEAD}:0.5e:1e", f"{HEAD}:0.5e:1e", resamples=10)
+    assert same["threshold_tuned_on"] is None
+    assert flat(compare_table(same)).count(" * ") == 3  # both systems, and the footnote
+    assert FOOTNOTE in flat(compare_table(same))
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_rows_never_average_or_subtract_the_two(lab: Workspace) -> None:
+    """Two seeds, of which one is tuned, stay two rows; an ensemble then has no best member."""
+    (head,) = (r for r in read_rows(lab).heads if (r["name"], r["checkpoint"]) == (HEAD, "1e"))
+    assert (head["difference"], head["retention"], head["threshold_tuned_on"]) == (None,) * 3
+    folder = lab.head_dir("0.5e", HEAD)
+    seed = folder.with_name(f"{HEAD}@s1")
+    shutil.copytree(folder, seed)
+    training = fields(seed / "config.json")["training"]
+    change(seed / "config.json", training={**training, "seed": 1})
+    rules = fields(seed / "eval/1e/metrics.json")["rules"]
+    rules["n-best"]["threshold"] = 0.5
+    change(seed / "eval/1e/metrics.json", threshold_tuned_on="tune", rules=rules)
+    ensemble(lab, [HEADS[1]], with_bert=True, trained_on="0.5e", tag="1e")
+    with pytest.warns(BertvisionWarning, match="stays at 0"):
+        ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="1e")
+    rows = read_rows(lab)
+    there = [r for r in rows.heads if (r["name"], r["checkpoint"]) == (HEAD, "1e")]
+    assert [(r["seeds"], r["threshold_tuned_on"]) for r in there] == [(1, None), (1, "tune")]
+    assert [r["difference"] is None for r in there] == [True, False]
+    (both,) = (r for r in rows.heads if (r["name"], r["checkpoint"]) == (HEAD, "0.5e"))
+    assert both["seeds"] == 2
+    gains = {len(r["members"]) + ("bert" in r["members"]): "gain" in r for r in rows.ensembles}
+    assert gains == {3: True, 2: False}
+    by_seed = sweep_table([r | {"baseline": None} for r in there]).splitlines()
+    assert [line.startswith(f"{HEAD} * ") for line in by_seed[1:3]] == [True, False]
+
+
+def test_every_table_marks_them_with_the_same_words(lab: Workspace, tmp_path: Path) -> None:
+    with pytest.warns(BertvisionWarning, match="stays at 0"):
+        together = ensemble(lab, HEADS, with_bert=False, trained_on="0.5e", tag="1e")
+    with pytest.warns(BertvisionWarning, match="stays at 0"):
+        scored = evaluate(lab, HEADS, trained_on="0.5e", tag="1e", precision="32")
+    results = read_rows(lab)
+    tables = {
+        "evaluate": evaluated_table([s.to_json() for s in scored]),
+        "ensemble": ensemble_table(together),
+        "results": results_table(results.runs),
+        "sweep": sweep_table(results.heads),
+    }
+    for name, table in tables.items():
+        assert flat(table).count(FOOTNOTE) == 1, name
+        marked = [line for line in table.splitlines() if line.startswith(f"{HEAD} *")]
+        assert len(marked) == (2 if name == "sweep" else 1), name  # there its costs too
+    tuned = evaluate(lab, HEADS, trained_on="0.5e", tag="0.5e", precision="32")
+    assert "*" not in evaluated_table([s.to_json() for s in tuned])
+
+
+def test_the_report_marks_them_and_says_so_first(lab: Workspace, tmp_path: Path) -> None:
+    written = write_report(lab, tmp_path / "report")
+    page = written.page.read_text(encoding="utf-8")
+    headline = page.split('id="workspace"')[0]
+    assert f"{FOOTNOTE} They are 1 of 6 results." in headline
+    for name in ("results", "runs", "cross_checkpoint"):
+        rows = read_table(written.page, name)
+        key = "run" if name == "runs" else "name"
+        assert [r[key] for r in rows if "*" in r[key]] == [f"{HEAD} *"]
+        assert page.split(f'id="table-{name}"')[1].split("tables/")[0].count(FOOTNOTE) == 1
+    (row,) = (r for r in read_table(written.page, "results") if "*" in r["name"])
+    assert (row["threshold_tuned_on"], row["difference"], row["retention"]) == ("", "", "")
+    (best,) = (r for r in read_table(written.page, "learning_curve") if r["checkpoint"] == "1e")
+    assert best["earlier_head"] == HEADS[1]

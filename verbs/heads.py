@@ -29,7 +29,15 @@ from bertvision.verbs.arguments.reading import (
     parse_tag,
 )
 from bertvision.verbs.rows import Rows
-from bertvision.verbs.tables import Values, baseline_cells, metric_cells, metric_names, number
+from bertvision.verbs.tables import (
+    Values,
+    baseline_cells,
+    marked_scores,
+    metric_cells,
+    metric_names,
+    number,
+    with_footnote,
+)
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
@@ -191,7 +199,7 @@ def evaluated_table(results: Sequence[Values]) -> str:
         names = metric_names(metrics)
         rows = [
             [
-                *(r["head"], r["trained_on"], r["checkpoint"]),
+                *(marked_scores(r["head"], r), r["trained_on"], r["checkpoint"]),
                 *metric_cells(found, names),
                 *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
             ]
@@ -202,5 +210,5 @@ def evaluated_table(results: Sequence[Values]) -> str:
             rows.append([name, "-", "-", *never, "-", "-"])
         header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
         if rows:
-            tables.append(format_table(header, rows))
+            tables.append(with_footnote(format_table(header, rows), [row[0] for row in rows]))
     return "\n\n".join(tables)

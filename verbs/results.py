@@ -8,7 +8,7 @@ from bertvision.pipelines.text import format_table
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag
 from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import Values, metric_cells, metric_names, number
+from bertvision.verbs.tables import Values, metric_cells, metric_names, number, with_footnote
 
 
 def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row]:
@@ -82,8 +82,11 @@ def predictions(
 
 def results_table(rows: Sequence[Values]) -> str:
     """Systems with their scores, and the difference from BERT."""
+    from bertvision.pipelines.results.columns import marked
+
     metrics = metric_names(rows)
-    return format_table(
+    names = [marked(r["name"], r) for r in rows]
+    table = format_table(
         [
             "system",
             "part of data",
@@ -95,11 +98,12 @@ def results_table(rows: Sequence[Values]) -> str:
         ],
         [
             [
-                *(r["name"], f"{r['fraction']:.4g}", str(r["seed"])),
+                *(name, f"{r['fraction']:.4g}", str(r["seed"])),
                 *(r["trained_on"], r["checkpoint"]),
                 *metric_cells(r, metrics),
                 number(r["difference"], "{:+.1f}"),
             ]
-            for r in rows
+            for name, r in zip(names, rows, strict=True)
         ],
     )
+    return with_footnote(table, names)

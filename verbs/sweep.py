@@ -24,7 +24,7 @@ from bertvision.verbs.arguments.reading import (
     parse_tags,
 )
 from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import Values, baseline_cells, metric_names, number
+from bertvision.verbs.tables import Values, baseline_cells, metric_names, number, with_footnote
 
 _PARTS = ("fine_tuning", "extraction", "training")
 _LEGEND = (
@@ -111,8 +111,10 @@ def sweep(
 
 def sweep_table(rows: Sequence[Values]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
+    from bertvision.pipelines.results.columns import marked
+
     metrics = metric_names(rows)
-    system: Columns = {"head": lambda r: r["name"]}
+    system: Columns = {"head": lambda r: marked(r["name"], r)}
     if any(r["fraction"] != 1 for r in rows):
         system["part of data"] = lambda r: f"{r['fraction']:.4g}"
     system |= {"trained on": lambda r: r["trained_on"], "evaluated on": lambda r: r["checkpoint"]}
@@ -140,7 +142,7 @@ def sweep_table(rows: Sequence[Values]) -> str:
         lines.append([name, *["-"] * (len(system) - 1), *first, *["-"] * len(rest), *more])
     costs = system | costs
     tables = [
-        format_table([*shown], lines),
+        with_footnote(format_table([*shown], lines), [line[0] for line in lines]),
         format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
     ]
     return "\n\n".join([*tables, fill(_LEGEND)])

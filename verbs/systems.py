@@ -21,7 +21,7 @@ from bertvision.verbs.arguments.reading import (
     parse_tag,
 )
 from bertvision.verbs.rows import Shown, ShownRecord
-from bertvision.verbs.tables import Values, metric_cells
+from bertvision.verbs.tables import Values, marked_scores, metric_cells, with_footnote
 
 
 class Ensemble(Shown, EnsembleScores):
@@ -46,6 +46,8 @@ class Comparison(ShownRecord):
     second: str
     metric: str
     split: str
+    threshold_tuned_on: str | None = None
+    """Split that tuned the no-answer threshold of both; None where it was left at 0."""
     by: str
     """What was drawn."""
     first_score: float
@@ -177,16 +179,19 @@ def ensemble_table(result: Values) -> str:
     from bertvision.pipelines.workspace.reproduce import ensemble_name
 
     systems = ["BERT" if run == "bert" else run for run in result["members"]]
-    systems.append(ensemble_name(result["members"], result["combine"]))
-    metrics = [headline(part["rules"]) for part in (*result["parts"], result)]
+    systems.append(together := ensemble_name(result["members"], result["combine"]))
+    parts = [*result["parts"], result]
+    metrics = [headline(part["rules"]) for part in parts]
+    systems = [marked_scores(name, part) for name, part in zip(systems, parts, strict=True)]
     shown = [name for name in METRICS if all(name in m for m in metrics)]
     table = format_table(
         ["system", *(METRICS[name] for name in shown)],
         [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)],
     )
+    table = with_footnote(table, systems)
     how = "highest" if result["combine"] == "max" else "mean"
     legend = (
-        f"Scores are in per cent.  {systems[-1]}: of each candidate answer, the {how} of the "
+        f"Scores are in per cent.  {together}: of each candidate answer, the {how} of the "
         "members' probabilities.  A name without @s is the head of seed 0 alone."
     )
     return f"{table}\n\n{fill(legend)}"
@@ -195,16 +200,19 @@ def ensemble_table(result: Values) -> str:
 def compare_table(result: Values) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
     from bertvision.pipelines.results.bootstrap import format_p
+    from bertvision.pipelines.results.columns import marked
     from bertvision.pipelines.tasks.scores import METRICS
 
+    names = [marked(result[system], result) for system in ("first", "second")]
     table = format_table(
         ["system", METRICS[result["metric"]]],
         [
-            [result["first"], f"{result['first_score']:.2f}"],
-            [result["second"], f"{result['second_score']:.2f}"],
+            [names[0], f"{result['first_score']:.2f}"],
+            [names[1], f"{result['second_score']:.2f}"],
             ["first − second", f"{result['difference']:+.2f}"],
         ],
     )
+    table = with_footnote(table, names)
     interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
     p = format_p(result["p"], result["resamples"])
     lines = f"95 % interval of first − second: {interval}\np: {p}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertvision.pipelines.text import format_table, shorten, size
+from bertvision.pipelines.text import fill, format_table, shorten, size
 
 Values = Mapping[str, Any]
 
@@ -36,6 +36,26 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
         return "(majority class)", metric_cells({"accuracy": score}, keys)
     never = {"exact": score, "f1": score, "HasAns_exact": 0.0, "HasAns_f1": 0.0}
     return "(never answering)", metric_cells({**never, "NoAns_exact": 100.0}, keys)
+
+
+def marked_scores(name: str, scores: Values) -> str:
+    """A system's name, with a mark where its threshold was not tuned.
+
+    Args:
+        name: as it is shown.
+        scores: the fields of its ``metrics.json``.
+    """
+    from bertvision.pipelines.results.columns import MARK
+    from bertvision.pipelines.tasks.scores import is_untuned
+
+    return name + MARK if is_untuned(scores["rules"], scores["threshold_tuned_on"]) else name
+
+
+def with_footnote(table: str, names: Iterable[str]) -> str:
+    """A table of systems, with what `MARK` says below it where one of their names has it."""
+    from bertvision.pipelines.results.columns import FOOTNOTE, MARK
+
+    return f"{table}\n{fill(FOOTNOTE)}" if any(name.endswith(MARK) for name in names) else table
 
 
 def number(value: float | None, form: str = "{:.1f}") -> str:

@@ -24,7 +24,7 @@ from bertvision.pipelines.report.pooling import pooling_section
 from bertvision.pipelines.report.probing import FILES, probing_section, probing_sentence
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
-from bertvision.pipelines.results.rows import Results, read_rows
+from bertvision.pipelines.results.rows import Results, read_rows, with_marks
 from bertvision.pipelines.text import fill, size
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -82,7 +82,7 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
     """
     target = (workspace.root / "report" if out is None else out).expanduser().resolve()
     check_place(target)
-    results, probes = read_rows(workspace), probing_section(workspace)
+    results, probes = with_marks(read_rows(workspace)), probing_section(workspace)
     if not results.runs and probes is None:
         raise WorkspaceError(
             f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.results.columns import FOOTNOTE, MARK
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.text import signed
 
@@ -21,6 +22,7 @@ def sentences(results: Results) -> list[str]:
         results: at least one of them.
     """
     found = [
+        _untuned(results),
         _same_snapshot(results),
         _last_layer(results),
         _argmax(results),
@@ -30,6 +32,12 @@ def sentences(results: Results) -> list[str]:
         _caution(results),
     ]
     return [sentence for sentence in found if sentence]
+
+
+def _untuned(results: Results) -> str:
+    """Whose scores are no measure of the others'."""
+    marked = [run["run"] for run in results.runs if run["run"].endswith(MARK)]
+    return f"{FOOTNOTE} They are {len(marked)} of {len(results.runs)} results." if marked else ""
 
 
 def _same_snapshot(results: Results) -> str:

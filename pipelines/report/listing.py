@@ -39,7 +39,7 @@ def ensembles(results: Results) -> Section:
         ],
         "ensembles/<evaluated on>/<name>/metrics.json",
         "bertvision ensemble HEAD… --with-bert",
-        more=["seeds", "trained_on", "checkpoint", "bert"],
+        more=["seeds", "trained_on", "checkpoint", "bert", "threshold_tuned_on"],
         trace=True,
     )
     lead = (
@@ -140,7 +140,10 @@ def all_results(results: Results) -> Section:
         f"{BERT}, {HEADS}, ensembles/<evaluated on>/<name>/metrics.json",
         f"{BERT_COMMAND}; {EVALUATE}; bertvision ensemble",
         group="pair",
-        more=["system", "trained_on", "checkpoint", *(k for k in COSTS if k not in shown)],
+        more=[
+            *("system", "trained_on", "checkpoint", "threshold_tuned_on"),
+            *(k for k in COSTS if k not in shown),
+        ],
         trace=True,
     )
     return Section("results", "All results", _metrics_lead(results), tables=[table])
@@ -164,6 +167,7 @@ def sources(results: Results) -> Section:
         source="",
         command="",
         group="pair",
+        more=["threshold_tuned_on"],
     )
     lead = "Where each score stands, and the command that makes it again, run in the workspace."
     return Section("sources", "Where the numbers come from", lead, tables=[table])

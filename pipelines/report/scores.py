@@ -191,6 +191,7 @@ def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row
     row: Row = {"checkpoint": str(tag)}
     row["bert"] = next((r["score"] for r in bert if r["checkpoint"] == tag), None)
     there = [r for r in heads if r["checkpoint"] == tag]
+    there = [r for r in there if r["difference"] is not None] or there  # the best that compares
     own = [r for r in there if r["trained_on"] == tag]
     earlier = [r for r in there if SnapshotTag(r["trained_on"]) < tag]
     for prefix, found in (("", own), ("earlier_", earlier)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import FOOTNOTE, MARK, Column
 from bertvision.pipelines.text import csv_text
 
 
@@ -42,6 +42,12 @@ class Table:
             longest = max([len(column.text(row)) for row in self.rows], default=0)
             letters += 3 + (longest if column.is_number else min(longest, 14))
         return "" if letters < 90 else "many" if letters < 120 else "many huge"
+
+    @property
+    def note(self) -> str:
+        """What the mark behind a system's name says, where there is one."""
+        cells = (row.get(column.key) for row in self.rows for column in self.columns)
+        return FOOTNOTE if any(str(cell).endswith(MARK) for cell in cells) else ""
 
     def keys(self) -> list[str]:
         """The header of CSV and JSON."""

@@ -8,6 +8,14 @@ from typing import Any, Literal
 
 from bertvision.pipelines.text import signed, size
 
+MARK = " *"
+"""Stands behind the name of a system whose no-answer threshold was not tuned."""
+FOOTNOTE = (
+    "* The no-answer threshold was not tuned, it is 0: such scores cannot be compared with those "
+    "of systems without the mark."
+)
+"""What `MARK` says, in the same words under every table."""
+
 Kind = Literal["text", "code", "count", "number", "signed", "size"]
 
 
@@ -48,3 +56,13 @@ class Column:
         sd = row.get(f"{self.key}_sd") if self.sd else None
         written = f"{value:,.{self.digits}f}".replace("-", "−")
         return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
+
+
+def marked(name: str, row: Mapping[str, Any]) -> str:
+    """A system's name, with `MARK` where its threshold was not tuned.
+
+    Args:
+        name: as it is shown.
+        row: with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
+    """
+    return name + MARK if row.get("threshold_tuned_on", "") is None else name

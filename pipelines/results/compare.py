@@ -67,11 +67,13 @@ def compare(
 
     Raises:
         UnknownNameError: a system was not scored, or several are meant.
-        InputError: the systems are of different kinds, or have no such metric.
+        InputError: the systems are of different kinds, or have no such metric; or the threshold of
+            one of them alone was tuned.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
     results = read_results(workspace, split)
     a, b = find_system(results, first), find_system(results, second)
+    _check_thresholds(a, b)
     data = workspace.dataset()
     metric = _metric(a, b, metric, data.task.name)
     items = data.items(split)
@@ -97,12 +99,25 @@ def compare(
         "second": label(b),
         "metric": metric,
         "split": split,
+        **a.tuning,
         "by": by,
         "first_score": difference.first,
         "second_score": difference.second,
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
         "sentence": sentence(label(a), label(b), metric, difference, data.task.words),
     }
+
+
+def _check_thresholds(a: Result, b: Result) -> None:
+    """Refuse scores that differ by how their thresholds were chosen, not by the systems alone."""
+    if a.untuned != b.untuned:
+        tuned, other = (b, a) if a.untuned else (a, b)
+        raise InputError(
+            f"the no-answer threshold of {label(tuned)} was tuned on {tuned.threshold_tuned_on}, "
+            f"that of {label(other)} was not, it is 0: such scores cannot be compared; after "
+            f"`bertvision extract --checkpoint {other.checkpoint} --split tune`, `{other.command}` "
+            "tunes it too"
+        )
 
 
 def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:

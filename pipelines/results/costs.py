@@ -82,15 +82,17 @@ def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
     records = _Records(workspace)
     tags = workspace.snapshots()
     last = tags[-1] if tags else None
-    reference: dict[str, Mapping[str, float]] = {
-        r.split: headline(r.rules) for r in results if r.system == "bert" and r.checkpoint == last
+    reference: dict[tuple[str, bool], Mapping[str, float]] = {
+        (r.split, r.untuned): headline(r.rules)
+        for r in results
+        if r.system == "bert" and r.checkpoint == last
     }
     whole = None if last is None else records.fine_tuning(str(last))
     costs = []
     for result in results:
         cost = _costs(workspace, records, result)
         score = headline(result.rules)
-        full = reference.get(result.split)
+        full = reference.get((result.split, result.untuned))
         # A classification head beside BERT's spans has other metrics under the same names
         if full is not None and full.keys() == score.keys():
             key = headline_metric(workspace.config.task.name, full)

@@ -200,6 +200,7 @@ def _is_its_bert(candidate: Result, result: Result) -> bool:
         and result.system != "bert"
         and candidate.checkpoint == result.checkpoint
         and headline(candidate.rules).keys() == headline(result.rules).keys()
+        and candidate.untuned == result.untuned
     )
 
 

@@ -79,6 +79,12 @@ class Result(NamedTuple):
         """Whether its threshold was left at 0, where others tune it (`is_untuned`)."""
         return is_untuned(self.rules, self.threshold_tuned_on)
 
+    @property
+    def tuning(self) -> dict[str, str | None]:
+        """``threshold_tuned_on`` of a row, where there is a threshold that can be tuned."""
+        tuned_on = self.threshold_tuned_on
+        return {"threshold_tuned_on": tuned_on} if tuned_on or self.untuned else {}
+
 
 def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
     """All results on one split.

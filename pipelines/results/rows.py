@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, marked
 from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label
@@ -114,10 +114,10 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
     _add_best_members(runs)
     joined = [_joined(group) for group in _groups(runs)]
     rows = [r for r in joined if kind_of_metrics(r) == kind]
-    bert = {r["checkpoint"]: r["score"] for r in rows if r["system"] == "bert"}
+    bert = {(r["checkpoint"], _tuned(r)): r["score"] for r in rows if r["system"] == "bert"}
     for row in (*joined, *runs):
         compared = row["system"] != "bert" and kind_of_metrics(row) == kind
-        row["bert"] = bert.get(row["checkpoint"]) if compared else None
+        row["bert"] = bert.get((row["checkpoint"], _tuned(row))) if compared else None
         row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
     metrics = (headline(r.rules) for r in results)
     first: Mapping[str, float] = next((m for m in metrics if kind_of_metrics(m) == kind), {})
@@ -134,6 +134,28 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
         questions=int(first["total"]) if "total" in first else None,
         items=load_task(task).words[1],
     )
+
+
+def with_marks(results: Results) -> Results:
+    """The same rows, with `MARK` behind the names of systems whose threshold was not tuned.
+
+    So they stand apart from the tuned seeds of the same head wherever rows are found by name.
+    """
+
+    def mark(rows: Sequence[Row], *keys: str) -> list[Row]:
+        return [row | {key: marked(row[key], row) for key in keys} for row in rows]
+
+    return results._replace(
+        bert=mark(results.bert, "name"),
+        heads=mark(results.heads, "name"),
+        ensembles=mark(results.ensembles, "name"),
+        runs=mark(results.runs, "name", "run"),
+    )
+
+
+def _tuned(row: Mapping[str, Any]) -> bool:
+    """Whether nothing of a system was left untuned that others tune."""
+    return row.get("threshold_tuned_on", "") is not None
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
@@ -158,6 +180,7 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
     if kind_of_metrics(metrics) == "span" and "argmax" in result.rules:
         argmax = result.rules["argmax"]["metrics"]
         row.update({f"argmax_{name}": argmax[name] for name in ("exact", "f1")})
+    row |= result.tuning
     path = result.folder / "metrics.json"
     if result.system == "ensemble":
         row["members"] = list(result.members)
@@ -167,21 +190,23 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
 
 
 def _add_best_members(runs: Sequence[Row]) -> None:
-    """The highest score of each ensemble's members, where all of them were scored themselves."""
-    scores = {(run["run"], run["trained_on"], run["checkpoint"]): run["score"] for run in runs}
+    """The highest score of each ensemble's members, where all were scored themselves, and alike."""
+    found = {(run["run"], run["trained_on"], run["checkpoint"]): run for run in runs}
     for run in runs:
         if run["system"] == "ensemble":
             at, on = run["checkpoint"], run["trained_on"]
             keys = [(m, at if m == "bert" else on, at) for m in run["members"]]
-            if all(key in scores for key in keys):
-                run["best_member"] = max(scores[key] for key in keys)
+            members = [found[key] for key in keys if key in found]
+            if len(members) == len(keys) and {_tuned(m) for m in members} == {_tuned(run)}:
+                run["best_member"] = max(member["score"] for member in members)
                 run["gain"] = run["score"] - run["best_member"]
 
 
 def _groups(runs: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for run in runs:
-        key = tuple(run[k] for k in ("system", "name", "fraction", "trained_on", "checkpoint"))
+        names = ("system", "name", "fraction", "trained_on", "checkpoint")
+        key = (*(run[name] for name in names), _tuned(run))  # no mean of both
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
