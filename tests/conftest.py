@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -61,6 +61,12 @@ def flushed_to_nowhere() -> Iterator[None]:
     """
     with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
         yield
+
+
+@pytest.fixture
+def tried(record_property: Callable[[str, object], None]) -> Callable[[int, str], None]:
+    """Notes how much a test tried, as docs/reliability.md tells it: a number, and of what."""
+    return lambda number, what: record_property(what, number)
 
 
 @pytest.fixture(scope="session")

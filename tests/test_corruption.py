@@ -127,12 +127,15 @@ def flips(stored: Stored, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("count", [180, pytest.param(700, marks=pytest.mark.slow)])
-def test_no_flipped_bit_is_read_and_verify_finds_it(stored: Stored, count: int) -> None:
+def test_no_flipped_bit_is_read_and_verify_finds_it(
+    stored: Stored, count: int, tried: Callable[[int, str], None]
+) -> None:
     hit = Counter[str]()
     for name, data in flips(stored, count, 0):
         stored.damaged(name, data)
         hit[kind(name)] += 1
     assert len(hit) > 20
+    tried(hit.total(), "flipped bits")
     stored.read()
     assert stored.found() == []
 
@@ -167,8 +170,12 @@ def test_a_file_of_any_other_length_is_never_read(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize("how", ["empty", "missing", "zeros", "a folder"])
-def test_a_file_that_is_not_there_is_never_read_as_zeros(stored: Stored, how: str) -> None:
-    for name in sorted({kind(name): name for name in stored.bytes}.values()):
+def test_a_file_that_is_not_there_is_never_read_as_zeros(
+    stored: Stored, how: str, tried: Callable[[int, str], None]
+) -> None:
+    names = sorted({kind(name): name for name in stored.bytes}.values())
+    tried(len(names), "files")
+    for name in names:
         path = stored.root / name
         path.unlink()
         if how == "a folder":

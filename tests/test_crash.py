@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -144,13 +144,19 @@ def check_killed(store: Path, notes: dict[str, list[str]], expected: dict[str, b
     ("part", "torn", "least"), [(3, 6, 20), pytest.param(1, 12, 50, marks=pytest.mark.slow)]
 )
 def test_killed_anywhere_the_same_command_ends_the_same(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]], part: int, torn: int, least: int
+    memory: Path,
+    whole: tuple[list[Op], dict[str, bytes]],
+    part: int,
+    torn: int,
+    least: int,
+    tried: Callable[[int, str], None],
 ) -> None:
     ops, expected = whole
     (renamed,) = (i for i, op in enumerate(ops) if str(op) == RENAMED)
     points = [str(i) for i in sorted({renamed, *named_points(ops, 50)[::part]})]
     # and in the middle of a write, of every kind of file
     points += [f"{i}t" for i in named_points(ops, 200) if len(ops[i].data) > 40][:torn]
+    tried(len(points), "kills")
     names = set()
     for store, notes in killed_at(memory, points):
         (name,) = notes["point"]
@@ -243,12 +249,17 @@ def crash_states(
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", range(2))
 def test_after_a_power_loss_every_record_tells_of_data_that_is_there(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]], seed: int, count: int
+    memory: Path,
+    whole: tuple[list[Op], dict[str, bytes]],
+    seed: int,
+    count: int,
+    tried: Callable[[int, str], None],
 ) -> None:
     log: list[Op] = []
     sure: list[tuple[int, int]] = []
     assert run(memory / "store", None, log, sure) is None
     assert [shard for _, shard in sure] == [0, 1, 2]
+    tried(count, "power losses")
     crash_states(memory, log, sure, count, seed)
 
 
@@ -271,10 +282,15 @@ def test_a_power_loss_after_a_kill_loses_nothing_either(
 
 @pytest.mark.parametrize("part", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_flush_that_fails_is_an_error_and_nothing_is_lost(
-    memory: Path, whole: tuple[list[Op], dict[str, bytes]], part: int
+    memory: Path,
+    whole: tuple[list[Op], dict[str, bytes]],
+    part: int,
+    tried: Callable[[int, str], None],
 ) -> None:
     ops, expected = whole
-    for at in [i for i, op in enumerate(ops) if op.kind == "fsync"][::part]:
+    flushes = [i for i, op in enumerate(ops) if op.kind == "fsync"][::part]
+    tried(len(flushes), "flushes")
+    for at in flushes:
 
         def fail(i: int, op: Op, at: int = at) -> None:
             if i == at:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ STORES = {"plain": ("int8", "none"), "zstd": ("int8", "zstd"), "pcodec": ("float
     ],
 )  # fmt: skip
 def test_hostile_stores_are_refused_before_memory_or_time_is_spent(
-    tmp_path: Path, attacks: list[str], least: int
+    tmp_path: Path, attacks: list[str], least: int, tried: Callable[[int, str], None]
 ) -> None:
     for name, store in STORES.items():
         make(tmp_path / name, *store)
@@ -46,6 +47,7 @@ def test_hostile_stores_are_refused_before_memory_or_time_is_spent(
     )  # fmt: skip
     *harmful, count = done.stdout.splitlines()
     assert harmful == []
+    tried(int(count), "stores")
     assert int(count) >= least
     assert contents(tmp_path) == before
 

@@ -91,7 +91,10 @@ def test_whole_records_are_read(lab: Workspace) -> None:
     assert refusals(lab) == []
 
 
-def test_a_file_of_anything_else_is_refused_in_a_sentence(lab: Workspace, record: Path) -> None:
+def test_a_file_of_anything_else_is_refused_in_a_sentence(
+    lab: Workspace, record: Path, tried: Callable[[int, str], None]
+) -> None:
+    tried(len(WHOLE_FILES), "files")
     for content in WHOLE_FILES:
         record.write_bytes(content)
         found = refusals(lab)
@@ -102,7 +105,7 @@ def test_a_file_of_anything_else_is_refused_in_a_sentence(lab: Workspace, record
 
 @pytest.mark.parametrize("step", [8, pytest.param(1, marks=SLOW)])
 def test_a_field_of_another_kind_is_refused_or_harmless(
-    lab: Workspace, record: Path, step: int
+    lab: Workspace, record: Path, step: int, tried: Callable[[int, str], None]
 ) -> None:
     values = fields(record)
     for i, name in enumerate(list(values)[: 20 if step == 1 else 6]):
@@ -110,6 +113,7 @@ def test_a_field_of_another_kind_is_refused_or_harmless(
         for value in VALUES[i % step :: step]:
             record.write_text(text.replace('"HERE"', value), encoding="utf-8")
             assert all(len(str(error)) < 1000 for error in refusals(lab))
+        tried(len(VALUES[i % step :: step]), "values of fields")
 
 
 def test_what_is_no_file_is_not_waited_for(lab: Workspace, record: Path) -> None:
@@ -125,7 +129,9 @@ def test_what_is_no_file_is_not_waited_for(lab: Workspace, record: Path) -> None
 
 @pytest.mark.parametrize("flips", [20, pytest.param(1000, marks=SLOW)])
 @pytest.mark.parametrize("place", [name for name in RECORDS if "predictions" not in name])
-def test_no_flipped_bit_of_a_record_is_read(lab: Workspace, place: str, flips: int) -> None:
+def test_no_flipped_bit_of_a_record_is_read(
+    lab: Workspace, place: str, flips: int, tried: Callable[[int, str], None]
+) -> None:
     path = lab.root / place
     whole = path.read_bytes()
     before = str(status(lab)), [str(result) for result in read_results(lab)]
@@ -137,13 +143,16 @@ def test_no_flipped_bit_of_a_record_is_read(lab: Workspace, place: str, flips: i
             path.write_bytes(whole[:i] + bytes([whole[i] ^ (1 << i % 8)]) + whole[i + 1 :])
             found = refusals(lab)
             assert found, (i, whole[i - 9 : i + 9])
+            tried(1, "flipped bits")
     finally:
         path.write_bytes(whole)
     assert (str(status(lab)), [str(result) for result in read_results(lab)]) == before
 
 
 @pytest.mark.parametrize("name", ["predictions.json", "dev.safetensors", "tune.safetensors"])
-def test_no_flipped_bit_of_what_is_kept_beside_scores_is_used(lab: Workspace, name: str) -> None:
+def test_no_flipped_bit_of_what_is_kept_beside_scores_is_used(
+    lab: Workspace, name: str, tried: Callable[[int, str], None]
+) -> None:
     def use() -> object:
         if name == "predictions.json":
             return errors(lab, SYSTEM)
@@ -156,6 +165,7 @@ def test_no_flipped_bit_of_what_is_kept_beside_scores_is_used(lab: Workspace, na
             path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
             with pytest.raises(WorkspaceError, match="as (it was|they were) written"):
                 use()
+            tried(1, "flipped bits")
     finally:
         path.write_bytes(whole)
 

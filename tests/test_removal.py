@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,10 @@ def test_a_split_that_is_being_created_is_not_touched_by_a_removal_beside_it(
 
 @pytest.mark.parametrize("within", [False, True], ids=["between steps", "within a folder"])
 def test_a_killed_removal_leaves_an_unfinished_split_or_none_and_can_be_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    within: bool,
+    tried: Callable[[int, str], None],
 ) -> None:
     """At every step: what is left is told truly, is removed by the same call, or written again."""
     remove, write = LocalStorage.remove, LocalStorage.write
@@ -180,6 +184,7 @@ def test_a_killed_removal_leaves_an_unfinished_split_or_none_and_can_be_gone_on_
             assert not (root / "arrays.zarr/1e/train").exists()
             assert [store[tag][split].verify() for tag, split in OTHERS] == [[], []]
         steps += 1
+    tried(steps, "kills")
     assert steps > 8
     assert 4 < states < steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_exactly_what_is_damaged_is_extracted_again(space: Workspace) -> None:
 
 
 def test_a_repair_that_is_killed_anywhere_is_ended_by_the_same_command(
-    space: Workspace, monkeypatch: pytest.MonkeyPatch
+    space: Workspace, monkeypatch: pytest.MonkeyPatch, tried: Callable[[int, str], None]
 ) -> None:
     """Never does a split with a shard missing or damaged pass for whole in between."""
     root = Path(str(space.activations))
@@ -89,7 +90,9 @@ def test_a_repair_that_is_killed_anywhere_is_ended_by_the_same_command(
     damaged_and_repaired()
     total = -1 - left
     of_shards = 3 * len(shards)  # two files and a record of each
-    for stop in range(total - of_shards + 1, total + 1, 2):
+    stops = range(total - of_shards + 1, total + 1, 2)
+    tried(len(stops), "kills")
+    for stop in stops:
         left = stop
         with pytest.raises(KeyboardInterrupt):
             damaged_and_repaired()

@@ -10,7 +10,7 @@ import random
 import stat
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,8 +88,9 @@ for race in range(int(sys.argv[2])):
 
 @pytest.mark.parametrize("races", [12, pytest.param(50, marks=pytest.mark.slow)])
 def test_of_writers_that_race_one_wins_and_a_killed_one_leaves_no_lock(
-    memory: Path, races: int
+    memory: Path, races: int, tried: Callable[[int, str], None]
 ) -> None:
+    tried(races, "races")
     done = run_code(RACES, memory, races)
     assert done.returncode == 0, done.stderr
     for race, line in enumerate(done.stdout.splitlines()):
@@ -233,12 +234,15 @@ def check_opens(store: Path) -> None:
         assert len(split.ledger.shards() | set(split.missing_shards())) == 3
 
 
-def test_a_disk_that_fills_anywhere_is_one_clear_error_and_loses_nothing(memory: Path) -> None:
+def test_a_disk_that_fills_anywhere_is_one_clear_error_and_loses_nothing(
+    memory: Path, tried: Callable[[int, str], None]
+) -> None:
     recorder = Recorder(memory / "whole")
     with recorder.recording():
         small().write(memory / "whole")
     expected = contents(memory / "whole")
     total = sum(len(op.data) for op in recorder.ops)
+    tried(21 + 4 * 5, "full disks")
     sizes = [0, 1, *(total * i // 19 for i in range(1, 19)), total - 1]
     for size in sizes:
         store = memory / f"quota-{size}"

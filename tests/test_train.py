@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -268,13 +269,17 @@ def test_a_damaged_head_is_named_and_trained_again(space: Workspace, damage: str
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_no_flipped_bit_of_a_head_is_scored(space: Workspace, name: str) -> None:
+def test_no_flipped_bit_of_a_head_is_scored(
+    space: Workspace, name: str, tried: Callable[[int, str], None]
+) -> None:
     """One bit of the weights moved a score by some tenths, without a word."""
     train(space, HEADS[:1], "1e", OPTIONS)
     path = space.head_dir("1e", HEADS[0]) / name
     whole = path.read_bytes()
     kept = {name: x.clone() for name, x in weights(space, HEADS[0]).items()}  # of no mapped file
-    for position in range(0, len(whole), max(1, len(whole) // 7)):
+    positions = range(0, len(whole), max(1, len(whole) // 7))
+    tried(len(positions), "flipped bits")
+    for position in positions:
         path.write_bytes(flipped(whole, position))
         with pytest.raises(WorkspaceError, match=r"damaged.*--overwrite"):
             load_head(path.parent)
@@ -287,11 +292,14 @@ def test_no_flipped_bit_of_a_head_is_scored(space: Workspace, name: str) -> None
     assert all(torch.equal(kept[k], x) for k, x in weights(space, HEADS[0]).items())
 
 
-def test_no_flipped_bit_of_a_resume_file_is_gone_on_with(tmp_path: Path) -> None:
+def test_no_flipped_bit_of_a_resume_file_is_gone_on_with(
+    tmp_path: Path, tried: Callable[[int, str], None]
+) -> None:
     """It ended as another head, and nothing said so."""
     state = {"global_step": 3, "weights": torch.arange(300.0), "moments": [torch.ones(7)]}
     torch.save(state, tmp_path / "resume.ckpt")
     whole, refused = (tmp_path / "resume.ckpt").read_bytes(), 0
+    tried(len(range(0, len(whole), 13)), "flipped bits")
     for position in range(0, len(whole), 13):
         (tmp_path / "resume.ckpt").write_bytes(flipped(whole, position))
         try:

@@ -142,7 +142,9 @@ def _remove_left(path: Path) -> None:
     """Remove what stands under a temporary name, as soon as nobody is writing it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # a link, or gone by now
+    except FileNotFoundError:
+        return  # and what stands there by now may be another's
+    except OSError:  # a link, or a file that may not be read
         with suppress(FileNotFoundError):
             os.unlink(path)
         return
