@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import record_path, shard_path
@@ -73,12 +74,12 @@ def test_a_repair_that_is_killed_anywhere_is_ended_by_the_same_command(
     shards = range(space.split("1e", "dev").record.shards)
     write, left = LocalStorage.write, -1
 
-    def dying(storage: LocalStorage, key: str, content: Buffers) -> None:
+    def dying(storage: LocalStorage, key: str, content: Buffers, *only_if: Any) -> str:
         nonlocal left
         left -= 1
         if left == 0:
             raise KeyboardInterrupt
-        write(storage, key, content)
+        return write(storage, key, content, *only_if)
 
     def damaged_and_repaired() -> None:
         for shard in shards:
