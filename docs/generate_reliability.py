@@ -29,7 +29,8 @@ def main() -> None:
     names = list(dict.fromkeys("::".join(filter(None, m)) for m in TEST.findall("\n".join(lines))))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
+        command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
         subprocess.run([*command, *names], cwd=ROOT, check=True)
         cases, tried = counted(report)
     PAGE.write_text("\n".join(row(line, cases, tried) for line in lines) + "\n", encoding="utf-8")
