@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertvision.commands.options import CommandGroup, Json, Store, Workspace, show
-from bertvision.errors import CorruptStoreError, FormatVersionError, InputError, counted
+from bertvision.errors import (
+    BertvisionError,
+    CorruptStoreError,
+    FormatVersionError,
+    InputError,
+    counted,
+)
 from bertvision.pipelines.text import format_table, size
 from bertvision.verbs.arguments.reading import parse_tag
 from bertvision.verbs.tables import Values, mapping_table
@@ -85,16 +91,24 @@ def store_repair(
     """Extract again what is damaged, and only that.
 
     It needs the snapshot and the data that the activations came from. It exits with 1 where shards
-    are missing that were never written.
+    are missing that were never written, or where one of several splits cannot be repaired.
     """
     from bertvision.featurestore.format.contents import split_names
-    from bertvision.pipelines.extraction.repair import repair
+    from bertvision.pipelines.extraction.repair import Repaired, repair
     from bertvision.verbs.arguments.checks import find_workspace
 
     space = find_workspace(workspace, store)
     storage = _store(workspace, store).storage
     wanted = [_parts(name)] if name else split_names(storage)
-    done = [repair(space, tag, split)._asdict() for tag, split in wanted]
+    done = []
+    for tag, split in wanted:
+        try:
+            done.append(repair(space, tag, split)._asdict())
+        except BertvisionError as error:
+            if name:
+                raise
+            reason = f"{tag}/{split} was not repaired: {error}"  # the others are all the same
+            done.append(Repaired(f"{tag}/{split}", [], [], reason)._asdict())
     show(done, as_json, repaired_table)
     if any(split["lacking"] for split in done):
         raise typer.Exit(1)

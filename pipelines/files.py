@@ -18,6 +18,7 @@ from bertvision.featurestore.storage.durable import (
     fsync,
     full_disk_named,
     make_folder,
+    swap,
     write_durably,
 )
 from bertvision.featurestore.storage.lock import exclusive
@@ -75,7 +76,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A temporary sibling folder that becomes ``path`` when the block ends without an error.
 
     A second process that makes the same folder waits for the first. What an interrupted one left
-    under the temporary names is removed first.
+    under the temporary names is removed first. Where the system cannot swap two names, a process
+    that dies between the two steps leaves the old folder aside, and the next one brings it back.
 
     Raises:
         DiskSpaceError: the disk is full.
@@ -95,9 +97,10 @@ def new_folder(path: Path) -> Iterator[Path]:
                         file.chmod(readable)  # libraries make some that only their owner may read
                     fsync(file)
                 fsync(temporary)
-                if path.exists():
-                    os.replace(path, aside)
-                os.replace(temporary, path)
+                if not (path.exists() and swap(temporary, path)):
+                    if path.exists():
+                        os.replace(path, aside)
+                    os.replace(temporary, path)
                 fsync(path.parent)
             finally:
                 _settle(path, temporary, aside)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from stores import Made
 
-from bertvision.featurestore.storage.durable import write_durably
+from bertvision.featurestore.storage.durable import swap, write_durably
 from bertvision.pipelines.files import new_folder
 
 
@@ -114,6 +114,29 @@ def test_folders_made_by_several_at_once_are_one_of_theirs_whole(tmp_path: Path)
     assert len({path.read_text() for path in target.iterdir()}) == 1
 
 
+def test_a_folder_that_is_replaced_is_never_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if not swap(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this file system cannot swap two names")
+    target, moved = tmp_path / "in" / "folder", []
+    replace = os.replace
+
+    def noted(source: Path, to: Path) -> None:
+        moved.append(Path(source).name)
+        replace(source, to)
+
+    monkeypatch.setattr(os, "replace", noted)
+    for text in ("old", "new"):
+        with new_folder(target) as folder:
+            (folder / "file").write_text(text)
+        assert (target / "file").read_text() == text
+    assert moved == [".folder.tmp"]  # the first; the second took the place of the first in one step
+    assert names(target.parent) == ["folder"]
+
+
 def test_a_folder_is_replaced_or_stays_wherever_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +159,7 @@ def test_a_folder_is_replaced_or_stays_wherever_that_is_stopped(
             replace(source, to)
 
         with monkeypatch.context() as patch:
+            patch.setattr("bertvision.pipelines.files.swap", lambda *paths: False)
             patch.setattr(os, "replace", dying)
             patch.setattr("bertvision.pipelines.files._settle", lambda *paths: None)
             with pytest.raises(KeyboardInterrupt):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from stores import record_path, shard_path
+from terminal import run
 
 from bertvision.errors import CorruptStoreError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
@@ -173,6 +174,19 @@ def test_a_lost_record_is_damage_and_no_reason_to_begin_anew(space: Workspace) -
             call()
     assert repair(space, "1e", "dev").shards == []
     assert files(root) == whole
+
+
+def test_a_split_that_cannot_be_repaired_hinders_no_other(space: Workspace) -> None:
+    extract(space, "0.5e", splits=["dev"], precision="32", shard_tokens=256)
+    for tag in ("0.5e", "1e"):
+        flip(shard_path(space.split(tag, "dev"), "hidden_states", 1), 77)
+    shutil.rmtree(space.snapshot_dir("0.5e"))
+    judged = run("store", "repair", "-w", space.root)
+    assert judged.exit_code == 1
+    assert "0.5e/dev was not repaired: " in judged.stdout
+    assert "1e/dev: repaired, 1 shard extracted again" in judged.stdout
+    assert space.split("1e", "dev").verify() == []
+    assert run("store", "repair", "0.5e/dev", "-w", space.root).exit_code == 2
 
 
 def test_what_a_killed_repair_leaves_hinders_no_reader(space: Workspace) -> None:

@@ -292,6 +292,19 @@ def test_no_flipped_bit_of_a_head_is_scored(
     assert all(torch.equal(kept[k], x) for k, x in weights(space, HEADS[0]).items())
 
 
+def test_the_resume_file_of_another_training_is_refused_by_name(space: Workspace) -> None:
+    begun = {}
+    for name in ("learned-pooling", "adapter-64-shared"):
+        arguments = ["2", str(int(signal.SIGTERM)), str(space.root), name]
+        assert run_code(RUN, *arguments).returncode == 128 + signal.SIGTERM
+        (begun[name],) = set(space.root.glob("heads/1e/.*/resume.ckpt")) - set(begun.values())
+    shutil.copy(*begun.values())
+    with pytest.raises(WorkspaceError, match="resume.ckpt belongs to another run") as error:
+        train(space, ["adapter-64-shared"], "1e", replace(OPTIONS, best_epoch=True))
+    assert str(begun["adapter-64-shared"]) in str(error.value)
+    assert not trained_heads(space)
+
+
 def test_no_flipped_bit_of_a_resume_file_is_gone_on_with(
     tmp_path: Path, tried: Callable[[int, str], None]
 ) -> None:

@@ -21,7 +21,7 @@ class Repaired(NamedTuple):
         name: ``tag/split``.
         damage: what was wrong, a line each; empty where all was well.
         shards: that were extracted again; the others were not touched.
-        lacking: of an incomplete split, what it still lacks.
+        lacking: of an incomplete split, what it still lacks; why one could not be repaired.
     """
 
     name: str

@@ -180,7 +180,9 @@ class HeadsModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on from a resume file; refuse that of another run."""
         if checkpoint.get("run") != self.digest:
-            raise WorkspaceError("the resume file belongs to another run: delete it to start again")
+            raise WorkspaceError(
+                f"{self.trainer.ckpt_path} belongs to another run: delete it to start again"
+            )
         for run in self.runs:
             held = checkpoint["heads"][run.name]
             self.steps[run], self.own_seconds[run] = held["steps"], held["seconds"]
