@@ -154,7 +154,7 @@ def test_of_many_snapshots_the_twin_and_the_last_are_shown(copy: Workspace) -> N
 
 def test_the_best_pooling_is_of_what_all_poolings_have() -> None:
     def row(pooling: str, dataset: str, tag: str, held_out: float) -> dict[str, object]:
-        line = {"pooling": pooling, "dataset": dataset, "tag": tag, "best": True}
+        line = {"pooling": pooling, "dataset": dataset, "tag": tag, "best": True, "doubts": None}
         return {**line, "held_out": held_out}
 
     shared = [row("cls", "cr", "0e", 70), row("mean", "cr", "0e", 80)]

@@ -166,7 +166,7 @@ def probe_table(rows: Sequence[Values]) -> str:
     Args:
         rows: see `probe_rows`, as they are.
     """
-    from bertvision.pipelines.probing.summary import by_snapshot
+    from bertvision.pipelines.probing.summary import DOUBTFUL, by_snapshot
 
     poolings = list(dict.fromkeys(row["pooling"] for row in rows))
     joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))
@@ -176,19 +176,23 @@ def probe_table(rows: Sequence[Values]) -> str:
     extra = {"selectivity": "{:.1f}", "compression": "{:.2f}"}
     shown = [name for name in extra if any(row[name] is not None for row in rows)]
     header += [f"{name} {p}" for name in shown for p in poolings]
+    doubts: dict[str, str | None] = {}
     lines = []
     for (dataset, kind, _, tag), found in by_snapshot(rows).items():
-        line = [dataset, tag, *([kind] if len(kinds) > 1 else [])]
+        doubts.setdefault(dataset, found[0]["doubts"])
+        name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
+        line = [name, tag, *([kind] if len(kinds) > 1 else [])]
         line.append(f"{found[0]['majority']:.1f}")
         best = {r["pooling"]: r for r in found if r["best"]}
         line += [_cell(best.get(p), layer=True) for p in poolings]
         for text in joined:
             of = {r["pooling"]: r for r in found if r["layers"] == text}
             line += [_cell(of.get(p), layer=False) for p in poolings]
-        for name in shown:
-            line += [number(best[p][name] if p in best else None, extra[name]) for p in poolings]
+        for more in shown:
+            line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
         lines.append(line)
-    return f"{format_table(header, lines)}\n\n{_LEGEND}"
+    notes = [f"{DOUBTFUL} {name}: {text}." for name, text in doubts.items() if text]
+    return "\n".join([f"{format_table(header, lines)}\n\n{_LEGEND}", *notes])
 
 
 def _cell(row: Values | None, *, layer: bool) -> str:

@@ -12,6 +12,7 @@ from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Fold, Labelled, partition
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.wikiqa import WikiqaTask
+from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
 from bertvision.pipelines.workspace.dataset import Dataset
 
 
@@ -33,6 +34,8 @@ class ProbeData:
     """Names of the classes."""
     folds: list[Fold]
     """The parts that the examples play."""
+    soundness: dict[str, SplitSoundness]
+    """Contradictions of each split, and what it shares with others."""
 
     @property
     def name(self) -> str:
@@ -91,6 +94,7 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         texts=texts,
         classes=tuple(dataset.classes),
         folds=partition(roles, options),
+        soundness=soundness({name: map(dataset.task.example, items[name]) for name in labels}),
     )
 
 

@@ -19,6 +19,7 @@ from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 
 FOLDER = "probes"
 
@@ -90,7 +91,15 @@ class ProbeFile(_Record):
     all."""
     majority: float
     """Per cent that the most frequent class of the training examples scores."""
+    soundness: dict[str, SplitSoundness] | None = None
+    """Contradictions of each split, and what it shares with others; None in files of before."""
     probes: list[ProbeRecord] = Field(default_factory=list)
+
+    @property
+    def doubts(self) -> str | None:
+        """What is wrong with the data where their scores say little; else None."""
+        checked = self.soundness or {}
+        return doubts(checked) if is_doubtful(checked) else None
 
     def find(self, layers: tuple[int, ...]) -> ProbeRecord | None:
         """The probe on an input, if it was trained."""
@@ -145,6 +154,9 @@ def resume(root: Path, new: ProbeFile) -> ProbeFile:
             f"{path} holds probes made with {name} = {there!r}, now it is {here!r}: delete "
             "that file to train them again, or use another --workspace"
         )
+    if held.soundness is None and new.doubts:
+        held = held.model_copy(update={"soundness": new.soundness})
+        write(root, held)  # reports are to mark it, even where nothing is left to be trained
     return held
 
 
@@ -171,5 +183,5 @@ def read_all(root: Path) -> list[ProbeFile]:
 
 def _told(file: ProbeFile) -> dict[str, object]:
     """What a file says, by field, all but its probes."""
-    values = file.model_dump(mode="json", exclude={"probes", "made_from", "settings"})
+    values = file.model_dump(mode="json", exclude={"probes", "made_from", "settings", "soundness"})
     return {**file.made_from, **values}

@@ -159,4 +159,5 @@ def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) 
             "scored": len(data.scored),
         },
         majority=float(np.average(guesses, weights=[len(f.test) for f in data.folds])),
+        soundness=data.soundness,
     )

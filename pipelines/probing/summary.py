@@ -11,6 +11,8 @@ from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.scores import difference
 
 Row = dict[str, Any]
+DOUBTFUL = "†"
+"""Marks data whose scores say little, in tables."""
 
 
 def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
@@ -25,8 +27,9 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
         ``mlp-50``), ``settings`` (a digest), ``accuracy``, ``low``, ``high``, ``majority``,
         ``held_out``, ``weight_decay``, ``epochs`` (means over folds), ``examples`` (scored),
         ``classes``; ``difference``, ``difference_low``, ``difference_high`` against the twin;
-        ``control``, ``selectivity``, ``memorised``, ``unseen``; ``bits``, ``compression``; and
-        ``best``: whether it is the single layer with the highest accuracy on held-out examples.
+        ``control``, ``selectivity``, ``memorised``, ``unseen``; ``bits``, ``compression``;
+        ``best``: whether it is the single layer with the highest accuracy on held-out examples; and
+        ``doubts``: what is wrong with the data, where their scores say little.
         What was not measured is None.
     """
     files = list(files)
@@ -55,6 +58,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                 "examples": file.examples["scored"],
                 "classes": len(file.classes),
                 "best": record.layers == best,
+                "doubts": file.doubts,
             }
             other = twin.find(record.layers) if twin else None
             gain = None

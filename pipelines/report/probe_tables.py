@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.probing.results import FOLDER
-from bertvision.pipelines.probing.summary import Row
+from bertvision.pipelines.probing.summary import DOUBTFUL, Row
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
@@ -22,7 +22,13 @@ def probe_tables(rows: Sequence[Row]) -> list[Table]:
     Args:
         rows: see `probe_rows`.
     """
+    rows = [{**r, "mark": DOUBTFUL if r["doubts"] else ""} for r in rows]
     return [_best(rows), *_joined(rows), *_controls(rows)]
+
+
+def _marks(rows: Sequence[Row]) -> list[Column]:
+    """The column of marks, where a data set is doubtful."""
+    return [Column("mark", "note", "text")] if any(r["mark"] for r in rows) else []
 
 
 def by_registry(names: set[str]) -> list[str]:
@@ -50,6 +56,7 @@ def _best(rows: Sequence[Row]) -> Table:
         "Probes: accuracy of the best layer (@ layer), in brackets its difference from untrained",
         [
             Column("tag", "snapshot", "text"),
+            *_marks(rows),
             Column("probe", "probe", "text"),
             Column("majority", "majority"),
             Column("examples", "examples", "count"),
@@ -59,11 +66,11 @@ def _best(rows: Sequence[Row]) -> Table:
         SOURCE,
         COMMAND,
         group="dataset",
-        more=["settings", *(f"{p}_{key}" for p in poolings for key in _DETAILS)],
+        more=["settings", "doubts", *(f"{p}_{key}" for p in poolings for key in _DETAILS)],
     )
 
 
-_KEYS = ("dataset", "tag", "probe", "majority", "examples", "settings")
+_KEYS = ("dataset", "tag", "mark", "probe", "majority", "examples", "settings", "doubts")
 _DETAILS = (
     "layers",
     "accuracy",
@@ -88,6 +95,7 @@ def _joined(rows: Sequence[Row]) -> list[Table]:
         return []
     columns = [
         Column("tag", "snapshot", "text"),
+        *_marks(lines),
         Column("pooling", "pooling", "text"),
         Column("layers", "layers", "text"),
         Column("accuracy", "accuracy"),
@@ -111,6 +119,7 @@ def _controls(rows: Sequence[Row]) -> list[Table]:
         return []
     columns = [
         Column("tag", "snapshot", "text"),
+        *_marks(lines),
         Column("pooling", "pooling", "text"),
         Column("layers", "layer", "text"),
         Column("accuracy", "accuracy"),

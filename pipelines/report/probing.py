@@ -10,7 +10,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import MOST_PANELS
 from bertvision.pipelines.drawing.svg import SERIES
 from bertvision.pipelines.probing.results import FOLDER, read_all
-from bertvision.pipelines.probing.summary import Row, probe_rows
+from bertvision.pipelines.probing.summary import DOUBTFUL, Row, probe_rows
 from bertvision.pipelines.report.drawing.probe_figures import (
     gained,
     layer_curves,
@@ -50,6 +50,10 @@ def probing_section(workspace: Workspace) -> Section | None:
         "examples and scored on others; intervals are of resampled examples (95 %), "
         "not of other trainings."
     )
+    lead += "".join(
+        f" {DOUBTFUL} {task} says little and stays out of means: {text}."
+        for task, text in {r["dataset"]: r["doubts"] for r in rows if r["doubts"]}.items()
+    )
     figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
     tables = probe_tables(rows)
     return Section("probing", "What each layer knows", lead, figures=figures, tables=tables)
@@ -64,6 +68,7 @@ def probing_sentence(workspace: Workspace) -> str:
     rows = _usual(probe_rows(read_all(workspace.root)))
     pooling = _best_pooling(rows)
     found = [r for r in rows if r["best"] and r["pooling"] == pooling]
+    found = _sound(found)
     tag = max(SnapshotTag(r["tag"]) for r in found)
     found = [r for r in found if r["tag"] == tag]
     score = sum(r["accuracy"] for r in found) / len(found)
@@ -178,9 +183,10 @@ def _best_pooling(rows: Sequence[Row]) -> str:
     """The pooling with the highest mean of held-out accuracies over its best layers.
 
     The mean is over the data sets and snapshots that all poolings share, without the untrained
-    twin; where they share none, the pooling with most of them comes first.
+    twin and without doubtful data; where they share none, the pooling with most of them comes
+    first.
     """
-    best = [r for r in rows if r["best"]]
+    best = _sound([r for r in rows if r["best"]])
     best = [r for r in best if not SnapshotTag(r["tag"]).is_untrained] or best
     scores: dict[str, dict[tuple[str, str], float]] = {}
     for r in best:
@@ -193,6 +199,11 @@ def _best_pooling(rows: Sequence[Row]) -> str:
         return len(kept), sum(kept) / len(kept)
 
     return max(scores, key=rank)
+
+
+def _sound(rows: Sequence[Row]) -> list[Row]:
+    """Rows of data that are not doubtful; where there is nothing else, all."""
+    return [r for r in rows if not r["doubts"]] or list(rows)
 
 
 def _has(rows: Sequence[Row], task: str) -> bool:

@@ -18,6 +18,7 @@ from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores
+from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.plugins import is_dotted_path, load_class
 
@@ -97,6 +98,14 @@ class Task(ABC):
     def group(self, item: Any) -> str:
         """What keeps items together when a part is held out: those of one text."""
         return str(item.text)
+
+    def example(self, item: Any) -> Example:
+        """What is to be told from what, as data are searched for contradictions and overlaps.
+
+        Returns:
+            (the item's text, its label; None where none can be compared).
+        """
+        return self.group(item), None
 
     @abstractmethod
     def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:

@@ -21,6 +21,7 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
+from bertvision.pipelines.tasks.soundness import report_doubts
 from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import (
@@ -107,6 +108,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     if not options.own_task and not any(q.is_impossible for q in read["train"].items):
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
+    report_doubts(name, {k: list(map(kind.example, found.items)) for k, found in read.items()})
     return _config(checkpoint, task, finetune, _data(sources, read, task, finetune))
 
 

@@ -18,6 +18,7 @@ from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
+from bertvision.pipelines.tasks.soundness import report_doubts
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.dataset_record import (
@@ -165,13 +166,16 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     config = with_columns(kind, config)
     splits = kind.splits(source)
     data: dict[str, DataConfig] = {}
+    examples = {}
     for split in splits:
         found = kind.read(source, split, config)
+        examples[split] = list(map(kind.example, found.items))
         data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
     added = Dataset(name, kind, config, data, None, root)
     if not record_path(root, name).is_file():
+        report_doubts(name, examples)
         write_record(record_path(root, name), DatasetRecord(task=config, data=data))
         return added
     held = read_dataset(root, name)

@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -76,6 +77,10 @@ class SentenceTask(Task):
                 f"{source}: all {len(items)} sentences have the same label, so that nothing can be "
                 "learned from it: give data with at least two classes or scores"
             )
+
+    def example(self, item: Sentence) -> Example:
+        """The sentence, or both of a pair, and its class or score."""
+        return (item.text, item.pair), item.label
 
     def windows(self, items: Sequence[Sentence], tokenizer: Any, config: TaskConfig) -> Windows:
         """One window for each sentence or pair, in their order."""

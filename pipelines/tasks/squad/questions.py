@@ -13,6 +13,7 @@ import pyarrow as pa
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.sources import load_squad
@@ -66,6 +67,10 @@ class QuestionTask(Task):
     def group(self, item: Question) -> str:
         """The context: questions on one text are held out together."""
         return item.context
+
+    def example(self, item: Question) -> Example:
+        """The question on its context, and whether it is answerable: answers may be worded anew."""
+        return (item.question, item.context), not item.is_impossible
 
     def windows(self, items: Sequence[Question], tokenizer: Any, config: TaskConfig) -> Windows:
         """Windows of the questions, in their order, several of a long context."""

@@ -1,0 +1,105 @@
+"""Whether data can be believed: texts under two labels, and texts on both sides of a split."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final
+
+from bertvision.pipelines.records import Count, Record
+
+log = logging.getLogger(__name__)
+
+_SERIOUS: Final = 0.05
+_ORDER: Final = ("train", "tune", "dev", "test")
+
+Example = tuple[Hashable, Hashable | None]
+"""What is to be told apart, a text or a pair of them, and its label; None without a label."""
+
+
+class SplitSoundness(Record):
+    """What in a split no classifier can learn, or may have learned by heart."""
+
+    rows: Count
+    """Items of the split."""
+    contradicting: Count
+    """Those whose text stands under another label too, in the same split."""
+    ceiling: float | None
+    """Highest accuracy, in per cent of the labelled items, that a classifier of the texts can have;
+    None where labels are scores or missing."""
+    shared: dict[str, Count]
+    """Those whose text is in another split too, by that split: those before it of `_ORDER`."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether more than a twentieth of the items contradict others or are in another split."""
+        return max([self.contradicting, *self.shared.values()]) > _SERIOUS * self.rows
+
+
+def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundness]:
+    """Count the contradictions of each split, and the texts that it shares with those before it.
+
+    Splits of other names than `_ORDER` are parts of no whole, and are not compared.
+
+    Args:
+        splits: by name, the examples.
+    """
+    found, before = {}, dict[str, set[Hashable]]()
+    for name in sorted(splits, key=lambda x: _ORDER.index(x) if x in _ORDER else len(_ORDER)):
+        labels: defaultdict[Hashable, Counter[Hashable]] = defaultdict(Counter)
+        rows = list(splits[name])
+        for text, label in rows:
+            labels[text][label] += 1
+        known = [+Counter({k: n for k, n in c.items() if k is not None}) for c in labels.values()]
+        total = sum(c.total() for c in known)
+        classified = total > 0 and not any(isinstance(k, float) for c in known for k in c)
+        best = sum(max(c.values(), default=0) for c in known)
+        compared = before if name in _ORDER else {}
+        found[name] = SplitSoundness(
+            rows=len(rows),
+            contradicting=sum(c.total() for c in known if len(c) > 1),
+            ceiling=100 * best / total if classified else None,
+            shared={
+                other: sum(text in texts for text, _ in rows) for other, texts in compared.items()
+            },
+        )
+        if name in _ORDER:
+            before[name] = set(labels)
+    return found
+
+
+def doubts(splits: Mapping[str, SplitSoundness]) -> str:
+    """What is wrong with data, in numbers; empty where nothing is."""
+    parts = []
+    for name, split in splits.items():
+        of = f"of {split.rows:,} rows of {name}"
+        if split.contradicting:
+            most = ""
+            if split.ceiling is not None:
+                most = f" (no classifier can be right on more than {split.ceiling:.1f} % of it)"
+            parts.append(f"{split.contradicting:,} {of} have a text under two labels{most}")
+        parts += [
+            f"{count:,} {of} have a text that is in {other} too"
+            for other, count in split.shared.items()
+            if count
+        ]
+    return "; ".join(parts)
+
+
+def is_doubtful(splits: Mapping[str, SplitSoundness]) -> bool:
+    """Whether scores of the data say little: a split is doubtful, see `SplitSoundness`."""
+    return any(split.is_doubtful for split in splits.values())
+
+
+def report_doubts(name: str, splits: Mapping[str, Sequence[Example]]) -> None:
+    """Say once, of new data, what is wrong with them: a warning where it is doubtful, else a note.
+
+    Args:
+        name: of the data set.
+        splits: as of `soundness`.
+    """
+    checked = soundness(splits)
+    if text := doubts(checked):
+        level = logging.WARNING if is_doubtful(checked) else logging.INFO
+        log.log(level, "the data of %s contradict themselves or overlap: %s", name, text)
