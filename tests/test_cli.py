@@ -120,7 +120,10 @@ def test_heads_are_trained_once(space: Path) -> None:
 
 def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json: Path) -> None:
     names = ["learned-pooling", "adapter-64-shared"]
-    rows = cells(done("evaluate", *names, "-w", copy))  # both only on 0.5e: no need to name it
+    text = done("evaluate", *names, "-w", copy)  # both only on 0.5e: no need to name it
+    table, legend = text.split("\n\n")
+    assert "the mean of HasAns F1 and NoAns" in legend
+    rows = cells(table)
     assert rows[0][:5] == ["head", "trained on", "evaluated on", "EM", "F1"]
     assert rows[0][5:8] == ["HasAns EM", "HasAns F1", "NoAns"]
     assert [row[:3] for row in rows[1:-1]] == [[name, "0.5e", "0.5e"] for name in names]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from byhand import change
+from byhand import change, fields
 from labs import HEADS, scored_copy
 
 from bertvision.errors import WorkspaceError
@@ -84,12 +84,24 @@ def test_bytes_are_those_of_the_training_split(lab: Workspace) -> None:
     assert costs[f"max-{'+'.join(HEADS)}:0.5e"]["bytes"] == 1000
 
 
-def test_retention_is_of_bert_at_the_last_snapshot(lab: Workspace) -> None:
-    costs = _costs(lab)
-    f1 = {label(r): r.rules["n-best"]["metrics"]["f1"] for r in read_results(lab)}
-    assert costs["bert:1e"]["retention"] == 100
-    for name, cost in costs.items():
-        assert cost["retention"] == pytest.approx(100 * f1[name] / f1["bert:1e"])
+def test_retention_is_above_never_answering_and_of_bert_at_the_last_snapshot(
+    lab: Workspace,
+) -> None:
+    def retention(bert: float) -> dict[str, float | None]:
+        path = lab.bert_dir("1e") / "metrics.json"
+        rules = fields(path)["rules"]
+        rules["n-best"]["metrics"]["f1"] = bert
+        change(path, rules=rules)
+        return {name: cost["retention"] for name, cost in _costs(lab).items()}
+
+    found = {label(r): r.rules["n-best"]["metrics"] for r in read_results(lab)}
+    never = 100 * found["bert:1e"]["NoAns_total"] / found["bert:1e"]["total"]
+    assert never == pytest.approx(100 / 3)
+    costs = retention(never + 20)
+    assert costs.pop("bert:1e") == pytest.approx(100)
+    for name, value in costs.items():
+        assert value == pytest.approx(100 * (found[name]["f1"] - never) / 20)
+    assert set(retention(never).values()) == {None}  # BERT itself knows nothing
 
 
 def test_what_was_not_recorded_is_none_and_so_is_every_sum_with_it(lab: Workspace) -> None:

@@ -108,7 +108,8 @@ def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:
     scores, costs, legend = (part.splitlines() for part in table.split("\n\n"))
     assert len(scores) - 1 == len(costs) == 1 + len(rows)
     assert scores[-1].startswith("(never answering)")
-    assert scores[-1].endswith("100.0")
+    share = f"{rows[0]['baseline']:.1f}"
+    assert scores[-1].split()[-3:] == ["100.0", "50.0", share]  # NoAns, balanced, oracle F1
     assert "Retention" in legend[0]
     assert "±" in scores[1]
     assert "retention" in costs[0]

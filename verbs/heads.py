@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -33,6 +33,7 @@ from bertvision.verbs.tables import (
     Values,
     baseline_cells,
     marked_scores,
+    meanings,
     metric_cells,
     metric_names,
     number,
@@ -122,7 +123,7 @@ def evaluate(
     >>> scored.trained_on, scored.checkpoint
     ('0.5e', '1e')
     >>> sorted(scored.rules)
-    ['argmax', 'n-best', 'n-best, threshold 0']
+    ['argmax', 'n-best', 'n-best, oracle threshold', 'n-best, threshold 0']
     >>> 0 <= scored.rules["n-best"]["metrics"]["f1"] <= 100
     True
 
@@ -189,7 +190,7 @@ def trained_table(heads: Sequence[Values]) -> str:
 
 def evaluated_table(results: Sequence[Values]) -> str:
     """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
-    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
+    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics, trivial_score
 
     spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
     classes = [r for r in results if r not in spans]
@@ -205,10 +206,13 @@ def evaluated_table(results: Sequence[Values]) -> str:
             ]
             for r, found in zip(group, metrics, strict=True)
         ]
-        if argmax and metrics and (nothing := metrics[0].get("NoAns_total")):
-            name, never = baseline_cells(100 * nothing / metrics[0]["total"], names)
-            rows.append([name, "-", "-", *never, "-", "-"])
+        baseline = trivial_score(metrics[0], "f1" if argmax else "accuracy") if metrics else None
+        if baseline is not None:
+            name, cells = baseline_cells(baseline, names)
+            rows.append([name, "-", "-", *cells, *["-"] * len(argmax)])
         header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
         if rows:
             tables.append(with_footnote(format_table(header, rows), [row[0] for row in rows]))
+            if legend := meanings(names).strip():
+                tables.append(fill(legend))
     return "\n\n".join(tables)

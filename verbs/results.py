@@ -8,7 +8,14 @@ from bertvision.pipelines.text import format_table
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag
 from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import Values, metric_cells, metric_names, number, with_footnote
+from bertvision.verbs.tables import (
+    Values,
+    baseline_cells,
+    metric_cells,
+    metric_names,
+    number,
+    with_footnote,
+)
 
 
 def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row]:
@@ -86,6 +93,19 @@ def results_table(rows: Sequence[Values]) -> str:
 
     metrics = metric_names(rows)
     names = [marked(r["name"], r) for r in rows]
+    rest = [
+        [
+            *(name, f"{r['fraction']:.4g}", str(r["seed"])),
+            *(r["trained_on"], r["checkpoint"]),
+            *metric_cells(r, metrics),
+            number(r["difference"], "{:+.1f}"),
+        ]
+        for name, r in zip(names, rows, strict=True)
+    ]
+    baseline = next((r["baseline"] for r in rows if r["baseline"] is not None), None)
+    if baseline is not None:
+        trivial, cells = baseline_cells(baseline, metrics)
+        rest.append([trivial, *["-"] * 4, *cells, "-"])
     table = format_table(
         [
             "system",
@@ -96,14 +116,6 @@ def results_table(rows: Sequence[Values]) -> str:
             *metrics.values(),
             "− BERT",
         ],
-        [
-            [
-                *(name, f"{r['fraction']:.4g}", str(r["seed"])),
-                *(r["trained_on"], r["checkpoint"]),
-                *metric_cells(r, metrics),
-                number(r["difference"], "{:+.1f}"),
-            ]
-            for name, r in zip(names, rows, strict=True)
-        ],
+        rest,
     )
     return with_footnote(table, names)

@@ -24,11 +24,19 @@ from bertvision.verbs.arguments.reading import (
     parse_tags,
 )
 from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import Values, baseline_cells, metric_names, number, with_footnote
+from bertvision.verbs.tables import (
+    Values,
+    baseline_cells,
+    meanings,
+    metric_names,
+    number,
+    with_footnote,
+)
 
 _PARTS = ("fine_tuning", "extraction", "training")
 _LEGEND = (
-    "Scores are in per cent.  Retention: the score in per cent of BERT's at the last snapshot.  "
+    "Scores are in per cent.  Retention: what the score is above always giving the commonest "
+    "answer, in per cent of what BERT's is at the last snapshot.  "
     "Speed-up: the time to fine-tune BERT up to there, divided by the head's fine-tuning, "
     "extraction and training together."
 )
@@ -145,7 +153,7 @@ def sweep_table(rows: Sequence[Values]) -> str:
         with_footnote(format_table([*shown], lines), [line[0] for line in lines]),
         format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
     ]
-    return "\n\n".join([*tables, fill(_LEGEND)])
+    return "\n\n".join([*tables, fill(_LEGEND + meanings(order))])
 
 
 def _seconds(row: Values, part: str) -> str:

@@ -21,7 +21,14 @@ from bertvision.verbs.arguments.reading import (
     parse_tag,
 )
 from bertvision.verbs.rows import Shown, ShownRecord
-from bertvision.verbs.tables import Values, marked_scores, metric_cells, with_footnote
+from bertvision.verbs.tables import (
+    Values,
+    baseline_cells,
+    marked_scores,
+    meanings,
+    metric_cells,
+    with_footnote,
+)
 
 
 class Ensemble(Shown, EnsembleScores):
@@ -52,6 +59,8 @@ class Comparison(ShownRecord):
     """What was drawn."""
     first_score: float
     second_score: float
+    baseline: float | None = None
+    """Score of always giving the commonest answer, where the metric has one to tell."""
     difference: float
     """First minus second."""
     low: float
@@ -175,7 +184,12 @@ def compare(
 
 def ensemble_table(result: Values) -> str:
     """The members and their combination, with the metrics that all have."""
-    from bertvision.pipelines.tasks.scores import METRICS, headline
+    from bertvision.pipelines.tasks.scores import (
+        METRICS,
+        headline,
+        kind_of_metrics,
+        trivial_score,
+    )
     from bertvision.pipelines.workspace.reproduce import ensemble_name
 
     systems = ["BERT" if run == "bert" else run for run in result["members"]]
@@ -184,15 +198,18 @@ def ensemble_table(result: Values) -> str:
     metrics = [headline(part["rules"]) for part in parts]
     systems = [marked_scores(name, part) for name, part in zip(systems, parts, strict=True)]
     shown = [name for name in METRICS if all(name in m for m in metrics)]
-    table = format_table(
-        ["system", *(METRICS[name] for name in shown)],
-        [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)],
-    )
+    rows = [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)]
+    key = "f1" if kind_of_metrics(shown) == "span" else "accuracy"
+    if (baseline := trivial_score(metrics[-1], key)) is not None:
+        name, cells = baseline_cells(baseline, shown)
+        rows.append([name, *cells])
+    table = format_table(["system", *(METRICS[name] for name in shown)], rows)
     table = with_footnote(table, systems)
     how = "highest" if result["combine"] == "max" else "mean"
     legend = (
         f"Scores are in per cent.  {together}: of each candidate answer, the {how} of the "
         "members' probabilities.  A name without @s is the head of seed 0 alone."
+        f"{meanings(shown)}"
     )
     return f"{table}\n\n{fill(legend)}"
 
@@ -201,17 +218,18 @@ def compare_table(result: Values) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
     from bertvision.pipelines.results.bootstrap import format_p
     from bertvision.pipelines.results.columns import marked
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.tasks.scores import METRICS, trivial_metrics
 
     names = [marked(result[system], result) for system in ("first", "second")]
-    table = format_table(
-        ["system", METRICS[result["metric"]]],
-        [
-            [names[0], f"{result['first_score']:.2f}"],
-            [names[1], f"{result['second_score']:.2f}"],
-            ["first − second", f"{result['difference']:+.2f}"],
-        ],
-    )
+    rows = [
+        [names[0], f"{result['first_score']:.2f}"],
+        [names[1], f"{result['second_score']:.2f}"],
+        ["first − second", f"{result['difference']:+.2f}"],
+    ]
+    if (baseline := result.get("baseline")) is not None:
+        keys = ["accuracy" if result["metric"] == "accuracy" else "exact"]
+        rows.append([trivial_metrics(baseline, keys)[0], f"{baseline:.2f}"])
+    table = format_table(["system", METRICS[result["metric"]]], rows)
     table = with_footnote(table, names)
     interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
     p = format_p(result["p"], result["resamples"])

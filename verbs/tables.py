@@ -32,10 +32,17 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
     Returns:
         What the system is called, and its cells.
     """
-    if "exact" not in (keys := list(keys)):
-        return "(majority class)", metric_cells({"accuracy": score}, keys)
-    never = {"exact": score, "f1": score, "HasAns_exact": 0.0, "HasAns_f1": 0.0}
-    return "(never answering)", metric_cells({**never, "NoAns_exact": 100.0}, keys)
+    from bertvision.pipelines.tasks.scores import trivial_metrics
+
+    name, metrics = trivial_metrics(score, keys := list(keys))
+    return name, metric_cells(metrics, keys)
+
+
+def meanings(keys: Iterable[str]) -> str:
+    """What some of the metrics that are shown mean, to stand behind a legend."""
+    from bertvision.pipelines.tasks.scores import MEANINGS
+
+    return "".join(f"  {MEANINGS[key]}" for key in keys if key in MEANINGS)
 
 
 def marked_scores(name: str, scores: Values) -> str:

@@ -58,7 +58,13 @@ def parameters(results: Results) -> Section:
             Column("percent", "% of the encoder", digits=3),
             *(Column(str(tag), f"{results.score} at {tag}", sd=True) for tag in tags),
         ],
-        list(merged.values()),
+        [
+            *merged.values(),
+            *(
+                {"name": r["name"], **{str(tag): r["score"] for tag in tags}}
+                for r in results.trivial
+            ),
+        ],
         source,
         command,
     )
@@ -116,14 +122,15 @@ def costs(results: Results) -> Section:
             Column("retention", "retention (%)"),
             Column("speed_up", "speed-up (×)", digits=2),
         ],
-        bars,
+        [*bars, *({"title": r["name"], "score": r["score"]} for r in results.trivial)],
         source,
         command,
         trace=True,
     )
     lead = (
-        "Retention is the score in per cent of BERT's at the last snapshot of the workspace; "
-        "speed-up is BERT's fine-tuning time up to that snapshot over the system's time together. "
+        "Retention is what the score is above always giving the commonest answer, in per cent of "
+        "what BERT's is at the last snapshot of the workspace, where BERT is above it; speed-up is "
+        "BERT's fine-tuning time up to that snapshot over the system's time together. "
         "A dash: not recorded. The costs of all systems are in the files of the table of all "
         "results."
     )

@@ -21,14 +21,16 @@ def sentences(results: Results) -> list[str]:
     Args:
         results: at least one of them.
     """
+    is_first, trivial = _trivial(results)
     found = [
         _untuned(results),
+        trivial if is_first else "",
         _same_snapshot(results),
         _last_layer(results),
         _argmax(results),
         _across(results),
         _ensemble(results),
-        _baseline(results),
+        "" if is_first else trivial,
         _caution(results),
     ]
     return [sentence for sentence in found if sentence]
@@ -133,17 +135,26 @@ def _ensemble(results: Results) -> str:
     )
 
 
-def _baseline(results: Results) -> str:
+def _trivial(results: Results) -> tuple[bool, str]:
+    """What knowing nothing scores; whether some system is below that, and which."""
     if results.baseline is None:
-        return ""
+        return False, ""
     base = results.baseline
     what = "Always giving the commonest class" if results.key == "accuracy" else "Never answering"
-    below = [r["checkpoint"] for r in results.bert if r["score"] < base]
     text = f"{what} would score {base:.1f} {_unit(results)}"
     text += f" on these {results.questions:,} {results.items}" if results.questions else ""
-    if below:
-        text += f": BERT at {_and(below)} is below that"
-    return text + "."
+    worse = []
+    if bert := [r["checkpoint"] for r in results.bert if r["score"] < base]:
+        worse.append(f"BERT at {_and(bert)}")
+    for rows, kind in ((results.heads, "heads"), (results.ensembles, "ensembles")):
+        if low := sorted((r for r in rows if r["score"] < base), key=lambda r: r["score"]):
+            named = [f"{r['name']} at {r['checkpoint']}" for r in low[:_LISTED]]
+            lowest = "the lowest " if len(low) > _LISTED else ""
+            worse.append(f"{len(low)} of {len(rows)} scores of {kind} ({lowest}{_and(named)})")
+    if worse:
+        are = "are" if len(worse) > 1 or not worse[0].startswith("BERT") else "is"
+        text += f": {_and(worse)} {are} below that"
+    return bool(worse), text + "."
 
 
 def _caution(results: Results) -> str:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from bertvision.pipelines.report.section import BERT, EVALUATE, HEADS, Section, heading, order, pair
+from bertvision.pipelines.report.section import (
+    BERT,
+    EVALUATE,
+    HEADS,
+    NO_SYSTEM,
+    Section,
+    heading,
+    order,
+    pair,
+)
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
-from bertvision.pipelines.tasks.scores import kind_of_metrics
+from bertvision.pipelines.tasks.scores import MEANINGS, kind_of_metrics
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 
 ARGMAX = ("argmax_exact", "argmax_f1")
@@ -36,7 +45,8 @@ def ensembles(results: Results) -> Section:
         [
             r | {"pair": f"{r['trained_on']} → {r['checkpoint']}"}
             for r in sorted(results.ensembles, key=lambda r: (pair(r)[::-1], -r["score"]))
-        ],
+        ]
+        + results.trivial,
         "ensembles/<evaluated on>/<name>/metrics.json",
         "bertvision ensemble HEAD… --with-bert",
         more=["seeds", "trained_on", "checkpoint", "bert", "threshold_tuned_on"],
@@ -77,7 +87,7 @@ def control(results: Results) -> Section:
             *results.metrics,
             Column("bert", f"BERT {results.score}"),
         ],
-        sorted(rows, key=lambda r: (-r["score"], r["name"])),
+        sorted(rows, key=lambda r: (-r["score"], r["name"])) + results.trivial,
         HEADS,
         EVALUATE,
         trace=True,
@@ -136,7 +146,10 @@ def all_results(results: Results) -> Section:
         "results",
         "All results on dev, in per cent; mean ± standard deviation where there are several seeds",
         columns,
-        [r | {"pair": heading(r)} for r in ordered],
+        [
+            *(r | {"pair": heading(r)} for r in ordered),
+            *(r | {"pair": NO_SYSTEM} for r in results.trivial),
+        ],
         f"{BERT}, {HEADS}, ensembles/<evaluated on>/<name>/metrics.json",
         f"{BERT_COMMAND}; {EVALUATE}; bertvision ensemble",
         group="pair",
@@ -187,7 +200,7 @@ def _metrics_lead(results: Results) -> str:
             f"never answers scores 0 on the first, 100 on the second and {results.baseline:.1f} "
             "over all."
         )
-    return text
+    return " ".join([text, *(MEANINGS[column] for column in MEANINGS if column in held)])
 
 
 _MEANINGS = (

@@ -12,6 +12,7 @@ from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
     HEADS,
+    NO_SYSTEM,
     Section,
     heading,
     make_figure,
@@ -53,8 +54,9 @@ def learning_curve(results: Results) -> Section:
         f"{BERT_COMMAND}; {EVALUATE}",
         lambda width: curves.learning_curve(bert, heads, results.label, width),
     )
-    rows = [_best_at(tag, bert, heads) for tag in tags]
+    rows = [_best_at(tag, bert, heads) | {"baseline": results.baseline} for tag in tags]
     columns = [Column("checkpoint", "snapshot", "text"), Column("bert", f"BERT {results.score}")]
+    columns += [Column("baseline", r["name"].strip("()")) for r in results.trivial]
     for prefix, label in (
         ("", "best head of the same snapshot"),
         ("earlier_", "best head trained earlier"),
@@ -119,6 +121,9 @@ def cross_checkpoint(results: Results) -> Section:
             if len(row) > 2:
                 rows.append(row)
         rows.append({"trained_on": group, "name": "BERT itself"} | bert)
+    for trivial in results.trivial:
+        scores = {str(tag): trivial["score"] for tag in at}
+        rows.append({"trained_on": NO_SYSTEM, "name": trivial["name"], **scores})
     table = Table(
         "cross_checkpoint",
         f"{results.title} of each head by the snapshot evaluated on",
@@ -165,6 +170,9 @@ def data_fractions(results: Results) -> Section:
         row = pivot.setdefault((pair(r), r["name"]), {"pair": heading(r), "name": r["name"]})
         row |= {f"part_{r['fraction']:g}": r["score"], f"part_{r['fraction']:g}_sd": r["score_sd"]}
         row["bert"] = r["bert"]
+    for trivial in results.trivial:
+        scores = {f"part_{f:g}": trivial["score"] for f in parts}
+        pivot[None, trivial["name"]] = {"pair": NO_SYSTEM, "name": trivial["name"], **scores}
     table = Table(
         "data_fractions",
         f"{results.title} by the part of the training examples",

@@ -21,6 +21,9 @@ HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"
 
 BERT = "bert/<snapshot>/metrics.json"
 
+NO_SYSTEM = "without any system"
+"""Heading of the row of always giving the commonest answer."""
+
 EVALUATE = "bertvision evaluate HEAD… --trained-on TAG --checkpoint TAG"
 
 

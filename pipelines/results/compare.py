@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.scores import (
     Metric,
     headline,
     headline_metric,
+    trivial_score,
 )
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -103,6 +104,7 @@ def compare(
         "by": by,
         "first_score": difference.first,
         "second_score": difference.second,
+        "baseline": trivial_score(headline(a.rules), metric),
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
         "sentence": sentence(label(a), label(b), metric, difference, data.task.words),
     }

@@ -26,7 +26,12 @@ from typing import NamedTuple, TypedDict
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.results import Result
-from bertvision.pipelines.tasks.scores import headline, headline_metric
+from bertvision.pipelines.tasks.scores import (
+    headline,
+    headline_metric,
+    kind_of_metrics,
+    trivial_score,
+)
 from bertvision.pipelines.workspace.records import (
     ExtractionCosts,
     read_run_config,
@@ -56,7 +61,8 @@ class Costs(TypedDict):
     bytes: int | None
     """Stored activations that the heads were trained on; 0 where there is no head."""
     retention: float | None
-    """Score in per cent of BERT's at the last snapshot of the workspace."""
+    """What the score is above always giving the commonest answer, in per cent of what BERT's is at
+    the last snapshot of the workspace; None where BERT's is not above it."""
     speed_up: float | None
     """BERT's fine-tuning up to that snapshot, divided by ``seconds``."""
 
@@ -94,9 +100,11 @@ def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
         score = headline(result.rules)
         full = reference.get((result.split, result.untuned))
         # A classification head beside BERT's spans has other metrics under the same names
-        if full is not None and full.keys() == score.keys():
+        if full is not None and kind_of_metrics(full) == kind_of_metrics(score):
             key = headline_metric(workspace.config.task.name, full)
-            cost["retention"] = 100 * (score[key] / full[key]) if full[key] > 0 else None
+            trivial = trivial_score(full, key) or 0.0
+            learned = full[key] - trivial
+            cost["retention"] = 100 * ((score[key] - trivial) / learned) if learned > 0 else None
         if whole and cost["seconds"]:
             cost["speed_up"] = whole / cost["seconds"]
         costs.append(cost)

@@ -199,7 +199,7 @@ def _is_its_bert(candidate: Result, result: Result) -> bool:
         candidate.system == "bert"
         and result.system != "bert"
         and candidate.checkpoint == result.checkpoint
-        and headline(candidate.rules).keys() == headline(result.rules).keys()
+        and kind_of_metrics(headline(candidate.rules)) == kind_of_metrics(headline(result.rules))
         and candidate.untuned == result.untuned
     )
 

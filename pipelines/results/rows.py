@@ -23,6 +23,8 @@ from bertvision.pipelines.tasks.scores import (
     headline,
     headline_metric,
     kind_of_metrics,
+    trivial_metrics,
+    trivial_score,
 )
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -65,12 +67,20 @@ class Results(NamedTuple):
     key: str
     """Key of the metric that the report compares."""
     baseline: float | None
-    """Score of always giving the commonest answer (no answer, or the largest class), in per cent;
-    None where the metric has none to tell, as correlations."""
+    """Score of always giving the commonest answer (`trivial_score`), in per cent; None where the
+    metric has none to tell, as correlations."""
     questions: int | None
     """How many items were scored."""
     items: str
     """What they are: ``questions``, or ``items`` of other tasks."""
+
+    @property
+    def trivial(self) -> list[Row]:
+        """A row of always giving the commonest answer, where that has a score."""
+        if self.baseline is None:
+            return []
+        name, metrics = trivial_metrics(self.baseline, {column.key for column in self.metrics})
+        return [{"name": name, "score": self.baseline, **metrics}]
 
     @property
     def full(self) -> list[Row]:
@@ -115,13 +125,15 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
     joined = [_joined(group) for group in _groups(runs)]
     rows = [r for r in joined if kind_of_metrics(r) == kind]
     bert = {(r["checkpoint"], _tuned(r)): r["score"] for r in rows if r["system"] == "bert"}
-    for row in (*joined, *runs):
-        compared = row["system"] != "bert" and kind_of_metrics(row) == kind
-        row["bert"] = bert.get((row["checkpoint"], _tuned(row))) if compared else None
-        row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
     metrics = (headline(r.rules) for r in results)
     first: Mapping[str, float] = next((m for m in metrics if kind_of_metrics(m) == kind), {})
     key = headline_metric(task, first) if first else find_task(task).headline
+    baseline = trivial_score(first, key)
+    for row in (*joined, *runs):
+        row["baseline"] = baseline if kind_of_metrics(row) == kind else None
+        compared = row["system"] != "bert" and kind_of_metrics(row) == kind
+        row["bert"] = bert.get((row["checkpoint"], _tuned(row))) if compared else None
+        row["difference"] = None if row["bert"] is None else row["score"] - row["bert"]
     return Results(
         bert=[r for r in rows if r["system"] == "bert"],
         heads=[r for r in rows if r["system"] == "head"],
@@ -130,7 +142,7 @@ def read_rows(workspace: Workspace, split: str = "dev") -> Results:
         runs=runs,
         metrics=columns_of(rows),
         key=key,
-        baseline=_baseline(first, key),
+        baseline=baseline,
         questions=int(first["total"]) if "total" in first else None,
         items=load_task(task).words[1],
     )
@@ -236,11 +248,3 @@ def _joined(runs: Sequence[Row]) -> Row:
 
 def _plain(name: str) -> Column:
     return Column(name, "")
-
-
-def _baseline(metrics: Mapping[str, float], key: str) -> float | None:
-    if key == "accuracy":
-        return metrics.get("majority")
-    if metrics.get("NoAns_total"):
-        return 100 * metrics["NoAns_total"] / metrics["total"]
-    return None

@@ -141,7 +141,5 @@ def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str
     wanted = {(r.name, r.fraction, r.trained_on, r.checkpoint) for r in results}
     keys = ("name", "fraction", "trained_on", "checkpoint")
     found = read_rows(workspace, results[0].split if results else "dev")
-    for row in found.heads:
-        row["baseline"] = found.baseline
     rows = [*found.heads, *found.others]
     return [row for row in rows if tuple(row[key] for key in keys) in wanted]

@@ -24,11 +24,22 @@ METRICS: dict[str, str] = {
     "HasAns_exact": "HasAns EM",
     "HasAns_f1": "HasAns F1",
     "NoAns_exact": "NoAns",
+    "balanced": "balanced",
+    "best_f1": "oracle F1",
     "pearson": "Pearson",
     "spearman": "Spearman",
     "majority": "majority",
 }
 """Names of the metrics as people read them, in the order of columns; all of them in per cent."""
+ORACLE = "n-best, oracle threshold"
+"""Rule whose threshold was chosen on the very questions that it is scored on."""
+MEANINGS = {
+    "balanced": "Balanced: the mean of HasAns F1 and NoAns, which the share of unanswerable "
+    "questions does not move; never answering has 50.",
+    "best_f1": "Oracle F1: with the best threshold for the scored questions themselves (best_f1 of "
+    "the official script), which no system can know.",
+}
+"""What columns of spans say whose names do not."""
 Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
 """Those that two systems can be compared by."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
@@ -52,7 +63,7 @@ class Scores(NamedTuple):
 
     Attributes:
         rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
-            0`` and ``argmax``; of classes ``argmax``), the threshold used and the metrics.
+            0``, ``argmax`` and `ORACLE`; of classes ``argmax``) the threshold and the metrics.
         predictions: by item id, the answers of ``n-best``, which is the official predictions
             file; whether the question is answerable; the index of the class; or the score.
         na_scores: by question id, how much better no answer scores than the best span, or than
@@ -69,10 +80,52 @@ class Scores(NamedTuple):
 def headline(rules: Rules) -> Mapping[str, float]:
     """The metrics that stand for a system: of ``n-best`` where it is there, else of ``argmax``.
 
+    Where there are questions with and without an answer, ``balanced``, the mean of HasAns F1 and
+    NoAns, is among them; and ``best_f1``, where an oracle's threshold was looked for.
+
     Args:
         rules: of its ``metrics.json``.
     """
-    return rules["n-best" if "n-best" in rules else "argmax"]["metrics"]
+    found: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
+    if "HasAns_f1" in found and "NoAns_f1" in found:
+        found["balanced"] = (found["HasAns_f1"] + found["NoAns_f1"]) / 2
+    if ORACLE in rules:
+        found["best_f1"] = rules[ORACLE]["metrics"]["f1"]
+    return found
+
+
+def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
+    """What always giving the commonest answer scores (no answer, or the largest class).
+
+    Args:
+        metrics: of any system on the same items.
+        key: of the metric.
+
+    Returns:
+        Per cent; None where the metric has nothing to tell, as correlations, which then have 0.
+    """
+    if key == "accuracy":
+        return metrics.get("majority")
+    if metrics.get("NoAns_total"):
+        return 100 * metrics["NoAns_total"] / metrics["total"]
+    return None
+
+
+def trivial_metrics(score: float, keys: Container[str]) -> tuple[str, dict[str, float]]:
+    """A system that learned nothing, as a row among others.
+
+    Args:
+        score: its `trivial_score`.
+        keys: of the metrics that others have.
+
+    Returns:
+        What it is called, and its metrics.
+    """
+    if kind_of_metrics(keys) != "span":
+        return "(majority class)", {"accuracy": score}
+    always = {"exact": score, "f1": score, "best_f1": score, "balanced": 50.0}
+    never = {"HasAns_exact": 0.0, "HasAns_f1": 0.0, "NoAns_exact": 100.0}
+    return "(never answering)", always | never
 
 
 def is_untuned(rules: Rules, tuned_on: str | None) -> bool:

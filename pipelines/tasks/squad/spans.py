@@ -16,7 +16,7 @@ from transformers import AutoModelForQuestionAnswering
 from bertvision.models.outputs import SpanOutput, span_loss
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.scores import Rules, Scores
+from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
 from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, tune_threshold
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.questions import QuestionTask
@@ -71,6 +71,10 @@ class SpanTask(QuestionTask):
         ):
             metrics = squad_metrics(apply_threshold(predictions, at), dev.windows.items)
             rules[name] = {"threshold": at, "metrics": dict(metrics)}
+        if self.tunes:
+            best = tune_threshold(n_best, dev.windows.items)
+            metrics = squad_metrics(apply_threshold(n_best, best), dev.windows.items)
+            rules[ORACLE] = {"threshold": best, "metrics": dict(metrics)}
         return Scores(
             rules,
             apply_threshold(n_best, tuned),
