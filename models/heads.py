@@ -181,22 +181,27 @@ class AdapterSpanHead(SpanHead):
 
 
 class PooledAdapterSpanHead(SpanHead):
-    """Pool the layers, compress the result, concatenate the last layer, then the output layer.
+    """Pool the layers, compress the result, perhaps concatenate the last layer, then the output.
 
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
         pooling: how the layers become one.
         size: width of the compressed state.
+        skip: whether the last hidden state itself is concatenated.
     """
 
-    def __init__(self, *, layers: int, hidden: int, pooling: Pooling, size: int) -> None:
-        super().__init__(layers=layers, hidden=hidden, width=size + hidden)
+    def __init__(
+        self, *, layers: int, hidden: int, pooling: Pooling, size: int, skip: bool = True
+    ) -> None:
+        super().__init__(layers=layers, hidden=hidden, width=size + hidden * skip)
+        self.skip = skip
         self.pooled = Reduction(layers, hidden, pooling, size)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """The compressed pooled state (tokens, size) and the last layer (tokens, hidden)."""
-        return [self.pooled(hidden_states).flatten(1), hidden_states[:, -1]]
+        """The compressed pooled state (tokens, size), and with skip the last (tokens, hidden)."""
+        compressed = self.pooled(hidden_states).flatten(1)
+        return [compressed, hidden_states[:, -1]] if self.skip else [compressed]
 
 
 def check_dimensions(layers: int, hidden: int) -> None:

@@ -53,6 +53,14 @@ def _adapter(size: int, *, shared: bool, skip: str | None = None) -> HeadSpec:
     return _span("heads:AdapterSpanHead", text, _HOULSBY, size=size, shared=shared, skip=skip)
 
 
+def _control(size: int) -> HeadSpec:
+    """The adapter of `_adapter` without the other layers: what they add is beyond it."""
+    text = f"last layer alone, compressed to {size}: the control of the adapters of {size}"
+    target = "heads:PooledAdapterSpanHead"
+    source = "after Houlsby et al. 2019"
+    return _span(target, text, source, pooling="last", size=size, skip=False)
+
+
 def _cnn(description: str, **kwargs: Any) -> HeadSpec:
     return _span(
         "cnn:CNNSpanHead", f"1×N convolutions along the hidden axis{description}", **kwargs
@@ -67,10 +75,12 @@ def _cls(module: str, description: str, source: str = _PAPER, **kwargs: Any) -> 
 HEADS: Final[dict[str, HeadSpec]] = {
     "last-layer": _span(
         "heads:PoolingSpanHead",
-        "last layer alone: the baseline that shows what the others add",
+        "last layer alone: the baseline, BERT's own output layer trained once more",
         "Devlin et al. 2019",
         pooling="last",
     ),
+    "last-layer-adapter-64": _control(64),
+    "last-layer-adapter-386": _control(386),
     "average-pooling": _span("heads:PoolingSpanHead", "mean of the layers", pooling="average"),
     "learned-pooling": _span(
         "heads:PoolingSpanHead",

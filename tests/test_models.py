@@ -32,6 +32,8 @@ LAYERS, HIDDEN = 5, 12
 # Trainable parameters, and all with running statistics, as the paper counts them.
 COUNTS = {
     "last-layer": (2_050, 2_050),
+    "last-layer-adapter-64": (1_025 * 64 + 130, 65_730),
+    "last-layer-adapter-386": (1_025 * 386 + 774, 396_424),
     "learned-pooling": (2_076, 2_076),
     "average-pooling": (2_050, 2_050),
     "attention-pooling": (1_024 + 25 + 2_050, 1_024 + 25 + 2_050),
@@ -282,6 +284,24 @@ def test_bilinear_end_is_scored_with_the_expected_start_of_its_window() -> None:
         n = len(window)
         torch.testing.assert_close(output.start_logits[i, :n], start)
         torch.testing.assert_close(output.end_logits[i, :n], end, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [64, 386])
+def test_a_control_is_the_adapter_on_the_last_layer_alone(size: int) -> None:
+    states, lengths = batch(4, 3)
+    control = make(f"last-layer-adapter-{size}")
+    adapter = make(f"adapter-{size}-shared", layers=1)  # of an encoder with no other layer
+    assert isinstance(adapter, AdapterSpanHead)
+    weights = {
+        key.replace("pooled.adapter", "adapter"): w for key, w in control.state_dict().items()
+    }
+    adapter.load_state_dict(weights)
+    found = control(states, lengths)
+    for ours, theirs in zip(found, adapter(states[:, -1:], lengths), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    other = torch.cat([torch.randn_like(states[:, :-1]), states[:, -1:]], dim=1)
+    for ours, theirs in zip(control(other, lengths), found, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 # --- every span head ----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from bertvision.pipelines.drawing.svg import (
     text_width,
     ticks,
 )
+from bertvision.pipelines.report.headline import _last_layer
 from bertvision.pipelines.report.page import in_code, in_groups
 from bertvision.pipelines.report.pooling import softmax
 from bertvision.pipelines.report.scores import learning_curve
@@ -204,3 +205,38 @@ def test_colours_can_be_read(theme: str) -> None:
         assert _contrast(colours[name], colours["paper"]) >= 4.5, name
     for i in range(8):
         assert _contrast(colours[f"s{i}"], colours["paper"]) >= 3, f"s{i}"
+
+
+def _scored(**scores: float) -> Results:
+    """Heads on one snapshot, BERT at 50."""
+    rows = [
+        {
+            "name": name.replace("_", "-"),
+            "trained_on": "1e",
+            "checkpoint": "1e",
+            "fraction": 1,
+            "score": score,
+            "difference": score - 50,
+            "bert": 50.0,
+            "seeds": 1,
+        }
+        for name, score in scores.items()
+    ]
+    return Results([], rows, [], [], [], [], "f1", None, None, "questions")
+
+
+def test_what_other_layers_add_is_claimed_only_of_a_control() -> None:
+    """Beyond the last layer alone, an adapter has parameters of its own too."""
+    heads = {"last_layer": 52.0, "adapter_64_shared": 54.25}
+    text = _last_layer(_scored(**heads))
+    assert "scores 52.0 F1 at 1e (+2.0 against BERT)" in text
+    assert "may come from the other states or from its own parameters" in text
+    assert "last-layer-adapter-64 beside adapter-64-shared" in text
+    text = _last_layer(_scored(**heads, last_layer_adapter_64=54.0))
+    assert "last-layer-adapter-64, the control" in text
+    assert "scores 54.0 F1, and adapter-64-shared, with one on every layer, 54.2 F1" in text
+    assert "the difference, +0.2, is what the other layers bring" in text
+    other = _last_layer(_scored(last_layer=52.0, last_layer_adapter_386=53.0, average_pooling=51.0))
+    assert "may come from the other states" in other  # no head has this adapter on every layer
+    text = _last_layer(_scored(cls_last_state=52.0, cls_learned_pooling=53.0))
+    assert text.endswith("may come from the other states or from its own parameters.")

@@ -11,6 +11,11 @@ from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.text import signed
 
 _BASELINES = ("last-layer", "cls-last-state")
+_CONTROLS = {
+    f"last-layer-adapter-{size}": (f"adapter-{size}-shared", f"adapter-{size}-independent")
+    for size in (386, 64)
+}
+"""Heads on the last state alone, and those that have the same adapter on every layer."""
 _LISTED = 3
 """Snapshots that are named one by one."""
 
@@ -89,9 +94,27 @@ def _last_layer(results: Results) -> str:
     return (
         f"The last state alone ({base[0]['name']}), all that BERT's own output layer sees, "
         f"scores {_score(base[0], results)} at {base[0]['checkpoint']} "
-        f"({signed(base[0]['difference'])} against BERT): what a head has beyond that comes from "
-        "the other layers."
+        f"({signed(base[0]['difference'])} against BERT). {_control(base[0], own, results)}"
     )
+
+
+def _control(base: dict[str, Any], own: Sequence[dict[str, Any]], results: Results) -> str:
+    """What the other layers add, where a control shows it."""
+    named = {r["name"]: r for r in own}
+    for name, heads in _CONTROLS.items():
+        if name in named and (head := next((h for h in heads if h in named), None)):
+            more = named[head]["score"] - named[name]["score"]
+            return (
+                f"{name}, the control with an adapter on that state alone, scores "
+                f"{_score(named[name], results)}, and {head}, with one on every layer, "
+                f"{_score(named[head], results)}: the difference, {signed(more)}, is what the "
+                "other layers bring in these trainings."
+            )
+    text = "What a head has beyond that may come from the other states or from its own parameters"
+    if base["name"] == "last-layer":
+        text += ": a control on the last state alone, last-layer-adapter-64 beside "
+        text += "adapter-64-shared, tells them apart"
+    return f"{text}."
 
 
 def _argmax(results: Results) -> str:
