@@ -60,6 +60,10 @@ def compare(
     ] = "context",
     resamples: Annotated[int, typer.Option(min=1, help="How often the bootstrap draws.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    seeds: Annotated[
+        str,
+        typer.Option(help="one, as named, or all that were trained, which are then drawn too."),
+    ] = "one",
     split: Scored = "dev",
     workspace: Workspace = None,
     as_json: Json = False,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
+from bertvision.pipelines.ranking.rows import over_seeds
 from bertvision.pipelines.results.bootstrap import (
-    mcnemar,
-    over_seeds,
     paired_bootstrap,
     paired_bootstrap_of,
 )
+from bertvision.pipelines.results.groups import mcnemar
 from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
@@ -194,3 +194,41 @@ def test_spread_over_seeds_is_that_of_a_sample() -> None:
     assert over_seeds([50.0]) == (50.0, None, 1)
     with pytest.raises(InputError, match="at least one seed"):
         over_seeds([])
+
+
+def test_seeds_are_drawn_beside_the_questions() -> None:
+    """Of scores that differ by seed and question, the error is that of both: analytic."""
+    random = np.random.default_rng(3)
+    seeds, questions = 200, 400
+    of_seeds, of_questions = random.normal(0, 2, (seeds, 1)), random.normal(0, 20, questions)
+    first, second = 60 + of_seeds + of_questions, np.full(questions, 58.0)
+    found = paired_bootstrap(first, second, resamples=4000)
+    one = paired_bootstrap(first[0], second, resamples=4000)
+    error = np.std(of_questions) / np.sqrt(questions)
+    assert one.standard_error == pytest.approx(error, rel=0.05)
+    both = np.hypot(error, np.std(of_seeds) / np.sqrt(seeds))
+    assert found.standard_error == pytest.approx(both, rel=0.05)
+    assert (one.seeds, found.seeds) == ((1, 1), (seeds, 1))
+    few = paired_bootstrap(first[:3], second, resamples=4000)
+    wide = np.hypot(error, np.std(of_seeds[:3]) / np.sqrt(3))
+    assert few.standard_error == pytest.approx(wide, rel=0.05)
+    assert few.difference == pytest.approx(first[:3].mean() - 58)
+
+
+def test_drawn_seeds_change_places_with_the_sign_alone_and_equal_ones_draw_nothing() -> None:
+    random = np.random.default_rng(4)
+    first, second = random.normal(60, 10, (2, 40)), random.normal(50, 10, (3, 40))
+    clusters = (np.arange(40) // 4).tolist()
+    there = paired_bootstrap(first, second, clusters=clusters, resamples=2000)
+    back = paired_bootstrap(second, first, clusters=clusters, resamples=2000)
+    assert (there.clusters, there.seeds, back.seeds) == (10, (2, 3), (3, 2))
+    assert there.difference == pytest.approx(-back.difference)
+    assert there.low == pytest.approx(-back.high, abs=0.5)
+    alone = paired_bootstrap(first[0], second[0], clusters=clusters, resamples=2000)
+    same = paired_bootstrap(first[[0, 0]], second[[0]], clusters=clusters, resamples=2000)
+    assert same.standard_error == pytest.approx(alone.standard_error, rel=1e-6)
+    assert same.low == pytest.approx(alone.low, rel=0.05)
+    with pytest.raises(InputError, match="cannot be paired"):
+        paired_bootstrap(first, second[:, :39])
+    with pytest.raises(InputError, match="NaN"):
+        paired_bootstrap(first, np.where(second == second[2, 0], np.nan, second))

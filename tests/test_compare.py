@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from byhand import change, forget_digests
+from byhand import change, fields, forget_digests
 from labs import HEADS, scored_copy
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
@@ -150,12 +151,14 @@ def test_a_sentence_says_what_the_interval_allows() -> None:
     noise = Difference(51.0, 50.0, 1.0, -1.0, 3.0, 0.31, 1.0, 100, 20, 1000)
     assert sentence("a", "b", "f1", noise) == (
         "a is 1.00 points of F1 above b, which the choice of questions alone may give (95 % "
-        "interval -1.00 to +3.00, p = 0.31, paired bootstrap over 20 contexts)."
+        "interval -1.00 to +3.00, p = 0.31, paired bootstrap over 20 contexts; one seed: the "
+        "interval covers the choice of questions alone)."
     )
     sure = Difference(45.0, 50.0, -5.0, -7.0, -3.0, 1 / 1001, 1.0, 100, 100, 1000)
     assert sentence("a", "b", "exact", sure) == (
         "a is worse than b by 5.00 points of exact match, more than the choice of questions "
-        "explains (95 % interval -7.00 to -3.00, p < 0.001, paired bootstrap over 100 questions)."
+        "explains (95 % interval -7.00 to -3.00, p < 0.001, paired bootstrap over 100 questions; "
+        "one seed: the interval covers the choice of questions alone)."
     )
 
 
@@ -165,3 +168,34 @@ def test_a_head_of_ones_own_is_written_by_its_dotted_path_or_as_its_folder() -> 
     assert own == SystemName("my_heads-lastlayer@s1", "0.3e", "1e")
     assert SystemName.parse("my_heads:LastLayer").trained_on is None
     assert SystemName.parse("bert:untrained") == SystemName("bert", "untrained", "untrained")
+
+
+def test_all_seeds_of_a_head_are_drawn_with_the_questions(lab: Workspace) -> None:
+    """A second seed that answers otherwise: the mean is compared, and both are drawn."""
+    with pytest.raises(InputError, match="one seed each; `bertvision sweep HEAD --seeds 3`"):
+        compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", seeds="all")
+    folder = lab.head_dir("0.5e", HEAD)
+    seed = folder.with_name(f"{HEAD}@s1")
+    shutil.copytree(folder, seed)
+    training = fields(seed / "config.json")["training"]
+    change(seed / "config.json", training={**training, "seed": 1})
+    questions = lab.items("dev")
+    gold = {q.id: q.answers[0].text if q.answers else "" for q in questions}
+    _predict(seed / "eval" / "1e", gold, dict(squad_metrics(gold, questions)))
+    one = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=500)
+    assert one["seeds"] == [1, 1]
+    assert "one seed: the interval covers the choice of questions alone" in one["sentence"]
+    both = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=500, seeds="all")
+    assert both["seeds"] == [2, 1]
+    assert both["first_score"] == pytest.approx((one["first_score"] + 100) / 2)
+    assert both["standard_error"] > one["standard_error"]
+    assert "over seeds, 2 of the first and 1 of the second; the interval" in both["sentence"]
+    change(seed / "eval" / "1e" / "metrics.json", threshold_tuned_on=None, rules=_at_zero(seed))
+    with pytest.raises(InputError, match=f"that of {HEAD}@s1:0.5e:1e was not"):
+        compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", seeds="all")
+
+
+def _at_zero(run: Path) -> dict[str, Any]:
+    rules: dict[str, Any] = fields(run / "eval" / "1e" / "metrics.json")["rules"]
+    rules["n-best"]["threshold"] = 0.0
+    return rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from bertvision.pipelines.results.bootstrap import By
+from bertvision.pipelines.results.bootstrap import By, Seeds
 from bertvision.pipelines.results.softmax import Combine
 from bertvision.pipelines.tasks.scores import Metric
 from bertvision.pipelines.text import fill, format_table
@@ -73,6 +73,8 @@ class Comparison(ShownRecord):
     clusters: int
     """What was drawn: contexts, or questions where each stands alone."""
     resamples: int
+    seeds: tuple[int, int] = (1, 1)
+    """Trainings of each system that were drawn too."""
     sentence: str
     """What it says, in words."""
 
@@ -142,6 +144,7 @@ def compare(
     by: By = "context",
     resamples: int = 10_000,
     seed: int = 0,
+    seeds: Seeds = "one",
     split: str = "dev",
     workspace: StrPath | None = None,
 ) -> Comparison:
@@ -160,6 +163,7 @@ def compare(
         by: what is drawn: context (with all its questions) or question; of sentences, items.
         resamples: how often to draw.
         seed: of the draws.
+        seeds: one, as named, or all that the systems were trained with, which are then drawn too.
         split: that was scored.
         workspace: folder of the experiment; by default the one you stand in.
 
@@ -173,11 +177,20 @@ def compare(
     parse_choice(by, get_args(By), "--by")
     at_least(resamples, 1, "--resamples")
     at_least(seed, 0, "--seed")
+    parse_choice(seeds, get_args(Seeds), "--seeds")
     space = find_workspace(workspace)
     from bertvision.pipelines.results.compare import compare as run
 
     found = run(
-        space, first, second, metric=metric, split=split, by=by, resamples=resamples, seed=seed
+        space,
+        first,
+        second,
+        metric=metric,
+        split=split,
+        by=by,
+        resamples=resamples,
+        seed=seed,
+        seeds=seeds,
     )
     return Comparison.model_validate(found)
 

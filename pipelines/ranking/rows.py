@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertvision.errors import InputError
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
@@ -15,7 +18,7 @@ from bertvision.pipelines.ranking.metrics import (
     summary,
 )
 from bertvision.pipelines.ranking.records import Ranking
-from bertvision.pipelines.results.bootstrap import format_p, over_seeds, paired_bootstrap
+from bertvision.pipelines.results.bootstrap import format_p, paired_bootstrap
 from bertvision.pipelines.text import format_table
 
 Row = dict[str, Any]
@@ -138,3 +141,24 @@ def _difference(ap: Floats, baseline: Floats, resamples: int) -> dict[str, float
         "difference_high": found.high,
         "p": found.p,
     }
+
+
+class Spread(NamedTuple):
+    """Scores of the same system with different seeds."""
+
+    mean: float
+    std: float | None
+    """Deviation of the sample (n − 1 in the denominator); None for a single seed."""
+    n: int
+
+
+def over_seeds(scores: Sequence[float]) -> Spread:
+    """Mean and standard deviation of one system's scores with different seeds.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not scores:
+        raise InputError("no scores to take a mean of: evaluate at least one seed")
+    std = statistics.stdev(scores) if len(scores) > 1 else None
+    return Spread(math.fsum(scores) / len(scores), std, len(scores))

@@ -192,16 +192,20 @@ def _caution(results: Results) -> str:
         noise = "± is the standard deviation over seeds, and some heads were trained with one seed"
     else:
         noise = "± is the standard deviation over seeds, of the training alone"
-    if len({r["name"] for r in compared}) > 1:
-        text = f"Which head is best was read from the same scores, which favours it; {noise}"
+    if (count := len({r["name"] for r in compared})) > 1:
+        text = (
+            f"The best of {count} heads was chosen by the same scores that are shown, which "
+            f"favours it; {noise}"
+        )
     else:
         text = noise[0].upper() + noise[1:]
     last = max(SnapshotTag(r["checkpoint"]) for r in compared)
     best = _best([r for r in compared if r["checkpoint"] == last])
     where = last if best["trained_on"] == last else f"{best['trained_on']}:{last}"
+    every = " --seeds all" if best["seeds"] > 1 else ""
     return (
-        f"{text}; `bertvision compare {best['first_run']}:{where} bert:{last}` says whether a "
-        "difference is more than noise."
+        f"{text}; `bertvision compare {best['first_run']}:{where} bert:{last}{every}` says whether "
+        "a difference is more than noise."
     )
 
 

@@ -9,14 +9,15 @@ Questions about one paragraph are not independent: a system that misreads the pa
 of them wrong at once. Drawing questions one by one would take them for more evidence than they are,
 so whole clusters are drawn where they are given.
 
-The interval holds the noise of the sample of questions alone. What another seed of training would
-have given is not in it: for that, train several and take `over_seeds`.
+The interval of one seed holds the noise of the sample of questions alone. What another seed of
+training would have given is in it where several were trained: seeds and questions are then drawn
+anew, each by itself, as in the multi-bootstrap of Sellam et al. 2022 (The MultiBERTs, ICLR,
+arXiv:2106.16163) and Owen 2007 (The pigeonhole bootstrap, Annals of Applied Statistics 1). Of n
+seeds the drawn spread is, as in every bootstrap, too small by the factor √((n − 1)/n).
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,8 @@ from bertvision.errors import InputError
 
 By = Literal["context", "question"]
 """What is drawn: all questions of one text together, or each alone."""
+Seeds = Literal["one", "all"]
+"""Whether a system is the one training that was named, or all that differ from it by seed."""
 _DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 64 MB of indices and sums
 
 
@@ -53,15 +56,8 @@ class Difference(NamedTuple):
     """What was drawn: contexts, or questions where each stands alone."""
     resamples: int
     """How often."""
-
-
-class Spread(NamedTuple):
-    """Scores of the same system with different seeds."""
-
-    mean: float
-    std: float | None
-    """Deviation of the sample (n − 1 in the denominator); None for a single seed."""
-    n: int
+    seeds: tuple[int, int] = (1, 1)
+    """Trainings of each system that were drawn too; one is taken as it is."""
 
 
 def paired_bootstrap(
@@ -80,8 +76,9 @@ def paired_bootstrap(
     from it as the measured one are counted (one is added to both counts, so that p is never 0).
 
     Args:
-        first: (questions,) scores of the first system.
-        second: (questions,) scores of the second, in the same order.
+        first: (questions,) scores of the first system; (seeds, questions) of several trainings,
+            which are drawn too.
+        second: scores of the second, likewise; the questions are in the same order.
         clusters: (questions,) what each question belongs to, such as its context; clusters are
             drawn whole. None draws question by question.
         resamples: how often to draw.
@@ -92,7 +89,12 @@ def paired_bootstrap(
         InputError: there are no scores, they are not finite, or not as many on both sides.
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    _check(a, b, resamples, confidence)
+    one, other = (x[0] if x.ndim == 2 and len(x) else x for x in (a, b))
+    _check(one, other, resamples, confidence)
+    if a.ndim == 2 or b.ndim == 2:
+        return _over_seeds(
+            np.atleast_2d(a), np.atleast_2d(b), clusters, resamples, confidence, seed
+        )
     sums, sizes = _by_cluster(a - b, clusters)
     drawn = _draw(sums, sizes, resamples, np.random.default_rng(seed))
     means = float(a.mean()), float(b.mean())
@@ -141,6 +143,48 @@ def paired_bootstrap_of(
     scores = metric(first, gold), metric(second, gold)
     exact, slack = scores[0] - scores[1], 1e-9 * max(map(abs, scores))
     return _difference(*scores, exact, drawn, slack, confidence, len(a), len(members))
+
+
+def _over_seeds(
+    a: npt.NDArray[np.float64],
+    b: npt.NDArray[np.float64],
+    clusters: Sequence[Hashable] | None,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> Difference:
+    """`paired_bootstrap` of (seeds, questions): questions in pairs, seeds of each side alone."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise InputError("scores hold NaN or infinity: they cannot be compared")
+    sizes = _by_cluster(a[0], clusters)[1]
+    sides = [np.array([_by_cluster(row, clusters)[0] for row in x]).T for x in (a, b)]
+    random, drawn = np.random.default_rng(seed), []
+    at_once = max(1, _DRAWS_AT_ONCE // len(sizes))
+    for begin in range(0, resamples, at_once):
+        n = min(at_once, resamples - begin)
+        chosen = random.integers(0, len(sizes), (n, len(sizes)))
+        rows = len(sizes) * np.arange(n)[:, None]
+        times = np.bincount((chosen + rows).ravel(), minlength=n * len(sizes)).reshape(n, -1)
+        means = []
+        for sums in sides:  # (clusters, seeds)
+            by_seed = times @ sums / (times @ sizes)[:, None]  # (n, seeds)
+            seeds = random.integers(0, sums.shape[1], by_seed.shape)
+            means.append(np.take_along_axis(by_seed, seeds, axis=1).mean(axis=1))
+        drawn.append(means[0] - means[1])
+    scores, slack = (
+        (float(a.mean()), float(b.mean())),
+        1e-9 * float(max(abs(a).max(), abs(b).max())),
+    )
+    found = _difference(
+        *scores,
+        scores[0] - scores[1],
+        np.concatenate(drawn),
+        slack,
+        confidence,
+        a.shape[1],
+        len(sizes),
+    )
+    return found._replace(seeds=(len(a), len(b)))
 
 
 def _check(
@@ -198,36 +242,6 @@ def _difference(
         clusters=clusters,
         resamples=len(drawn),
     )
-
-
-def over_seeds(scores: Sequence[float]) -> Spread:
-    """Mean and standard deviation of one system's scores with different seeds.
-
-    Raises:
-        InputError: there are none.
-    """
-    if not scores:
-        raise InputError("no scores to take a mean of: evaluate at least one seed")
-    std = statistics.stdev(scores) if len(scores) > 1 else None
-    return Spread(math.fsum(scores) / len(scores), std, len(scores))
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p of McNemar's test: do two systems err equally often?
-
-    Of the questions that only one of them gets right, each is as likely to be the first's as the
-    second's if they are equally good (McNemar 1947, Psychometrika 12; exact binomial form).
-
-    Args:
-        only_first: questions that the first alone gets right.
-        only_second: questions that the second alone gets right.
-    """
-    n, few = only_first + only_second, min(only_first, only_second)
-    ways, tail = 1, 1
-    for k in range(1, few + 1):
-        ways = ways * (n - k + 1) // k  # n over k, exactly
-        tail += ways
-    return float(min(1.0, 2 * tail / (1 << n)))
 
 
 def _members(count: int, clusters: Sequence[Hashable] | None) -> list[npt.NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -13,12 +13,18 @@ from bertvision.pipelines.results.answers import check_recorded, item_metrics, p
 from bertvision.pipelines.results.bootstrap import (
     By,
     Difference,
+    Seeds,
     format_p,
     paired_bootstrap,
     paired_bootstrap_of,
 )
 from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.systems import find_system, label, read_predictions
+from bertvision.pipelines.results.systems import (
+    find_system,
+    label,
+    read_predictions,
+    seedless,
+)
 from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
     METRICS,
@@ -50,6 +56,7 @@ def compare(
     by: By = "context",
     resamples: int = 10_000,
     seed: int = 0,
+    seeds: Seeds = "one",
 ) -> dict[str, Any]:
     """Paired bootstrap of the difference of two systems' scores, first minus second.
 
@@ -62,6 +69,7 @@ def compare(
         by: what is drawn: all items of one text, which are not independent, or single items.
         resamples: how often.
         seed: of the draws.
+        seeds: ``all`` takes every seed that the systems were trained with, and draws these too.
 
     Returns:
         The fields of `Difference` in points of per cent, what was compared, and a ``sentence``.
@@ -74,21 +82,35 @@ def compare(
     """
     results = read_results(workspace, split)
     a, b = find_system(results, first), find_system(results, second)
-    _check_thresholds(a, b)
+    sides = [[a], [b]]
+    if seeds == "all":
+        sides = [_trainings(results, system) for system in (a, b)]
+        if len(sides[0]) == len(sides[1]) == 1:
+            raise InputError(
+                f"--seeds all: {label(a)} and {label(b)} were scored with one seed each; "
+                "`bertvision sweep HEAD --seeds 3` trains and scores more"
+            )
+    for system in (*sides[0], *sides[1]):
+        _check_thresholds(a, system)
     data = workspace.dataset()
     metric = _metric(a, b, metric, data.task.name)
     items = data.items(split)
-    predictions = [read_predictions(result, items) for result in (a, b)]
     clusters = [data.task.group(item) for item in items] if by == "context" else None
     whole = _whole(metric, a, data.task)
     if whole is None:
         scores = [
-            per_item(result, said, items, metric)
-            for result, said in zip((a, b), predictions, strict=True)
+            [per_item(r, read_predictions(r, items), items, metric) for r in side] for side in sides
         ]
-        difference = paired_bootstrap(*scores, clusters=clusters, resamples=resamples, seed=seed)
+        x, y = (np.array(side if len(side) > 1 else side[0]) for side in scores)
+        difference = paired_bootstrap(x, y, clusters=clusters, resamples=resamples, seed=seed)
+    elif seeds == "all":
+        raise InputError(
+            f"--seeds all draws means over items, and {metric} is of the whole: compare by "
+            "--metric accuracy, or one seed with another"
+        )
     else:
         gold = np.array([item.label for item in items])
+        predictions = [read_predictions(result, items) for result in (a, b)]
         x, y = (np.array([said[item.id] for item in items]) for said in predictions)
         for result, predicted in ((a, x), (b, y)):
             check_recorded(result, metric, whole(predicted, gold))
@@ -106,8 +128,19 @@ def compare(
         "second_score": difference.second,
         "baseline": trivial_score(headline(a.rules), metric),
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
+        "seeds": list(difference.seeds),
         "sentence": sentence(label(a), label(b), metric, difference, data.task.words),
     }
+
+
+def _trainings(results: Sequence[Result], system: Result) -> list[Result]:
+    """A system with every seed that it was trained and scored with."""
+
+    def same(result: Result) -> tuple[Any, ...]:
+        place = result.fraction, result.trained_on, result.checkpoint
+        return result.system, seedless(result), *place
+
+    return [result for result in results if same(result) == same(system)]
 
 
 def _check_thresholds(a: Result, b: Result) -> None:
@@ -151,20 +184,27 @@ def sentence(
         of_each = metric == "accuracy" or words[1] == "questions"
         where = f"every {words[1].removesuffix('s')}" if of_each else f"these {words[1]}"
         return f"{first} and {second} have the same {name} on {where}."
-    drawn = words[d.clusters == d.questions]
+    drawn, choice = words[d.clusters == d.questions], words[1]
     evidence = (
         f"95 % interval {d.low:+.2f} to {d.high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, "
         f"paired bootstrap over {d.clusters:,} {drawn}"
     )
+    if d.seeds == (1, 1):
+        evidence += f"; one seed: the interval covers the choice of {choice} alone"
+    else:
+        evidence += f" and over seeds, {d.seeds[0]} of the first and {d.seeds[1]} of the second"
+        choice += " and seeds"
+        if 1 in d.seeds:
+            evidence += "; the interval does not cover the choice of the one seed"
     better, above = ("better", "above") if d.difference >= 0 else ("worse", "below")
     points = f"{abs(d.difference):.2f} points of {name}"
     if d.p < 0.05:
         return (
-            f"{first} is {better} than {second} by {points}, more than the choice of {words[1]} "
+            f"{first} is {better} than {second} by {points}, more than the choice of {choice} "
             f"explains ({evidence})."
         )
     return (
-        f"{first} is {points} {above} {second}, which the choice of {words[1]} alone may give "
+        f"{first} is {points} {above} {second}, which the choice of {choice} alone may give "
         f"({evidence})."
     )
 

@@ -21,8 +21,7 @@ from bertvision.pipelines.results.answers import (
     gold_of,
     read_answers,
 )
-from bertvision.pipelines.results.bootstrap import mcnemar
-from bertvision.pipelines.results.groups import groups_of, groups_of_sentences
+from bertvision.pipelines.results.groups import groups_of, groups_of_sentences, mcnemar
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.second_answers import second_answers, second_summary
 from bertvision.pipelines.results.systems import find_system, label

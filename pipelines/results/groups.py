@@ -101,3 +101,21 @@ def _group(
         if item is not None:
             found.setdefault(name(item), []).append(row)
     return {group: rows for group, rows in found.items() if rows}
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p of McNemar's test: do two systems err equally often?
+
+    Of the questions that only one of them gets right, each is as likely to be the first's as the
+    second's if they are equally good (McNemar 1947, Psychometrika 12; exact binomial form).
+
+    Args:
+        only_first: questions that the first alone gets right.
+        only_second: questions that the second alone gets right.
+    """
+    n, few = only_first + only_second, min(only_first, only_second)
+    ways, tail = 1, 1
+    for k in range(1, few + 1):
+        ways = ways * (n - k + 1) // k  # n over k, exactly
+        tail += ways
+    return float(min(1.0, 2 * tail / (1 << n)))

@@ -15,7 +15,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.columns import Column, marked
 from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.systems import label
+from bertvision.pipelines.results.systems import label, seedless
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
@@ -179,7 +179,7 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
     metrics = dict(headline(result.rules))
     row: Row = {
         "system": result.system,
-        "name": result.name.replace(f"@s{result.seed}", "") if result.seed else result.name,
+        "name": seedless(result),
         "run": result.run,
         "written": label(result),
         "trained_on": result.trained_on,

@@ -64,6 +64,11 @@ def label(result: Result) -> str:
     return f"{name}:{result.trained_on}:{result.checkpoint}"
 
 
+def seedless(result: Result) -> str:
+    """A result's name without its seed, which those that differ from it by seed share."""
+    return result.name.replace(f"@s{result.seed}", "") if result.seed else result.name
+
+
 def find_system(
     results: Sequence[Result],
     text: str,
