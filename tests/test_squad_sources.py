@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.sources import load_squad
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.selection import hold_out
+from bertvision.pipelines.workspace.selection import hold_out_groups
 
 CONTEXT = "Anna founded Norvik in 1901. Zoë lives there."
 
@@ -195,7 +195,7 @@ def test_hold_out_splits_whole_contexts_exactly(
     contexts: list[str], fraction: float, seed: int
 ) -> None:
     questions = _questions(contexts)
-    kept, held = hold_out(questions, fraction, _context, seed=seed)
+    kept, held = hold_out_groups(questions, fraction, _context, seed=seed)
     assert sorted(kept + held, key=lambda q: int(q.id[1:])) == questions
     assert [q for q in questions if q in kept] == kept
     assert [q for q in questions if q in held] == held
@@ -205,17 +205,17 @@ def test_hold_out_splits_whole_contexts_exactly(
     if fraction > 0 and distinct > 1:
         expected = min(max(expected, 1), distinct - 1)
     assert len({q.context for q in held}) == expected
-    by_order = hold_out(questions[::-1], fraction, _context, seed=seed)
+    by_order = hold_out_groups(questions[::-1], fraction, _context, seed=seed)
     assert by_order == (kept[::-1], held[::-1])
 
 
 def test_hold_out_is_the_same_in_another_python_process() -> None:
     contexts = [f"context {i}" for i in range(40)]
     code = (
-        "from bertvision.pipelines.workspace.selection import hold_out\n"
+        "from bertvision.pipelines.workspace.selection import hold_out_groups\n"
         "from bertvision.pipelines.tasks.squad.read import Question\n"
         "q = [Question(f'q{i}', '?', f'context {i}', (), True) for i in range(40)]\n"
-        "print(*(x.id for x in hold_out(q, 0.1, lambda x: x.context, seed=3)[1]))"
+        "print(*(x.id for x in hold_out_groups(q, 0.1, lambda x: x.context, seed=3)[1]))"
     )
     found = {
         subprocess.run(
@@ -228,11 +228,11 @@ def test_hold_out_is_the_same_in_another_python_process() -> None:
         for hash_seed in ("1", "2")
     }
     questions = _questions(contexts)
-    assert found == {" ".join(q.id for q in hold_out(questions, 0.1, _context, seed=3)[1])}
-    assert found != {" ".join(q.id for q in hold_out(questions, 0.1, _context, seed=4)[1])}
+    assert found == {" ".join(q.id for q in hold_out_groups(questions, 0.1, _context, seed=3)[1])}
+    assert found != {" ".join(q.id for q in hold_out_groups(questions, 0.1, _context, seed=4)[1])}
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_hold_out_refuses_a_fraction_outside_the_range(fraction: float) -> None:
     with pytest.raises(InputError, match="0 ≤ fraction < 1"):
-        hold_out(_questions(["a", "b"]), fraction, _context, seed=0)
+        hold_out_groups(_questions(["a", "b"]), fraction, _context, seed=0)

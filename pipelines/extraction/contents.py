@@ -108,6 +108,8 @@ def made_from_data(dataset: Dataset, split: str) -> Provenance:
         made_from["train_questions"] = dataset.finetune.train_questions
     if config.dev_fraction:
         made_from["dev_fraction"] = config.dev_fraction
+    if config.linked:
+        made_from["linked"] = True
     # of a labelled file, and only where they are set: other tasks have no columns
     columns = {"text": config.text, "pair": config.pair, "label": config.label}
     if config.skip_bad and dataset.finetune is None:

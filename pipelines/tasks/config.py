@@ -28,6 +28,9 @@ class TaskConfig(Settings):
     """Part of the training items held out, for no-answer thresholds and the best epoch."""
     dev_fraction: float = Field(0.0, ge=0, lt=1)
     """Part of the training items that is ``dev``, of data that have none."""
+    linked: bool = False
+    """Whether items that share any text, also through others, are held out together, and the part
+    is one of the items, not of the texts; false in workspaces from before this was a setting."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in the order of their logits; none of spans and scores."""
     text: str | None = None

@@ -7,7 +7,7 @@ scores, and know nothing else of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
@@ -57,6 +57,8 @@ class Task(ABC):
     """Fields of `TaskConfig` that decide the windows."""
     words: ClassVar[tuple[str, str]] = ("texts", "items")
     """What people call that which `group` keeps together, and the items."""
+    linked: ClassVar[bool] = False
+    """Whether `grouping` knows more than `group`: of new data it then says what is held out."""
     tunes: bool = False
     """Whether scoring fits something, a threshold, on the split ``tune``."""
 
@@ -98,6 +100,14 @@ class Task(ABC):
     def group(self, item: Any) -> str:
         """What keeps items together when a part is held out: those of one text."""
         return str(item.text)
+
+    def grouping(self, items: Sequence[Any]) -> Callable[[Any], str]:
+        """What keeps items together that share any of their texts, also through others.
+
+        Args:
+            items: all among which some are held out.
+        """
+        return self.group
 
     def example(self, item: Any) -> Example:
         """What is to be told from what, as data are searched for contradictions and overlaps.

@@ -123,7 +123,7 @@ class WorkspaceConfig(Settings):
     def digest(self) -> str:
         """Hex sha256 of all settings that decide the snapshots' values."""
         values = self.model_dump(mode="json", exclude={"versions", "activations"})
-        for field in ("classes", "text", "pair", "label", "dev_fraction"):
+        for field in ("classes", "text", "pair", "label", "dev_fraction", "linked"):
             if not values["task"][field]:  # of what is not set nothing is said
                 del values["task"][field]
         return digest_of(values)

@@ -82,6 +82,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             "rank` or `bertvision extract`; choose another task"
         )
     given = {"max_length": find_task(name).max_length, **options.given(TaskConfig), "name": name}
+    given["linked"] = load_task(name).linked
     task = with_columns(load_task(name), validated(TaskConfig, given))
     if options.own_task and task.answerable_only:
         raise InputError(
@@ -233,10 +234,10 @@ def _data(
     task: TaskConfig,
     finetune: FinetuneConfig,
 ) -> dict[str, DataConfig]:
-    data, group = {}, load_task(task.name).group
+    data, kind = {}, load_task(task.name)
     for split in ("train", "tune", "dev"):
         origin = source_split(split, task)
-        count = len(select_items(read[origin].items, split, task, finetune, group))
+        count = len(select_items(read[origin].items, split, task, finetune, kind))
         if count:
             data[split] = DataConfig(
                 source=str(sources[origin]), sha256=read[origin].sha256, questions=count

@@ -103,7 +103,7 @@ class Dataset:
             )
         if self.finetune is None:
             return found.items
-        return select_items(found.items, split, self.config, self.finetune, self.task.group)
+        return select_items(found.items, split, self.config, self.finetune, self.task)
 
     def source(self, split: str) -> str:
         """Where a split comes from: a path, or a name on the hub.

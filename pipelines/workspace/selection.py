@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.config import FinetuneConfig
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -86,26 +89,29 @@ def select_items(
     split: str,
     task: TaskConfig,
     finetune: FinetuneConfig,
-    group: Callable[[T], str],
+    kind: Task,
 ) -> list[T]:
     """The items of a split, out of all items of its source, in their order.
 
     ``train`` and ``tune`` part the training items (or the subset of them that ``train_questions``
     asks for) by whole groups; where ``dev`` is a part of the data too, it is taken off first.
+    Workspaces from before ``linked`` was a setting keep the split that they were made with.
 
     Args:
         items: of the source.
         split: of the workspace.
         task: how large the parts are that are held out.
         finetune: how many items are taken, and the seed.
-        group: what keeps items together.
+        kind: what keeps items together.
     """
-    if task.dev_fraction and split in ("train", "tune", "dev"):
+    if source_split(split, task) != "train":
+        return items
+    group = kind.grouping(items) if task.linked else kind.group
+    hold_out = hold_out_items if task.linked else hold_out_groups
+    if task.dev_fraction:
         items, dev = hold_out(items, task.dev_fraction, group, seed=finetune.seed)
         if split == "dev":
             return dev
-    if split not in ("train", "tune"):
-        return items
     if finetune.train_questions is not None:
         items = _subset(items, finetune.train_questions, group, seed=finetune.seed)
     if task.tune_fraction == 0:
@@ -114,7 +120,27 @@ def select_items(
     return kept if split == "train" else held_out
 
 
-def hold_out(
+def hold_out_items(
+    items: Sequence[T], fraction: float, group: Callable[[T], str], *, seed: int
+) -> tuple[list[T], list[T]]:
+    """As `hold_out_groups`, but a fraction of the items: one group may have a tenth of them.
+
+    Of the groups in their order those are held out that still fit, but for one at least; where
+    none does, the smallest is.
+    """
+    _check_fraction(fraction)
+    sizes = Counter(map(group, items))
+    left, held = round(fraction * len(items)), set[str]()
+    for name in _in_seeded_order(sizes, seed):
+        if sizes[name] <= left and len(held) < len(sizes) - 1:
+            held.add(name)
+            left -= sizes[name]
+    if not held and fraction > 0 and len(sizes) > 1:
+        held.add(min(_in_seeded_order(sizes, seed), key=sizes.__getitem__))
+    return _parted(items, group, held)
+
+
+def hold_out_groups(
     items: Sequence[T], fraction: float, group: Callable[[T], str], *, seed: int
 ) -> tuple[list[T], list[T]]:
     """Split items into a kept and a held-out part, by whole groups.
@@ -135,14 +161,26 @@ def hold_out(
     Raises:
         InputError: the fraction is outside [0, 1).
     """
-    if not 0 <= fraction < 1:
-        raise InputError(f"cannot hold out a fraction of {fraction}: give 0 ≤ fraction < 1")
-    groups = list(dict.fromkeys(map(group, items)))
+    _check_fraction(fraction)
+    groups = _in_seeded_order(set(map(group, items)), seed)
     count = round(fraction * len(groups))
     if fraction > 0 and len(groups) > 1:
         count = min(max(count, 1), len(groups) - 1)
-    groups.sort(key=lambda text: hashlib.sha256(f"{seed}\n{text}".encode()).digest())
-    held = set(groups[:count])
+    return _parted(items, group, set(groups[:count]))
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 <= fraction < 1:
+        raise InputError(f"cannot hold out a fraction of {fraction}: give 0 ≤ fraction < 1")
+
+
+def _in_seeded_order(groups: Iterable[str], seed: int) -> list[str]:
+    return sorted(groups, key=lambda name: hashlib.sha256(f"{seed}\n{name}".encode()).digest())
+
+
+def _parted(
+    items: Sequence[T], group: Callable[[T], str], held: Collection[str]
+) -> tuple[list[T], list[T]]:
     kept = [item for item in items if group(item) not in held]
     return kept, [item for item in items if group(item) in held]
 

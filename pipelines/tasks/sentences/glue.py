@@ -9,13 +9,14 @@ asked for as: one given for train alone, or for dev.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskData
+from bertvision.pipelines.tasks.grouping import containing
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, require_fields
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.source import (
@@ -47,6 +48,8 @@ class GlueSpec(NamedTuple):
     """As the hub names them, in its order; a file may also write their numbers. Empty: scores."""
     positive: int | None = None
     """The class that F1 is of."""
+    phrases: bool = False
+    """Whether train holds sentences together with their phrases."""
     header: tuple[str, ...] = ()
     """Columns of a file without a header line."""
     dev: str = "dev"
@@ -61,7 +64,9 @@ GLUE: dict[str, GlueSpec] = {
         *("CoLA", ("sentence",), "label", ("sentence",), ("unacceptable", "acceptable")),
         header=("source", "label", "judgement", "sentence"),
     ),
-    "sst2": GlueSpec("SST-2", ("sentence",), "label", ("sentence",), ("negative", "positive")),
+    "sst2": GlueSpec(
+        *("SST-2", ("sentence",), "label", ("sentence",), ("negative", "positive")), phrases=True
+    ),
     "mrpc": GlueSpec(
         *("MRPC", ("#1 String", "#2 String"), "Quality", _PAIR, ("not_equivalent", "equivalent")),
         positive=1,
@@ -126,6 +131,13 @@ class GlueTask(SentenceTask):
             return rows.scored(digest)
         numbers = {str(i): i for i in range(len(self.spec.classes))}
         return rows.classified(self.spec.classes, digest, numbers)
+
+    def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
+        """As of every task of sentences; of phrases the sentence that they are a part of."""
+        if not self.spec.phrases:
+            return super().grouping(items)
+        names = containing(item.text for item in items)
+        return lambda item: names[item.text]
 
     def _names(self, split: str) -> list[str]:
         names = [f"{self.spec.dev if split == 'dev' else split}.tsv"]

@@ -8,7 +8,7 @@ the squared error of the score. The families of data sets differ in how they are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
@@ -40,6 +41,7 @@ class SentenceTask(Task):
     tokens = "cls"
     max_length = 128
     model_class = AutoModelForSequenceClassification
+    linked = True
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""
 
@@ -77,6 +79,11 @@ class SentenceTask(Task):
                 f"{source}: all {len(items)} sentences have the same label, so that nothing can be "
                 "learned from it: give data with at least two classes or scores"
             )
+
+    def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
+        """What `group` says, linked with all else that shares a text: of pairs, either text."""
+        names = linked((self.group(x), *filter(None, (x.text, x.pair))) for x in items)
+        return lambda item: names[self.group(item)]
 
     def example(self, item: Sentence) -> Example:
         """The sentence, or both of a pair, and its class or score."""
