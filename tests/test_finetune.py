@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
-from bertvision.errors import DiskSpaceError, WorkspaceError
+from bertvision.errors import DiskSpaceError, InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import FinetuneModule, finetune, learning_rate
@@ -85,6 +85,19 @@ def test_a_disk_too_small_is_refused_before_any_step(
     with pytest.raises(DiskSpaceError, match=r"1 kB are free: .* --save-at .* --workspace"):
         finetune(tmp_path / "small", FinetuneOptions(**options))
     assert not list((tmp_path / "small").glob("snapshots/*"))
+
+
+def test_snapshots_of_one_step_are_refused_by_name(
+    options: dict[str, Any], finished: Workspace, tmp_path: Path
+) -> None:
+    """They would be the same weights, and their scores would pass for a comparison."""
+    asked = FinetuneOptions(**{**options, "save_at": ("0e", "1e", "1.001e")})
+    with pytest.raises(InputError, match=r"--save-at 1e,1\.001e: all of them fall on step \d+ of"):
+        finetune(tmp_path / "ws", asked, evaluate=False)
+    assert not Workspace.find(tmp_path / "ws").snapshots()
+    shutil.copytree(finished.snapshot_dir("1e"), tmp_path / "ws" / "snapshots" / "1e")
+    finetune(tmp_path / "ws", asked, evaluate=False)  # it was begun before this was refused
+    assert Workspace.find(tmp_path / "ws").snapshots() == ["0e", "1e", "1.001e"]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from bertvision.pipelines.workspace.pretrained import load_pretrained, pretraine
 from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.status import status
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
     saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock)
+    saver.check()
     _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
     saver.save(0)
     missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
@@ -260,6 +261,21 @@ class _Snapshots(pl.Callback):
         self.due: dict[int, list[SnapshotTag]] = {}
         for tag in workspace.config.finetune.tags:
             self.due.setdefault(tag.step(per_epoch), []).append(tag)
+
+    def check(self) -> None:
+        """Refuse several names for the weights of one step, unless some were made before.
+
+        Raises:
+            InputError: tags fall on one step, and none of their snapshots is there.
+        """
+        for step, tags in self.due.items():
+            if len(tags) > 1 and not any(self.made([tag]) for tag in tags):
+                raise InputError(
+                    f"--save-at {','.join(tags)}: all of them fall on step {step} of the "
+                    f"{counted(self.per_epoch, 'step')} of an epoch and would be one snapshot: "
+                    f"name one of them; delete {self.workspace.root / FILE}, which names them "
+                    "all, or start another --workspace"
+                )
 
     def made(self, tags: list[SnapshotTag]) -> bool:
         return all(is_snapshot(self.workspace.snapshot_dir(tag)) for tag in tags)
