@@ -127,3 +127,7 @@ _ANALYSES = (probe, rank, cka, isotropy)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")
+
+
+if __name__ == "__main__":
+    app()

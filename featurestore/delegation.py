@@ -119,14 +119,19 @@ class ShardAttempt:
         ledger: of the split.
         shard: its number.
         keys: of its files.
+        yields: to whoever commits the shard meanwhile, as one of several to which the right to
+            write was lent; the holder of the lock replaces what a late one writes.
 
     Attributes:
         files: what was written.
     """
 
-    def __init__(self, ledger: Ledger, shard: int, keys: Mapping[str, str]) -> None:
+    def __init__(
+        self, ledger: Ledger, shard: int, keys: Mapping[str, str], *, yields: bool
+    ) -> None:
         self.files: dict[str, ShardFile] = {}
         self._ledger, self._storage, self._keys = ledger, ledger.storage, keys
+        self._shard, self._yields = shard, yields
         self._record = ledger.shard_version(shard)
         self._versions = {name: self._storage.version(key) for name, key in keys.items()}
 
@@ -144,6 +149,9 @@ class ShardAttempt:
                 digest.update(piece)
                 size += len(piece)
                 yield piece
+            # once more, before it takes its place: an equal's shard may be complete by now
+            if self._yields and self._ledger.shard_version(self._shard) != self._record:
+                raise ChangedError(f"{self._storage}/{self._keys[name]}")
 
         key = self._keys[name]
         changed = None
@@ -173,10 +181,19 @@ class ShardAttempt:
                     raise
             self._record = self._ledger.shard_version(record.shard)
 
+    def stands(self, record: ShardRecord) -> bool:
+        """Whether the files are those that another one's record tells of."""
+        return all(
+            name in record.files and self._is(name, record.files[name]) for name in self._keys
+        )
+
     def _holds(self, name: str) -> bool:
         """Whether a file has the content that was written."""
+        return name in self.files and self._is(name, self.files[name])
+
+    def _is(self, name: str, file: ShardFile) -> bool:
         try:
-            return file_digest(self._storage.open(self._keys[name])) == self.files[name].xxh3_128
+            return file_digest(self._storage.open(self._keys[name])) == file.xxh3_128
         except (FileNotFoundError, EOFError):
             return False
 

@@ -123,7 +123,9 @@ class SplitWriter:
             # before the versions: what is written after them is seen by them
             if (others := self._committed_by_others(shard)) is not None:
                 return others
-            written = ShardAttempt(self.ledger, shard, {n: self._key(n, shard) for n in content})
+            keys = {name: self._key(name, shard) for name in content}
+            yields = self._grant is not None
+            written = ShardAttempt(self.ledger, shard, keys, yields=yields)
             try:
                 for name, pieces in content.items():
                     written.write(name, pieces)
@@ -139,7 +141,8 @@ class SplitWriter:
                 self._check_right()
                 written.commit(committed)
             except ChangedError:
-                if (others := self._committed_by_others(shard)) is not None:
+                others = self._committed_by_others(shard)
+                if others is not None and written.stands(others):
                     return others
                 raise
         self._again.discard(shard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,49 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
         with pytest.raises(LockedError):
             made.write_shard(late, 0)
         assert writer.pending() == list(range(writer.plan.n_shards))
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+def test_who_begins_between_the_files_of_another_replaces_none_of_them(
+    tmp_path: Path, made: Made, url: str
+) -> None:
+    """Its own first file takes so long that the other's second one and record come before."""
+    store = tmp_path if url == "folder" else f"memory://between-{tmp_path.name}"
+    with (
+        open_writer(store, made.spec, made.contents, made.stats) as writer,
+        granted(writer.ledger) as grant,
+    ):
+        late, quick = granted_writer(grant), granted_writer(grant)
+        members = [made.of_stored(i) * 1.001 for i in made.plan.examples_of(0)]
+        encoded = encode(torch.cat(members), late.split.encoding, late.stats)
+        first_done, begun, committed = (threading.Event() for _ in range(3))
+        write, layers = quick.ledger.storage.write, late._layers
+
+        def halting(key: str, *given: Any) -> str:
+            if "/scale/" in key:
+                first_done.set()
+                assert begun.wait(60)
+            return write(key, *given)
+
+        def slow(*given: Any) -> Iterator[Any]:
+            begun.set()
+            assert committed.wait(60)
+            yield from layers(*given)
+
+        quick.ledger.storage.write = halting  # type: ignore[method-assign]
+        late._layers = slow  # type: ignore[method-assign]
+
+        def written() -> None:
+            made.write_shard(quick, 0)
+            committed.set()
+
+        with ThreadPoolExecutor(1) as threads:
+            done = threads.submit(written)
+            assert first_done.wait(60)
+            found = late.write_shard(0, *encoded)
+            done.result()
+        assert found == late.ledger.find_shard(0, late.split.record)
+        assert find_damage(ActivationSplit(store, "1e", "train")) == []
 
 
 @pytest.mark.parametrize("url", ["folder", "memory"])

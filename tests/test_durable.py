@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,6 +84,29 @@ def test_a_file_that_several_write_at_once_is_one_of_theirs_whole(
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(write, range(4)))
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_writer_that_fails_takes_nothing_away_from_who_waits(tmp_path: Path) -> None:
+    target, begun = tmp_path / "file", threading.Event()
+
+    def failing() -> Iterator[bytes]:
+        yield b"half"
+        begun.set()
+        raise ValueError("the content ends here")
+
+    def fail() -> None:
+        with pytest.raises(ValueError, match="ends here"):
+            write_durably(target, failing())
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(60):
+            begun.clear()
+            first = threads.submit(fail)
+            assert begun.wait(60)
+            threads.submit(write_durably, target, [b"wh", b"ole"]).result()
+            first.result()
+            assert target.read_bytes() == b"whole"
     assert names(tmp_path) == ["file"]
 
 

@@ -209,10 +209,22 @@ def test_a_folder_names_no_files_of_a_server(tmp_path: Path):
             "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
             f"    path: {address}\n---\n"
         )
-        data = read("cola", tmp_path)
+        with pytest.raises(InputError, match=r"README.md names data outside its folder: http"):
+            read("cola", tmp_path)
         server.shutdown()
-    assert [item.text for item in data.items] == [A, B]
     assert asked == []
+
+
+def test_the_readme_of_a_folder_says_which_file_is_which_split(tmp_path: Path):
+    for name, text in (("part-a", A), ("part-b", B)):
+        rows = {"sentence": [text, text], "label": [1, 0]}
+        datasets.Dataset.from_dict(rows).to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
+        "    path: part-a.parquet\n  - split: validation\n    path: part-b.parquet\n---\n"
+    )
+    assert {item.text for item in read("cola", tmp_path).items} == {A}
+    assert {item.text for item in read("cola", tmp_path, "dev").items} == {B}
 
 
 def test_unpublished_labels_of_the_hub_are_refused_or_skipped(tmp_path: Path):

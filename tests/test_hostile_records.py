@@ -13,6 +13,7 @@ from byhand import fields
 from labs import HEADS, scored_copy
 
 from bertvision.errors import BertvisionError, WorkspaceError
+from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.results.compare import compare
 from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.ensemble import ensemble
@@ -187,3 +188,39 @@ def test_scores_of_other_weights_are_left_out_and_named(
             place in line and "is of other weights than" in line and again in line
             for line in caplog.messages
         )
+
+
+def test_an_ensemble_of_left_out_scores_is_left_out_and_none_is_made(
+    lab: Workspace, tmp_path: Path
+) -> None:
+    mixed = Workspace.find(shutil.copytree(lab.root, tmp_path / "mixed"))
+    ensemble(mixed, [HEAD], with_bert=True, trained_on="0.5e", tag="1e")
+    assert "ensemble" in {result.system for result in read_results(mixed)}
+    shutil.rmtree(mixed.snapshot_dir("1e"))
+    shutil.copytree(lab.snapshot_dir("0.5e"), mixed.snapshot_dir("1e"))
+    assert {r.checkpoint for r in read_results(mixed)} == {"0.5e"}
+    assert "ensemble" not in {result.system for result in read_results(mixed)}
+    with pytest.raises(WorkspaceError, match="are of other weights than those that stand"):
+        ensemble(mixed, [HEAD], with_bert=True, trained_on="0.5e", tag="1e")
+    scored = [str(row["tag"]) for row in status(mixed)["snapshots"] if row["bert"]]
+    assert scored == ["0.5e"]
+
+
+@pytest.mark.parametrize("name", ["predictions.json", "dev.safetensors"])
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_berts_damaged_answers_are_made_again_by_the_command_that_is_named(
+    lab: Workspace, tmp_path: Path, name: str, how: str
+) -> None:
+    copy = Workspace.find(shutil.copytree(lab.root, tmp_path / "copy"))
+    path = copy.bert_dir("1e") / name
+    whole = path.read_bytes()
+    path.unlink() if how == "gone" else path.write_bytes(whole[:99] + b"?" + whole[100:])
+    assert evaluate_bert(copy, "1e").rules == evaluate_bert(lab, "1e").rules
+    assert path.read_bytes() == whole or name != "predictions.json"
+    compare(copy, "bert:1e", SYSTEM, resamples=10)
+
+
+def test_a_damaged_head_hinders_no_other_result(lab: Workspace, tmp_path: Path) -> None:
+    copy = Workspace.find(shutil.copytree(lab.root, tmp_path / "copy"))
+    (copy.head_dir("0.5e", HEAD) / "metrics.json").write_text("{")
+    assert len(read_results(copy)) == len(read_results(lab))

@@ -232,9 +232,17 @@ def test_what_lies_in_a_workspace_is_moved_with_it(
     assert [q.id for q in Workspace.find(moved).items("tune")] == questions
     given |= {split: moved / "data" / f"{split}.json" for split in ("train", "dev")}
     assert open_workspace(moved, FinetuneOptions(**given), resume=True).root == moved
+    # as a copy, beside the first or another one in its place
+    shutil.copytree(moved, place)
+    for changed in (False, True):
+        if changed:
+            (place / "data/train.json").write_text("another's")
+        assert Workspace.find(moved).dataset().source("train") == str(given["train"])
+        assert [q.id for q in Workspace.find(moved).items("tune")] == questions
+    shutil.rmtree(place)
     with given["train"].open("a") as file:
         file.write(" ")
-    with pytest.raises(WorkspaceError, match="changed since it was first read"):
+    with pytest.raises(WorkspaceError, match="cannot be read again"):
         Workspace.find(moved).items("train")
 
 

@@ -179,9 +179,12 @@ class Ledger:
         text = _dump(record)
         try:
             self.storage.write(key, text, instead_of)
-        except ChangedError:
-            if self.storage.read(key) != text:  # else the answer to the first try was lost
-                raise
+        except ChangedError as error:
+            there = None
+            with suppress(FileNotFoundError):
+                there = self.storage.read(key)
+            if there != text:  # else the answer to the first try was lost
+                raise error from None
 
     def retract_shard(self, shard: int) -> None:
         """Take a shard's record back: it counts as not written, and will be written again."""

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from bertvision.errors import DiskSpaceError
 
+_TRIES = 1000
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <linux/fs.h>
 
 Buffers: TypeAlias = "bytes | Iterable[bytes | memoryview]"
@@ -37,26 +38,44 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
     temporary = path.with_name(f".{path.name}.tmp")
     with full_disk_named(path.parent):
         make_folder(path.parent)
+        descriptor = _new_file(temporary)
         try:
-            descriptor = _new_file(temporary)
-            try:
-                if callable(content):
-                    content(temporary)
-                    # a library may have put a file of its own there, which only its owner may read
-                    os.chmod(temporary, stat.S_IMODE(os.fstat(descriptor).st_mode))
-                    fsync(temporary)
-                else:
-                    for piece in (content,) if isinstance(content, bytes) else content:
-                        _write_all(descriptor, piece)
-                    os.fsync(descriptor)
+            if callable(content):
+                _write_by(content, temporary, path, descriptor)
+            else:
+                for piece in (content,) if isinstance(content, bytes) else content:
+                    _write_all(descriptor, piece)
+                os.fsync(descriptor)
                 os.replace(temporary, path)
-            finally:
-                os.close(descriptor)
         except Exception:
-            with suppress(OSError):
-                os.unlink(temporary)  # or a full disk would stay full
+            with suppress(OSError):  # or a full disk would stay full; locked, it is nobody else's
+                os.unlink(temporary)
             raise
+        finally:
+            os.close(descriptor)
         fsync(path.parent)
+
+
+def _write_by(
+    content: Callable[[Path], object], temporary: Path, path: Path, descriptor: int
+) -> None:
+    """Let a function write a file beside the temporary one, which stays locked meanwhile.
+
+    A library may put a file of its own in the place that it is given, which would carry no lock.
+    """
+    beside = temporary.with_name(f"{temporary.name}.tmp")
+    _unlink(beside)
+    try:
+        content(beside)
+        # what a library made may be readable for its owner alone
+        os.chmod(beside, stat.S_IMODE(os.fstat(descriptor).st_mode))
+        fsync(beside)
+        os.replace(beside, path)
+    except Exception:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+    os.unlink(temporary)
 
 
 @contextmanager
@@ -140,9 +159,13 @@ def _new_file(path: Path) -> int:
 
     With O_EXCL a link is no file to open, wherever it leads. Who is writing the same file at this
     moment is waited for; what somebody left who died is removed.
+
+    Raises:
+        OSError: others are quicker again and again, or the file system tells of another file than
+            the one it opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    while True:
+    for _ in range(_TRIES):
         try:
             descriptor = os.open(path, flags, 0o666)
         except FileExistsError:
@@ -151,17 +174,17 @@ def _new_file(path: Path) -> int:
         if _is_locked_there(descriptor, path):
             return descriptor
         os.close(descriptor)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
 
 
 def _remove_left(path: Path) -> None:
     """Remove what stands under a temporary name, as soon as nobody is writing it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:  # writable, or some network file systems lock nothing
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return  # and what stands there by now may be another's
-    except OSError:  # a link, or a file that may not be read
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    except OSError:  # a link, or a file of somebody else
+        _unlink(path)
         return
     try:
         if _is_locked_there(descriptor, path):
@@ -178,6 +201,11 @@ def _is_locked_there(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
+
+
+def _unlink(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _write_all(descriptor: int, piece: bytes | memoryview) -> None:

@@ -82,6 +82,7 @@ class Lease:
                         f"the server of {self._name} refuses to replace what nobody else writes, "
                         f"as one that knows only If-None-Match does: {_ADVICE}"
                     )
+                time.sleep(_POLL_SECONDS)  # or who is writing it at this moment is met again
             elif wait:
                 time.sleep(_POLL_SECONDS)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-from bertvision.pipelines.files import digests_in, write_json
+from bertvision.pipelines.files import digests_in, sha256_of_files, write_json
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import read_record, write_record
@@ -53,8 +54,8 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
     metrics_path = folder / "metrics.json"
     if metrics_path.is_file():
         scores = read_record(metrics_path, BertScores, BERT_COMMAND)
-        logits_there = all((folder / f"{split}.safetensors").is_file() for split in splits)
-        if logits_there and scores.weights_sha256 == info.weights_sha256:
+        kept = ["predictions.json", *(f"{split}.safetensors" for split in splits)]
+        if scores.weights_sha256 == info.weights_sha256 and _are_kept(folder, kept, scores):
             return scores
     snapshot, task = load_snapshot(workspace.snapshot_dir(tag)), load_task(info.task.name)
     made = {split: _logits_on(workspace, tag, split, snapshot, task) for split in splits}
@@ -75,6 +76,16 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
     )
     write_record(metrics_path, scores)
     return scores
+
+
+def _are_kept(folder: Path, names: Sequence[str], scores: BertScores) -> bool:
+    """Whether files beside the scores are there, and as they were written where that is known."""
+    for name in names:
+        path, digest = folder / name, scores.sha256.get(name)
+        if not path.is_file() or digest not in (None, sha256_of_files([path])):
+            path.unlink(missing_ok=True)  # or it would be taken for what is to be made again
+            return False
+    return True
 
 
 def _logits_on(

@@ -18,6 +18,7 @@ from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import digests_in, keep_others, new_folder, write_json
 from bertvision.pipelines.records import digest_of, read_record, write_record
+from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.softmax import Combine, combine_logits
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits
@@ -92,6 +93,7 @@ def ensemble(
     members = _members(workspace, runs, with_bert, trained_on, tag, split)
     started = time.perf_counter()
     parts = _scores(members)
+    _check_current(workspace, members, parts)
     sums = [part.sha256 for part in parts]
     together = _combined(workspace, members, sums, tag, split, combine)
     tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
@@ -194,6 +196,18 @@ def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
                 f"`{member.command}` scores it again"
             )
     return found
+
+
+def _check_current(
+    workspace: Workspace, members: Sequence[Member], parts: Sequence[BertScores | HeadScores]
+) -> None:
+    """Refuse members whose scores are of other weights than those that stand there now."""
+    for member, part in zip(members, parts, strict=True):
+        if member.folder not in {result.folder for result in read_results(workspace, part.split)}:
+            raise WorkspaceError(
+                f"the scores of {member.run} in {member.folder} are of other weights than those "
+                f"that stand in the workspace: `{member.command}` scores it again"
+            )
 
 
 def _combined(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
+from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned
@@ -22,7 +24,6 @@ from bertvision.pipelines.workspace.records import (
     BertScores,
     EnsembleScores,
     HeadScores,
-    is_snapshot,
     read_run_config,
     read_run_metrics,
     read_snapshot_info,
@@ -96,7 +97,8 @@ def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
     Raises:
         WorkspaceError: a file is damaged; the message names it and the command that makes it again.
     """
-    found = [*_bert(workspace, split), *_heads(workspace, split), *_ensembles(workspace, split)]
+    found = [*_bert(workspace, split), *_heads(workspace, split)]
+    found += _ensembles(workspace, split, {result.folder for result in found})
     systems = get_args(System)
     return sorted(
         found,
@@ -179,14 +181,15 @@ def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
         )
 
 
-def _ensembles(workspace: Workspace, split: str) -> Iterator[Result]:
+def _ensembles(workspace: Workspace, split: str, current: set[Path]) -> Iterator[Result]:
+    """Those whose members are among the current scores, or not scored on their own any more."""
     for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
         scores = read_record(path, EnsembleScores, "bertvision ensemble")
         if scores.split != split:
             continue
         members, trained_on, checkpoint = scores.members, scores.trained_on, scores.checkpoint
         again = ensemble_command(members, scores.combine, trained_on, checkpoint, split)
-        if _is_stale(workspace, scores):
+        if _is_stale(workspace, scores, current):
             log.warning("%s is of other weights than its members have: `%s`", path.parent, again)
             continue
         yield Result(
@@ -227,16 +230,21 @@ def _are_others(folder: Path, weights: Mapping[str, tuple[object, str | None]], 
 
 
 def _weights_of_head(folder: Path) -> str | None:
-    return read_run_metrics(folder).sha256.get("model.safetensors")
+    """Nothing is known of a head whose record is damaged: whoever loads it is told."""
+    with suppress(WorkspaceError):
+        return read_run_metrics(folder).sha256.get("model.safetensors")
+    return None
 
 
 def _weights_of_snapshot(workspace: Workspace, tag: str) -> str | None:
     folder = workspace.snapshot_dir(tag)
-    return read_snapshot_info(folder).weights_sha256 if is_snapshot(folder) else None
+    with suppress(WorkspaceError, StoreNotFoundError):
+        return read_snapshot_info(folder).weights_sha256
+    return None
 
 
-def _is_stale(workspace: Workspace, ensemble: EnsembleScores) -> bool:
-    """Whether a member was trained and scored anew since an ensemble was made of it."""
+def _is_stale(workspace: Workspace, ensemble: EnsembleScores, current: set[Path]) -> bool:
+    """Whether a member was trained and scored anew since, or its scores are of other weights."""
     suffix = "" if ensemble.split == "dev" else f"-{ensemble.split}"
     for run, weights in ensemble.weights.items():
         model: type[BertScores | HeadScores] = BertScores
@@ -245,6 +253,10 @@ def _is_stale(workspace: Workspace, ensemble: EnsembleScores) -> bool:
             model, head = HeadScores, workspace.head_dir(ensemble.trained_on, run)
             folder = head / "eval" / f"{ensemble.checkpoint}{suffix}"
         path = folder / "metrics.json"
-        if path.is_file() and read_record(path, model, ensemble.command).weights_sha256 != weights:
+        if not path.is_file():
+            continue
+        scores = read_record(path, model, ensemble.command)
+        listed = folder in current or scores.split != ensemble.split
+        if scores.weights_sha256 != weights or not listed:
             return True
     return False

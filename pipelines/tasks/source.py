@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
+from bertvision.pipelines.plain_yaml import read_yaml
 
 _GZIP = b"\x1f\x8b"
 _LARGEST_RATIO = 100  # of a text to its gzip; of prose it is 3, of tables up to 20
@@ -171,14 +172,13 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
         InputError: it cannot be loaded, or lacks a column.
     """
     import datasets
-    from datasets.data_files import get_data_patterns
 
     local = Path(source).is_dir()
+    if local:
+        _check_card(Path(source))
     name, _, config = (source, "", "") if local else source.partition(":")
     try:
-        # the files that lie in a folder, and not those that its README may name, of any server
-        files = get_data_patterns(str(Path(source).resolve())) if local else None
-        rows = datasets.load_dataset(name, config or None, split=split, data_files=files)
+        rows = datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # the hub's client raises errors of half a dozen libraries
         raise InputError(
             f"{source!r} is no file here, and loading it as a data set (split {split!r}) failed "
@@ -188,3 +188,34 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
     if missing := [c for c in columns if c not in rows.column_names]:
         raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")
     return rows
+
+
+def _check_card(folder: Path) -> None:
+    """Refuse a folder that says its data are elsewhere: ``datasets`` would fetch them.
+
+    Raises:
+        InputError: its README names files that do not lie in it, or cannot be read.
+    """
+    for name in ("README.md", ".huggingface.yaml"):
+        card = folder / name
+        try:
+            values = read_yaml(card, front_matter=name == "README.md")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise InputError(f"{card} cannot be read: {error}") from error
+        for place in _texts(values.get("configs") if isinstance(values, dict) else None):
+            if "://" in place or "::" in place or ".." in Path(place).parts or place[:1] in "/~":
+                raise InputError(
+                    f"{card} names data outside its folder: {place}: give a folder that holds its "
+                    "own files, or take that name out of it"
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of YAML, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)

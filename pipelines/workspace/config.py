@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import (
@@ -22,6 +22,7 @@ from pydantic import (
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.plain_yaml import read_yaml
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
 
@@ -136,8 +137,8 @@ class WorkspaceConfig(Settings):
             WorkspaceError: it cannot be read, or is not one of this version's.
         """
         try:
-            values = _read_yaml(path)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            values = read_yaml(path)
+        except (OSError, ValueError) as error:
             raise WorkspaceError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
             raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
@@ -156,34 +157,3 @@ class WorkspaceConfig(Settings):
         """Put the settings into a file, whole or not at all."""
         values = self.model_dump(mode="json")
         write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-_MOST_BYTES = 1 << 20
-"""A file of settings has a few kilobytes."""
-
-
-class _Plain(yaml.SafeLoader):
-    """Reads what `WorkspaceConfig.write` writes: values as they stand, without references."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            # a few lines of them stand for more values than any memory holds
-            raise ValueError("it refers to a value by *name; write the value itself")
-        return super().compose_node(parent, index)
-
-
-def _read_yaml(path: Path) -> Any:
-    """The value in a YAML file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is too large, not UTF-8, or a value in it is none; YAMLError and
-            RecursionError where it is not YAML.
-    """
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-    return yaml.load(data.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader

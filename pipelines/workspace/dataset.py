@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
+from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
@@ -108,15 +109,16 @@ class Dataset:
     def source(self, split: str) -> str:
         """Where a split comes from: a path, or a name on the hub.
 
-        What lay in the workspace was moved with it; that it is the same, its digest tells whoever
-        reads it.
+        A file that lay in the workspace was moved or copied with it: it is known by its digest.
         """
-        source = self.data[split].source
-        path = Path(source)
-        if path.is_absolute() and not path.exists():
+        recorded = self.data[split]
+        path = Path(recorded.source)
+        if path.is_absolute() and not path.is_relative_to(self.root):
             inside = (self.root.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
-            return str(next((place for place in inside if place.exists()), source))
-        return source
+            for place in filter(Path.is_file, inside):
+                if sha256_of_files([place]) == recorded.sha256:
+                    return str(place)
+        return recorded.source
 
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split's items, made anew at each call.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS
@@ -14,7 +15,12 @@ from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.dataset_record import read_dataset_record
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
-from bertvision.pipelines.workspace.records import BertScores, RunConfig, read_run_config
+from bertvision.pipelines.workspace.records import (
+    BertScores,
+    RunConfig,
+    read_run_config,
+    read_snapshot_info,
+)
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName, head_split
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -115,7 +121,12 @@ def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | N
     path = workspace.bert_dir(tag) / "metrics.json"
     if not path.is_file():
         return None
-    metrics = headline(read_record(path, BertScores, BERT_COMMAND).rules)
+    scores = read_record(path, BertScores, BERT_COMMAND)
+    with suppress(StoreNotFoundError, WorkspaceError):  # then there is nothing to compare
+        weights = read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256
+        if scores.weights_sha256 != weights:
+            return None  # as in the tables: they are of another snapshot of this name
+    metrics = headline(scores.rules)
     first = ("exact", find_task(workspace.config.task.name).headline, "accuracy", "f1", "pearson")
     return {name: metrics[name] for name in dict.fromkeys(first) if name in metrics}
 
