@@ -42,4 +42,5 @@ def as_data(
         texts=texts,
         classes=classes,
         folds=partition(parts, options),
+        soundness={},
     )

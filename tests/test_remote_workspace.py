@@ -66,6 +66,7 @@ def test_store_names_another_one_for_once(space: Path, workspace: Workspace) -> 
     assert Workspace.find(space).activations == STORE
 
 
+@pytest.mark.filterwarnings("default::bertvision.errors.BertvisionWarning")  # tune is not there
 def test_heads_are_trained_and_scored_from_it(space: Path) -> None:
     done("train", "learned-pooling", "-w", str(space))
     scored = done("evaluate", "learned-pooling", "-w", str(space), "--json")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from browser import CHROMIUM, as_printed, measure, pdf, screenshot
+from byhand import change
 from PIL import Image
 from reports import make_lab
 
@@ -51,13 +52,11 @@ def crowded(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for tag in ("0.5e", "1e"):
         for folder in sorted((root / "heads" / tag).glob("[!.]*")):
             head = folder.name.partition("@")[0]
-            config = (folder / "config.json").read_text()
             for i in range(14):
                 name = f"{head}-with-a-rather-long-name-{i}"
                 twin = folder.with_name(folder.name.replace(head, name))
                 shutil.copytree(folder, twin)
-                renamed = config.replace(f'"head": "{head}"', f'"head": "{name}"')
-                (twin / "config.json").write_text(renamed)
+                change(twin / "config.json", head=name)
     return write_report(Workspace.find(root)).page
 
 

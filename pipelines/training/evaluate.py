@@ -136,7 +136,9 @@ def is_evaluated(
 def _warn_of_no_threshold(
     workspace: Workspace, kinds: Collection[Kind], tag: SnapshotTag, split: str
 ) -> None:
-    """Say that a threshold stays at 0, while that of BERT is tuned."""
+    """Say that a threshold stays at 0, while that of BERT is tuned, where anything is held out."""
+    if "tune" not in workspace.splits():
+        return
     for kind in kinds:
         if "tune" in _splits(workspace, kind, tag, split):
             continue
