@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.writer import granted_writer, open_writer
+from bertvision.featurestore.writer import SplitWriter, granted_writer, open_writer
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 
@@ -114,19 +115,27 @@ def test_the_right_may_be_lost_between_the_files_and_the_record(tmp_path: Path, 
         assert writer.pending() == list(range(writer.plan.n_shards))
 
 
-@pytest.mark.parametrize("url", ["folder", "memory"])
-def test_who_begins_between_the_files_of_another_replaces_none_of_them(
-    tmp_path: Path, made: Made, url: str
-) -> None:
-    """Its own first file takes so long that the other's second one and record come before."""
-    store = tmp_path if url == "folder" else f"memory://between-{tmp_path.name}"
+@contextmanager
+def two_writers(
+    made: Made, store: Path | str
+) -> Iterator[tuple[SplitWriter, SplitWriter, tuple[torch.Tensor, torch.Tensor | None]]]:
+    """Two to which the right was lent, and shard 0 as the first, of another machine, has it."""
     with (
         open_writer(store, made.spec, made.contents, made.stats) as writer,
         granted(writer.ledger) as grant,
     ):
         late, quick = granted_writer(grant), granted_writer(grant)
         members = [made.of_stored(i) * 1.001 for i in made.plan.examples_of(0)]
-        encoded = encode(torch.cat(members), late.split.encoding, late.stats)
+        yield late, quick, encode(torch.cat(members), late.split.encoding, late.stats)
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+def test_who_begins_between_the_files_of_another_replaces_none_of_them(
+    tmp_path: Path, made: Made, url: str
+) -> None:
+    """Its own first file takes so long that the other's second one and record come before."""
+    store = tmp_path if url == "folder" else f"memory://between-{tmp_path.name}"
+    with two_writers(made, store) as (late, quick, encoded):
         first_done, begun, committed = (threading.Event() for _ in range(3))
         write, layers = quick.ledger.storage.write, late._layers
 
@@ -164,13 +173,7 @@ def test_a_late_writer_replaces_nothing_that_is_committed(
 ) -> None:
     """It is of another kind of machine, so that its values differ in the last bits."""
     store = tmp_path if url == "folder" else f"memory://late-{tmp_path.name}"
-    with (
-        open_writer(store, made.spec, made.contents, made.stats) as writer,
-        granted(writer.ledger) as grant,
-    ):
-        late, quick = granted_writer(grant), granted_writer(grant)
-        members = [made.of_stored(i) * 1.001 for i in made.plan.examples_of(0)]
-        encoded = encode(torch.cat(members), late.split.encoding, late.stats)
+    with two_writers(made, store) as (late, quick, encoded):
         layers = late._layers
         committed = []
 
