@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -108,6 +109,22 @@ def read_record(
         what = what_is_wrong(error) if isinstance(error, ValidationError) else error
         mend = mend or f"delete it and run `{again}` again"
         raise WorkspaceError(f"{path} is damaged ({what}): {mend}") from error
+
+
+@contextmanager
+def leaving_out(damaged: list[str] | None) -> Iterator[None]:
+    """Go on without what is damaged: its message is added to a list, once.
+
+    Args:
+        damaged: the list; None lets the error be raised.
+    """
+    try:
+        yield
+    except WorkspaceError as error:
+        if damaged is None:
+            raise
+        if str(error) not in damaged:
+            damaged.append(str(error))
 
 
 def what_is_wrong(error: ValidationError) -> str:

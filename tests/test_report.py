@@ -230,15 +230,45 @@ def test_no_results_is_an_error_that_says_what_to_run(copy: OpenWorkspace) -> No
     [
         ("bert/1e/metrics.json", "{"),
         ("heads/1e/learned-pooling/eval/0.5e/metrics.json", '{"rules": {}}'),
+        ("heads/1e/adapter-64-shared/eval/1e/metrics.json", "{"),
         ("heads/1e/learned-pooling/config.json", "[]"),
+        ("heads/1e/adapter-64-shared/config.json", "[]"),
+        ("heads/1e/adapter-64-shared/metrics.json", "[]"),
         ("heads/1e/learned-pooling/model.safetensors", "no tensors"),
         ("heads/1e/adapter-64-shared/eval/1e/errors.json", '{"groups": {}}'),
         ("heads/1e/adapter-64-shared/eval/1e/errors.json", "null"),
     ],
 )
-def test_a_damaged_file_is_named(copy: OpenWorkspace, file: str, content: str) -> None:
+def test_a_damaged_file_is_named_and_left_out_with_what_follows_from_it(
+    copy: OpenWorkspace, file: str, content: str
+) -> None:
     (copy.root / file).write_text(content)
-    with pytest.raises(WorkspaceError, match=re.escape(file) + r".*`bertvision "):
+    report = write_report(copy)
+    assert len(report.damaged) == 1
+    assert re.search(re.escape(file) + r".*`bertvision ", report.damaged[0])
+    assert report.damaged[0] in str(report)
+    assert report.damaged == report.to_json()["damaged"]
+    page = report.page.read_text(encoding="utf-8")
+    assert "1 damaged file is left out of all that follows" in page
+    assert html.escape(file) in page
+    runs = [run["file"] for run in read_table(report.page, "runs")]
+    assert file not in runs
+    assert len(runs) >= 13  # of 19: most follow from other files
+    # an ensemble is no better than its members
+    gone = "1e/adapter-64-shared/" in file and "errors" not in file
+    assert any(run.startswith("ensembles/") for run in runs) is not (gone or "bert" in file)
+
+
+def test_a_whole_workspace_has_no_damaged_files(written: Report) -> None:
+    assert written.damaged == []
+    assert "damaged" not in written.page.read_text(encoding="utf-8")
+
+
+def test_where_nothing_whole_is_left_the_damage_is_the_error(copy: OpenWorkspace) -> None:
+    for name in ("heads", "ensembles", "bert/0.5e"):
+        shutil.rmtree(copy.root / name)
+    (copy.root / "bert/1e/metrics.json").write_text("{")
+    with pytest.raises(WorkspaceError, match=r"bert/1e/metrics\.json is damaged.*`bertvision fine"):
         write_report(copy)
     assert not (copy.root / "report").exists()
 

@@ -11,6 +11,8 @@ from reports import read_table
 
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.headline import sentences
+from bertvision.pipelines.report.page import in_code
+from bertvision.pipelines.results.columns import ORACLE_NOTE
 from bertvision.pipelines.results.compare import compare
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
@@ -99,6 +101,22 @@ def test_every_table_of_spans_has_it_as_a_row(lab: Workspace, tmp_path: Path) ->
         assert len(rows) == 1, name
         assert any(value.startswith("33.3") for value in rows[0].values()), name
     assert {r["baseline"][:4] for r in read_table(page, "learning_curve")} == {"33.3"}
+
+
+def test_a_missing_oracle_is_explained_where_others_have_one(
+    lab: Workspace, tmp_path: Path
+) -> None:
+    """As in a workspace that an earlier version scored in part."""
+    assert ORACLE_NOTE not in results_table(read_rows(lab).runs)
+    path = lab.head_dir("0.5e", HEAD) / "eval" / "1e" / "metrics.json"
+    rules = fields(path)["rules"]
+    del rules[ORACLE]
+    change(path, rules=rules)
+    results = read_rows(lab)
+    assert ORACLE_NOTE in results_table(results.runs)
+    assert ORACLE_NOTE in sweep_table(results.heads)
+    page = write_report(lab, tmp_path / "report").page.read_text(encoding="utf-8")
+    assert str(in_code(ORACLE_NOTE)) in page
 
 
 def test_the_report_begins_with_systems_that_are_below_it(lab: Workspace) -> None:

@@ -11,7 +11,7 @@ from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
-from bertvision.pipelines.text import csv_text, format_table
+from bertvision.pipelines.text import csv_text, fill, format_table
 from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.options import chosen, takes
@@ -191,7 +191,7 @@ def probe_table(rows: Sequence[Values]) -> str:
         for more in shown:
             line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
         lines.append(line)
-    notes = [f"{DOUBTFUL} {name}: {text}." for name, text in doubts.items() if text]
+    notes = [fill(f"{DOUBTFUL} {name}: {text}.", 2) for name, text in doubts.items() if text]
     return "\n".join([f"{format_table(header, lines)}\n\n{_LEGEND}", *notes])
 
 

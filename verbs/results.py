@@ -118,4 +118,4 @@ def results_table(rows: Sequence[Values]) -> str:
         ],
         rest,
     )
-    return with_footnote(table, names)
+    return with_footnote(table, names, rows)

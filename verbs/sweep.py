@@ -35,10 +35,10 @@ from bertvision.verbs.tables import (
 
 _PARTS = ("fine_tuning", "extraction", "training")
 _LEGEND = (
-    "Scores are in per cent.  Retention: what the score is above always giving the commonest "
-    "answer, in per cent of what BERT's is at the last snapshot.  "
+    "Scores are in per cent.  Retention: what the score is above the row in brackets, never "
+    "answering or the largest class, in per cent of what BERT's is at the last snapshot.  "
     "Speed-up: the time to fine-tune BERT up to there, divided by the head's fine-tuning, "
-    "extraction and training together."
+    "extraction and training together; below 1 these take longer."
 )
 
 Columns = dict[str, Callable[[Values], str]]
@@ -150,7 +150,7 @@ def sweep_table(rows: Sequence[Values]) -> str:
         lines.append([name, *["-"] * (len(system) - 1), *first, *["-"] * len(rest), *more])
     costs = system | costs
     tables = [
-        with_footnote(format_table([*shown], lines), [line[0] for line in lines]),
+        with_footnote(format_table([*shown], lines), [line[0] for line in lines], rows),
         format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
     ]
     return "\n\n".join([*tables, fill(_LEGEND + meanings(order))])

@@ -58,11 +58,19 @@ def marked_scores(name: str, scores: Values) -> str:
     return name + MARK if is_untuned(scores["rules"], scores["threshold_tuned_on"]) else name
 
 
-def with_footnote(table: str, names: Iterable[str]) -> str:
-    """A table of systems, with what `MARK` says below it where one of their names has it."""
-    from bertvision.pipelines.results.columns import FOOTNOTE, MARK
+def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ()) -> str:
+    """A table of systems, with what `MARK` says below it where one of their names has it.
 
-    return f"{table}\n{fill(FOOTNOTE)}" if any(name.endswith(MARK) for name in names) else table
+    Args:
+        table: the text.
+        names: of the systems.
+        rows: their metrics, some of which may lack what others have.
+    """
+    from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, lack_oracle
+
+    notes = [FOOTNOTE] if any(name.endswith(MARK) for name in names) else []
+    notes += [ORACLE_NOTE] if lack_oracle(rows) else []
+    return "\n".join([table, *map(fill, notes)])
 
 
 def number(value: float | None, form: str = "{:.1f}") -> str:

@@ -17,7 +17,7 @@ from bertvision.errors import ProvenanceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.records import read_record, write_record
+from bertvision.pipelines.records import leaving_out, read_record, write_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 
@@ -169,13 +169,20 @@ def read(path: Path) -> ProbeFile:
     return read_record(path, ProbeFile, "bertvision probe")
 
 
-def read_all(root: Path) -> list[ProbeFile]:
+def read_all(root: Path, damaged: list[str] | None = None) -> list[ProbeFile]:
     """All probes of the workspace at ``root``, by data set, snapshot and pooling.
 
+    Args:
+        root: of the workspace.
+        damaged: gets a message for each file that is damaged, which is then left out.
+
     Raises:
-        WorkspaceError: a file is damaged.
+        WorkspaceError: a file is damaged, and there is no list of these.
     """
-    found = [read(path) for path in (root / FOLDER).glob("*/*.json")]
+    found = []
+    for path in sorted((root / FOLDER).glob("*/*.json")):
+        with leaving_out(damaged):
+            found.append(read(path))
     return sorted(
         found, key=lambda f: (f.dataset, f.settings.digest, SnapshotTag(f.tag), f.pooling)
     )

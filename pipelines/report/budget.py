@@ -127,10 +127,12 @@ def costs(results: Results) -> Section:
         command,
         trace=True,
     )
+    above = f" above {results.trivial[0]['name'].strip('()')}" if results.trivial else ""
     lead = (
-        "Retention is what the score is above always giving the commonest answer, in per cent of "
-        "what BERT's is at the last snapshot of the workspace, where BERT is above it; speed-up is "
-        "BERT's fine-tuning time up to that snapshot over the system's time together. "
+        f"Retention is what the score is{above}, in per cent of what BERT's is at the last "
+        "snapshot of the workspace, where BERT is above it; speed-up is BERT's fine-tuning time up "
+        "to that snapshot over the system's time together. It is below 1 where the system takes "
+        "longer, as every head of the last snapshot does: BERT's fine-tuning is in its time too. "
         "A dash: not recorded. The costs of all systems are in the files of the table of all "
         "results."
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.report.budget import costs, parameters
 from bertvision.pipelines.report.errors import error_analysis
@@ -50,6 +51,8 @@ class Report(NamedTuple):
     """Results that it shows."""
     missing: list[str]
     """Titles of the sections whose data are not in the workspace."""
+    damaged: list[str]
+    """What is wrong with each damaged file, which is left out, and what to do about it."""
 
     def to_json(self) -> dict[str, Any]:
         """Values by name, the page as text."""
@@ -64,37 +67,79 @@ class Report(NamedTuple):
         if self.missing:
             missing = ", ".join(self.missing)
             lines.append(fill(f"no data for: {missing}; the page says what makes them"))
+        lines += [fill(f"left out: {message}", 10) for message in self.damaged]
         return "\n".join(lines)
+
+
+class Contents(NamedTuple):
+    """What a report says, before it is written."""
+
+    results: Results
+    """The rows of all results."""
+    facts: list[tuple[str, list[str]]]
+    """Names and lines of the header."""
+    headline: list[str]
+    """Sentences."""
+    sections: list[Section]
+    """In order."""
+    damaged: list[str]
+    """What is wrong with each damaged file."""
+
+
+def read_contents(workspace: Workspace) -> Contents:
+    """Read everything that was scored on dev, and probes.
+
+    A damaged file is left out and named, and so is what follows from it.
+
+    Args:
+        workspace: with results.
+
+    Raises:
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    damaged: list[str] = []
+    results = with_marks(read_rows(workspace, damaged=damaged))
+    probes = probing_section(workspace, damaged)
+    if not results.runs and probes is None:
+        if damaged:
+            raise WorkspaceError(damaged[0])
+        raise WorkspaceError(
+            f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
+            "snapshots; `bertvision status` says what can be run next"
+        )
+    found = _sections(workspace, results, damaged) if results.runs else []
+    if probes is not None:
+        found.insert(len(found) and _PROBES_AT, probes)
+    about = facts(workspace, results, damaged)
+    headline = sentences(results) if results.runs else [probing_sentence(workspace, damaged)]
+    if damaged:
+        found.append(_damaged_section(damaged))
+        count = counted(len(damaged), "damaged file") + (" is" if len(damaged) == 1 else " are")
+        headline.insert(0, f"{count} left out of all that follows; the last section says which.")
+    return Contents(results, about, headline, found, damaged)
 
 
 def write_report(workspace: Workspace, out: Path | None = None) -> Report:
     """Write the report of everything that was scored on dev, and of probes.
 
-    The same workspace gives the same bytes. An older report at the same place is replaced.
+    The same workspace gives the same bytes. An older report at the same place is replaced. Damaged
+    files are left out and named.
 
     Args:
         workspace: with results.
         out: folder; None is ``report/`` in the workspace.
 
     Raises:
-        WorkspaceError: there are no results, or a file is damaged.
+        WorkspaceError: there are no results, or a file that many results need is damaged.
         InputError: ``out`` is a file, or a folder that holds something else than a report.
     """
     target = (workspace.root / "report" if out is None else out).expanduser().resolve()
     check_place(target)
-    results, probes = with_marks(read_rows(workspace)), probing_section(workspace)
-    if not results.runs and probes is None:
-        raise WorkspaceError(
-            f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
-            "snapshots; `bertvision status` says what can be run next"
-        )
-    found = _sections(workspace, results) if results.runs else []
-    if probes is not None:
-        found.insert(len(found) and _PROBES_AT, probes)
+    results, about, headline, found, damaged = read_contents(workspace)
     page = render(
         name=workspace.root.name,
-        facts=facts(workspace, results),
-        headline=sentences(results) if results.runs else [probing_sentence(workspace)],
+        facts=about,
+        headline=headline,
         sections=found,
         newest=_newest(workspace, results),
     ).encode("utf-8")
@@ -117,6 +162,7 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
         bytes=len(page),
         results=len(results.runs),
         missing=[section.title for section in found if section.missing],
+        damaged=damaged,
     )
 
 
@@ -155,21 +201,26 @@ def _holds(path: Path, mark: str) -> bool:
         return False
 
 
-def _sections(workspace: Workspace, results: Results) -> list[Section]:
+def _sections(workspace: Workspace, results: Results, damaged: list[str]) -> list[Section]:
     return [
         learning_curve(results),
         cross_checkpoint(results),
         data_fractions(results),
-        pooling_section(workspace),
+        pooling_section(workspace, damaged),
         parameters(results),
         costs(results),
         ensembles(results),
         control(results),
         *other_task(results),
-        error_analysis(workspace, results),
+        error_analysis(workspace, results, damaged),
         all_results(results),
         sources(results),
     ]
+
+
+def _damaged_section(damaged: Sequence[str]) -> Section:
+    lead = "These files are not as they were written. What follows from them is not in this report."
+    return Section("damaged", "Damaged files", lead, notes=damaged)
 
 
 def _newest(workspace: Workspace, results: Results) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import Example, Section, make_figure
 from bertvision.pipelines.report.table import Table
@@ -32,14 +32,16 @@ _COLUMNS = 6
 """Systems side by side in a table; CSV and JSON have all."""
 
 
-def error_analysis(workspace: Workspace, results: Results) -> Section:
+def error_analysis(workspace: Workspace, results: Results, damaged: list[str]) -> Section:
     """Groups of items, agreement with BERT, and examples to read.
 
-    Raises:
-        WorkspaceError: an ``errors.json`` is damaged.
+    Args:
+        workspace: of the results.
+        results: whose errors may have been analysed.
+        damaged: gets a message for each ``errors.json`` that is damaged and left out.
     """
     ident, title = "errors", "Where they err"
-    analyses = _read(workspace, results)
+    analyses = _read(workspace, results, damaged)
     if not analyses:
         missing = (
             "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, for "
@@ -87,17 +89,18 @@ def error_analysis(workspace: Workspace, results: Results) -> Section:
     )
 
 
-def _read(workspace: Workspace, results: Results) -> list[Row]:
+def _read(workspace: Workspace, results: Results, damaged: list[str]) -> list[Row]:
     found = []
     for run in results.runs:
         path = (workspace.root / run["file"]).with_name("errors.json")
         if not path.is_file():
             continue
         command = f"bertvision errors {run['written']}"
-        row: Row = read_record(path, ErrorAnalysis, command).to_json()
-        row["score"], row["command"] = run["score"], command
-        row["file"] = path.relative_to(workspace.root).as_posix()
-        found.append(row)
+        with leaving_out(damaged):
+            row: Row = read_record(path, ErrorAnalysis, command).to_json()
+            row["score"], row["command"] = run["score"], command
+            row["file"] = path.relative_to(workspace.root).as_posix()
+            found.append(row)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
@@ -17,11 +18,15 @@ from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
-def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]:
+def facts(
+    workspace: Workspace, results: Results, damaged: list[str]
+) -> list[tuple[str, list[str]]]:
     """Names and values, a line each.
 
-    Raises:
-        WorkspaceError: a head's ``config.json`` is damaged.
+    Args:
+        workspace: that they are of.
+        results: its rows.
+        damaged: gets a message for each head whose ``config.json`` is damaged and left out.
     """
     config = workspace.config
     model, task, tuned = config.model, config.task, config.finetune
@@ -59,7 +64,7 @@ def facts(workspace: Workspace, results: Results) -> list[tuple[str, list[str]]]
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
             f"precision {tuned.precision}, seed {tuned.seed}",
         ),
-        ("Heads", _heads(workspace)),
+        ("Heads", _heads(workspace, damaged)),
         ("Activations", _stored(workspace)),
         ("Ensembles", f"{len(results.ensembles)}" if results.ensembles else ""),
         ("Versions", ", ".join(f"{name} {version}" for name, version in config.versions.items())),
@@ -80,12 +85,12 @@ def _snapshots(workspace: Workspace) -> str:
     return ", ".join(parts)
 
 
-def _heads(workspace: Workspace) -> str:
+def _heads(workspace: Workspace, damaged: list[str]) -> str:
     """How many runs, and the settings that occur among them."""
-    configs = [
-        read_run_config(workspace.root / "heads" / tag / run)
-        for tag, run in trained_heads(workspace)
-    ]
+    configs = []
+    for tag, run in trained_heads(workspace):
+        with leaving_out(damaged):
+            configs.append(read_run_config(workspace.root / "heads" / tag / run))
     if not configs:
         return "none trained yet"
     names = {config.head for config in configs}

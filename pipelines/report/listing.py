@@ -75,7 +75,8 @@ def control(results: Results) -> Section:
         "score the heads' own training makes, and how much comes from the fine-tuned encoder."
     )
     if results.baseline is not None:
-        lead += f" Always giving the commonest answer scores {results.baseline:.1f}."
+        name = results.trivial[0]["name"].strip("()")
+        lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
     table = Table(
         "control",
         "Heads on activations before fine-tuning",
@@ -159,7 +160,8 @@ def all_results(results: Results) -> Section:
         ],
         trace=True,
     )
-    return Section("results", "All results", _metrics_lead(results), tables=[table])
+    notes = [MEANINGS[c.key] for c in results.metrics if c.key in MEANINGS]
+    return Section("results", "All results", _metrics_lead(results), notes, tables=[table])
 
 
 def sources(results: Results) -> Section:
@@ -200,7 +202,7 @@ def _metrics_lead(results: Results) -> str:
             f"never answers scores 0 on the first, 100 on the second and {results.baseline:.1f} "
             "over all."
         )
-    return " ".join([text, *(MEANINGS[column] for column in MEANINGS if column in held)])
+    return text
 
 
 _MEANINGS = (

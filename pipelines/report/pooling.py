@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.drawing import curves
 from bertvision.pipelines.report.section import Section, make_figure
 from bertvision.pipelines.report.table import Table
@@ -22,13 +24,14 @@ from bertvision.pipelines.workspace.workspace import Workspace
 Row = dict[str, Any]
 
 
-def pooling_section(workspace: Workspace) -> Section:
+def pooling_section(workspace: Workspace, damaged: list[str]) -> Section:
     """Learned weights of the layers.
 
-    Raises:
-        WorkspaceError: a head's file is damaged.
+    Args:
+        workspace: with the heads.
+        damaged: gets a message for each head whose files are damaged, which is then left out.
     """
-    rows, layers = pooling_rows(workspace), workspace.config.model.num_hidden_layers
+    rows, layers = pooling_rows(workspace, damaged), workspace.config.model.num_hidden_layers
     ident, title = "pooling-weights", "Pooling weights by layer"
     if not rows:
         return Section(
@@ -76,54 +79,63 @@ def pooling_section(workspace: Workspace) -> Section:
     return Section(ident, title, figures=[figure], tables=[table])
 
 
-def pooling_rows(workspace: Workspace) -> list[Row]:
+def pooling_rows(workspace: Workspace, damaged: list[str]) -> list[Row]:
     """Weights of every learned pooling of runs on all examples, seeds together.
 
     A pooling is a pair of tensors ``….scalars`` (one for each hidden state) and ``….gamma``, as
     `LearnedPooling` keeps them; its weights are the softmax of the scalars.
 
+    Args:
+        workspace: with the heads.
+        damaged: gets a message for each head whose files are damaged, which is then left out.
+
     Returns:
         By head and snapshot: ``name`` (with the pooling's own name where a head has several),
         ``trained_on``, ``seeds``, ``gamma``, ``weights`` (one for each hidden state, they sum
         to 1; means over seeds), ``layers`` (which hidden states), ``file`` and ``command``.
-
-    Raises:
-        WorkspaceError: a head's file is damaged.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for tag, run in trained_heads(workspace):
-        folder = workspace.root / "heads" / tag / run
-        config = read_run_config(folder)
-        if config.training.fraction != 1:
-            continue
-        path = folder / "model.safetensors"
-        try:
-            with safe_open(path, "pt") as file:
-                names = sorted(name for name in file.keys() if _is_scalars(name))  # noqa: SIM118
-                found = {name: file.get_tensor(name).flatten().tolist() for name in names}
-                gammas = {name: _gamma(file, name) for name in names}
-        except (OSError, SafetensorError) as error:
-            raise WorkspaceError(
-                f"{path} is damaged ({error}): run `{training_command(config)} --overwrite` again"
-            ) from error
-        for name, scalars in found.items():
-            if len(scalars) != len(config.layers):
-                continue  # of a head of one's own, which pools something else
-            part = "" if len(found) == 1 else f" ({name.rpartition('.')[0]})"
-            row = {
-                "weights": softmax(scalars),
-                "gamma": gammas[name],
-                "layers": config.layers,
-                "file": path.relative_to(workspace.root).as_posix(),
-                "command": training_command(config, workspace.config.model.num_hidden_layers + 1),
-            }
-            groups.setdefault((config.head + config.variant + part, part, tag), []).append(row)
+        with leaving_out(damaged):
+            for part, row in _poolings(workspace, workspace.root / "heads" / tag / run):
+                groups.setdefault((row.pop("name"), part, tag), []).append(row)
     return [
         _mean(name, tag, rows)
         for (name, _, tag), rows in sorted(
             groups.items(), key=lambda item: (item[0][0], SnapshotTag(item[0][2]))
         )
     ]
+
+
+def _poolings(workspace: Workspace, folder: Path) -> list[tuple[str, Row]]:
+    """What a run's poolings are called in it, where it has several, and their rows."""
+    config, path = read_run_config(folder), folder / "model.safetensors"
+    if config.training.fraction != 1:
+        return []
+    try:
+        with safe_open(path, "pt") as file:
+            names = sorted(name for name in file.keys() if _is_scalars(name))  # noqa: SIM118
+            found = {name: file.get_tensor(name).flatten().tolist() for name in names}
+            gammas = {name: _gamma(file, name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise WorkspaceError(
+            f"{path} is damaged ({error}): run `{training_command(config)} --overwrite` again"
+        ) from error
+    rows: list[tuple[str, Row]] = []
+    for name, scalars in found.items():
+        if len(scalars) != len(config.layers):
+            continue  # of a head of one's own, which pools something else
+        part = "" if len(found) == 1 else f" ({name.rpartition('.')[0]})"
+        row: Row = {
+            "name": config.head + config.variant + part,
+            "weights": softmax(scalars),
+            "gamma": gammas[name],
+            "layers": config.layers,
+            "file": path.relative_to(workspace.root).as_posix(),
+            "command": training_command(config, workspace.config.model.num_hidden_layers + 1),
+        }
+        rows.append((part, row))
+    return rows
 
 
 def softmax(scalars: Sequence[float]) -> list[float]:

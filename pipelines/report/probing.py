@@ -27,16 +27,17 @@ FILES = f"{FOLDER}/*/*.json"
 """Where probes are, in a workspace."""
 
 
-def probing_section(workspace: Workspace) -> Section | None:
+def probing_section(workspace: Workspace, damaged: list[str]) -> Section | None:
     """Probes of every data set; None where there are none.
 
     Figures show the settings that most probes were trained with, and of poolings the one with the
     highest mean of its best layers; tables show all.
 
-    Raises:
-        WorkspaceError: a file is damaged.
+    Args:
+        workspace: that they are of.
+        damaged: gets a message for each file that is damaged and left out.
     """
-    rows = probe_rows(read_all(workspace.root))
+    rows = probe_rows(read_all(workspace.root, damaged))
     if not rows:
         return None
     single = _usual(rows)
@@ -50,22 +51,23 @@ def probing_section(workspace: Workspace) -> Section | None:
         "examples and scored on others; intervals are of resampled examples (95 %), "
         "not of other trainings."
     )
-    lead += "".join(
-        f" {DOUBTFUL} {task} says little and stays out of means: {text}."
+    notes = [
+        f"{DOUBTFUL} {task} says little and stays out of means: {text}."
         for task, text in {r["dataset"]: r["doubts"] for r in rows if r["doubts"]}.items()
-    )
+    ]
     figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
     tables = probe_tables(rows)
-    return Section("probing", "What each layer knows", lead, figures=figures, tables=tables)
+    return Section("probing", "What each layer knows", lead, notes, figures, tables)
 
 
-def probing_sentence(workspace: Workspace) -> str:
+def probing_sentence(workspace: Workspace, damaged: list[str]) -> str:
     """What probes found, in one sentence: the best pooling of the last snapshot on average.
 
-    Raises:
-        WorkspaceError: a file is damaged.
+    Args:
+        workspace: that they are of.
+        damaged: gets a message for each file that is damaged and left out.
     """
-    rows = _usual(probe_rows(read_all(workspace.root)))
+    rows = _usual(probe_rows(read_all(workspace.root, damaged)))
     pooling = _best_pooling(rows)
     found = [r for r in rows if r["best"] and r["pooling"] == pooling]
     found = _sound(found)

@@ -22,7 +22,7 @@ HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"
 BERT = "bert/<snapshot>/metrics.json"
 
 NO_SYSTEM = "without any system"
-"""Heading of the row of always giving the commonest answer."""
+"""Heading of the row of never answering, or of the largest class."""
 
 EVALUATE = "bertvision evaluate HEAD… --trained-on TAG --checkpoint TAG"
 
@@ -69,6 +69,8 @@ class Section:
     """Its heading."""
     lead: str = ""
     """How to read it; words between backticks are code."""
+    notes: Sequence[str] = ()
+    """What else is to be said, item by item, likewise."""
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     examples: Sequence[Example] = ()

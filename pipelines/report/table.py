@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertvision.pipelines.results.columns import FOOTNOTE, MARK, Column
+from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, Column, lack_oracle
 from bertvision.pipelines.text import csv_text
 
 
@@ -44,10 +44,12 @@ class Table:
         return "" if letters < 90 else "many" if letters < 120 else "many huge"
 
     @property
-    def note(self) -> str:
-        """What the mark behind a system's name says, where there is one."""
+    def notes(self) -> list[str]:
+        """What the mark behind a system's name says, and a missing score, where there are any."""
         cells = (row.get(column.key) for row in self.rows for column in self.columns)
-        return FOOTNOTE if any(str(cell).endswith(MARK) for cell in cells) else ""
+        found = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+        shown = any(column.key == "best_f1" for column in self.columns)
+        return [*found, ORACLE_NOTE] if shown and lack_oracle(self.rows) else found
 
     def keys(self) -> list[str]:
         """The header of CSV and JSON."""

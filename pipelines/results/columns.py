@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,13 @@ FOOTNOTE = (
     "of systems without the mark."
 )
 """What `MARK` says, in the same words under every table."""
+
+ORACLE_NOTE = (
+    "Without oracle F1 are scores of an earlier version, which did not look for it: `bertvision "
+    "evaluate` scores a head again; of BERT delete its metrics.json first, then `bertvision "
+    "finetune --resume`."
+)
+"""What a missing oracle F1 says, where other systems have it."""
 
 Kind = Literal["text", "code", "count", "number", "signed", "size"]
 
@@ -56,6 +63,16 @@ class Column:
         sd = row.get(f"{self.key}_sd") if self.sd else None
         written = f"{value:,.{self.digits}f}".replace("-", "−")
         return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
+
+
+def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether some of the systems that answer by a threshold have an oracle F1, and others none.
+
+    Args:
+        rows: metrics of systems by name, among other things.
+    """
+    has = {row.get("best_f1") is not None for row in rows if row.get("balanced") is not None}
+    return has == {True, False}
 
 
 def marked(name: str, row: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned
 from bertvision.pipelines.workspace.records import (
     BertScores,
@@ -87,18 +87,26 @@ class Result(NamedTuple):
         return {"threshold_tuned_on": tuned_on} if tuned_on or self.untuned else {}
 
 
-def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
+def read_results(
+    workspace: Workspace, split: str = "dev", damaged: list[str] | None = None
+) -> list[Result]:
     """All results on one split.
+
+    Args:
+        workspace: that they are of.
+        split: what was scored.
+        damaged: gets a message for each result whose files are damaged, which is then left out.
 
     Returns:
         Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, heads,
         ensembles), name, fraction and seed.
 
     Raises:
-        WorkspaceError: a file is damaged; the message names it and the command that makes it again.
+        WorkspaceError: a file is damaged and there is no list of these; the message names it and
+            the command that makes it again.
     """
-    found = [*_bert(workspace, split), *_heads(workspace, split)]
-    found += _ensembles(workspace, split, {result.folder for result in found})
+    found = [*_bert(workspace, split, damaged), *_heads(workspace, split, damaged)]
+    found += _ensembles(workspace, split, {result.folder for result in found}, damaged)
     systems = get_args(System)
     return sorted(
         found,
@@ -114,101 +122,111 @@ def read_results(workspace: Workspace, split: str = "dev") -> list[Result]:
     )
 
 
-def _bert(workspace: Workspace, split: str) -> Iterator[Result]:
+def _bert(workspace: Workspace, split: str, damaged: list[str] | None) -> Iterator[Result]:
     for path in (workspace.root / "bert").glob("*/metrics.json"):
-        tag = path.parent.name
-        scores = read_record(path, BertScores, BERT_COMMAND)
-        if SnapshotTag.is_valid(tag) and scores.split == split:
-            weights = scores.weights_sha256, _weights_of_snapshot(workspace, tag)
-            if _are_others(path.parent, {str(workspace.snapshot_dir(tag)): weights}, BERT_COMMAND):
-                continue
-            yield Result(
-                system="bert",
-                name="BERT",
-                run="bert",
-                head=None,
-                fraction=1.0,
-                seed=0,
-                trained_on=tag,
-                checkpoint=tag,
-                split=split,
-                rules=scores.rules,
-                folder=path.parent,
-                command=BERT_COMMAND,
-                sha256=scores.sha256,
-                threshold_tuned_on=scores.threshold_tuned_on,
-            )
+        with leaving_out(damaged):
+            tag = path.parent.name
+            scores = read_record(path, BertScores, BERT_COMMAND)
+            if SnapshotTag.is_valid(tag) and scores.split == split:
+                place = str(workspace.snapshot_dir(tag))
+                weights = scores.weights_sha256, _weights_of_snapshot(workspace, tag)
+                if _are_others(path.parent, {place: weights}, BERT_COMMAND):
+                    continue
+                yield Result(
+                    system="bert",
+                    name="BERT",
+                    run="bert",
+                    head=None,
+                    fraction=1.0,
+                    seed=0,
+                    trained_on=tag,
+                    checkpoint=tag,
+                    split=split,
+                    rules=scores.rules,
+                    folder=path.parent,
+                    command=BERT_COMMAND,
+                    sha256=scores.sha256,
+                    threshold_tuned_on=scores.threshold_tuned_on,
+                )
 
 
-def _heads(workspace: Workspace, split: str) -> Iterator[Result]:
+def _heads(workspace: Workspace, split: str, damaged: list[str] | None) -> Iterator[Result]:
     read_config = cache(read_run_config)
     weights_of = cache(_weights_of_head)
     snapshots = cache(partial(_weights_of_snapshot, workspace))
     suffix = "" if split == "dev" else f"-{split}"
     for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
-        checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
-        trained_on = folder.parent.name
-        if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
-            continue
-        config = read_config(folder)
-        training = config.training
-        again = evaluation_command(config.run.text, trained_on, checkpoint, split)
-        scores = read_record(path, HeadScores, again)
-        made = {
-            str(folder): (scores.weights_sha256, weights_of(folder)),
-            str(workspace.snapshot_dir(checkpoint)): (
-                scores.provenance.get("weights_sha256"),
-                snapshots(checkpoint),
-            ),
-        }
-        if _are_others(path.parent, made, again):
-            continue
-        yield Result(
-            system="head",
-            name=config.head + config.variant,
-            run=folder.name,
-            head=config.head,
-            fraction=training.fraction,
-            seed=training.seed,
-            trained_on=trained_on,
-            checkpoint=checkpoint,
-            split=split,
-            rules=scores.rules,
-            folder=path.parent,
-            command=again,
-            sha256=scores.sha256,
-            threshold_tuned_on=scores.threshold_tuned_on,
-        )
+        with leaving_out(damaged):
+            checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
+            trained_on = folder.parent.name
+            if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
+                continue
+            config = read_config(folder)
+            training = config.training
+            again = evaluation_command(config.run.text, trained_on, checkpoint, split)
+            scores = read_record(path, HeadScores, again)
+            if damaged is not None:
+                read_run_metrics(folder)  # the costs of all that it is part of
+            made = {
+                str(folder): (scores.weights_sha256, weights_of(folder)),
+                str(workspace.snapshot_dir(checkpoint)): (
+                    scores.provenance.get("weights_sha256"),
+                    snapshots(checkpoint),
+                ),
+            }
+            if _are_others(path.parent, made, again):
+                continue
+            yield Result(
+                system="head",
+                name=config.head + config.variant,
+                run=folder.name,
+                head=config.head,
+                fraction=training.fraction,
+                seed=training.seed,
+                trained_on=trained_on,
+                checkpoint=checkpoint,
+                split=split,
+                rules=scores.rules,
+                folder=path.parent,
+                command=again,
+                sha256=scores.sha256,
+                threshold_tuned_on=scores.threshold_tuned_on,
+            )
 
 
-def _ensembles(workspace: Workspace, split: str, current: set[Path]) -> Iterator[Result]:
+def _ensembles(
+    workspace: Workspace, split: str, current: set[Path], damaged: list[str] | None
+) -> Iterator[Result]:
     """Those whose members are among the current scores, or not scored on their own any more."""
     for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
-        scores = read_record(path, EnsembleScores, "bertvision ensemble")
-        if scores.split != split:
-            continue
-        members, trained_on, checkpoint = scores.members, scores.trained_on, scores.checkpoint
-        again = ensemble_command(members, scores.combine, trained_on, checkpoint, split)
-        if _is_stale(workspace, scores, current):
-            log.warning("%s is of other weights than its members have: `%s`", path.parent, again)
-            continue
-        yield Result(
-            system="ensemble",
-            name=ensemble_name(members, scores.combine),
-            run=path.parent.name,
-            head=None,
-            fraction=scores.fraction,
-            seed=scores.seed,
-            trained_on=trained_on,
-            checkpoint=checkpoint,
-            split=split,
-            rules=scores.rules,
-            folder=path.parent,
-            command=again,
-            members=members,
-            sha256=scores.sha256,
-            threshold_tuned_on=scores.threshold_tuned_on,
-        )
+        with leaving_out(damaged):
+            scores = read_record(path, EnsembleScores, "bertvision ensemble")
+            if scores.split != split:
+                continue
+            members, trained_on, checkpoint = scores.members, scores.trained_on, scores.checkpoint
+            again = ensemble_command(members, scores.combine, trained_on, checkpoint, split)
+            if _is_stale(workspace, scores, current, damaged):
+                log.warning(
+                    "%s is of other weights than its members have: `%s`", path.parent, again
+                )
+                continue
+            yield Result(
+                system="ensemble",
+                name=ensemble_name(members, scores.combine),
+                run=path.parent.name,
+                head=None,
+                fraction=scores.fraction,
+                seed=scores.seed,
+                trained_on=trained_on,
+                checkpoint=checkpoint,
+                split=split,
+                rules=scores.rules,
+                folder=path.parent,
+                command=again,
+                members=members,
+                sha256=scores.sha256,
+                threshold_tuned_on=scores.threshold_tuned_on,
+            )
 
 
 def _are_others(folder: Path, weights: Mapping[str, tuple[object, str | None]], again: str) -> bool:
@@ -243,18 +261,26 @@ def _weights_of_snapshot(workspace: Workspace, tag: str) -> str | None:
     return None
 
 
-def _is_stale(workspace: Workspace, ensemble: EnsembleScores, current: set[Path]) -> bool:
-    """Whether a member was trained and scored anew since, or its scores are of other weights."""
+def _is_stale(
+    workspace: Workspace,
+    ensemble: EnsembleScores,
+    current: set[Path],
+    damaged: list[str] | None,
+) -> bool:
+    """Whether a member was trained and scored anew, or its scores are of other weights, or gone."""
     suffix = "" if ensemble.split == "dev" else f"-{ensemble.split}"
     for run, weights in ensemble.weights.items():
         model: type[BertScores | HeadScores] = BertScores
-        folder = workspace.bert_dir(ensemble.checkpoint)
+        folder = head = workspace.bert_dir(ensemble.checkpoint)
         if run != "bert":
             model, head = HeadScores, workspace.head_dir(ensemble.trained_on, run)
             folder = head / "eval" / f"{ensemble.checkpoint}{suffix}"
         path = folder / "metrics.json"
         if not path.is_file():
             continue
+        of = (path, head / "config.json", head / "metrics.json")
+        if any(str(file) in message for message in damaged or () for file in of):
+            return True
         scores = read_record(path, model, ensemble.command)
         listed = folder in current or scores.split != ensemble.split
         if scores.weights_sha256 != weights or not listed:

@@ -108,13 +108,20 @@ def is_control(row: Mapping[str, Any]) -> bool:
     return bool(SnapshotTag(row["trained_on"]).fraction <= 0)
 
 
-def read_rows(workspace: Workspace, split: str = "dev") -> Results:
+def read_rows(
+    workspace: Workspace, split: str = "dev", damaged: list[str] | None = None
+) -> Results:
     """Rows of all results on a split.
 
+    Args:
+        workspace: that they are of.
+        split: what was scored.
+        damaged: gets a message for each result whose files are damaged, which is then left out.
+
     Raises:
-        WorkspaceError: a file is damaged; the message names it.
+        WorkspaceError: a file is damaged and there is no list of these; the message names it.
     """
-    results = read_results(workspace, split)
+    results = read_results(workspace, split, damaged)
     task = workspace.config.task.name
     kind = find_task(task).kind
     runs = [_run(workspace, result, task) for result in results]
