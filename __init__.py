@@ -24,7 +24,7 @@ _MODULES = {
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
     "verbs.errors": ("error_analysis",),
-    "verbs.results": ("results", "predictions"),
+    "verbs.results": ("results", "predictions", "table"),
     "verbs.probe": ("probe",),
     "verbs.rank": ("rank",),
     "verbs.analysis": ("cka", "isotropy"),
@@ -122,6 +122,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.rank import rank as rank
     from bertvision.verbs.results import predictions as predictions
     from bertvision.verbs.results import results as results
+    from bertvision.verbs.results import table as table
     from bertvision.verbs.rows import Row as Row
     from bertvision.verbs.rows import Rows as Rows
     from bertvision.verbs.sweep import sweep as sweep

@@ -27,6 +27,7 @@ from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.probe import probe
 from bertvision.commands.rank import rank
+from bertvision.commands.results import table
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
@@ -122,7 +123,7 @@ def _main(
 
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
-_LABORATORY = (sweep, ensemble, compare, errors, report)
+_LABORATORY = (sweep, ensemble, compare, errors, table, report)
 _ANALYSES = (probe, rank, cka, isotropy)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))

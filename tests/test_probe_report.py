@@ -23,9 +23,9 @@ from bertvision.pipelines.probing.results import (
     write,
 )
 from bertvision.pipelines.probing.scores import accuracy
+from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
-from bertvision.pipelines.report.probing import _best_pooling, _reference
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -24,6 +24,7 @@ from bertvision.commands import (
     heads,
     probe,
     rank,
+    results,
     sweep,
     systems,
 )
@@ -54,7 +55,8 @@ from bertvision.verbs.systems import Comparison, Ensemble
 COMMANDS: dict[str, Callable[..., None]] = {
     command.__name__: command
     for command in (
-        *(experiment.status, experiment.score, experiment.quickstart, experiment.report),
+        *(experiment.status, experiment.score, experiment.quickstart),
+        *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
         *(systems.ensemble, systems.compare, probe.probe, rank.rank),
         *(analysis.cka, analysis.isotropy, errors.errors),

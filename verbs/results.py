@@ -1,12 +1,14 @@
-"""What came out: every score of a workspace, and a system's answer to every item."""
+"""What came out: every score of a workspace, a system's answers, the tables of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.text import csv_text, format_table
 from bertvision.verbs.arguments.checks import find_workspace
-from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag
+from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag, path_of
 from bertvision.verbs.rows import Row, Rows
 from bertvision.verbs.tables import (
     Values,
@@ -85,6 +87,57 @@ def predictions(
 
     found = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
     return Rows(map(Row, found))
+
+
+def table(
+    name: str | None = None,
+    *,
+    beside: Sequence[StrPath] | None = None,
+    csv: StrPath | None = None,
+    workspace: StrPath | None = None,
+) -> Rows[Row]:
+    """Print a table of the report: scores, snapshots against each other, parts of the data, probes.
+
+    Rows of several workspaces say which data they are of, by its digest.
+
+    >>> import bertvision
+    >>> [row.table for row in bertvision.table()]
+    ['learning_curve', 'costs', 'results', 'runs']
+    >>> bertvision.table("learning_curve").to_pandas().checkpoint.to_list()
+    ['0.5e', '1e']
+
+    Args:
+        name: of the table; None gives the names and titles of all.
+        beside: other workspaces, whose rows stand beside those of the first.
+        csv: write the rows to this file too.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: a workspace has no such table.
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    space = find_workspace(workspace)
+    others = [find_workspace(other) for other in beside or ()]
+    from bertvision.pipelines.report.side_by_side import find_table, read_tables
+
+    if name is None:
+        tables = read_tables(space).values()
+        rows = [{"table": t.name, "rows": len(t.rows), "title": t.title} for t in tables]
+        found: Rows[Row] = Rows(map(Row, rows), _list_of_tables)
+    else:
+        shown = find_table(space, name, others)
+        found = Rows(
+            [Row({key: row.get(key) for key in shown.keys()}) for row in shown.rows],  # noqa: SIM118
+            lambda rows: replace(shown, rows=rows).text(),
+        )
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(found.to_json()))
+    return found
+
+
+def _list_of_tables(rows: Sequence[Values]) -> str:
+    lines = [[row["table"], str(row["rows"]), row["title"].partition(";")[0]] for row in rows]
+    return format_table(["table", "rows", "what"], lines)
 
 
 def results_table(rows: Sequence[Values]) -> str:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.report.captions import basis, scored
 from bertvision.pipelines.report.drawing import charts
-from bertvision.pipelines.report.section import EVALUATE, HEADS, Section, make_figure, pair
+from bertvision.pipelines.report.section import (
+    EVALUATE,
+    HEADS,
+    Section,
+    make_figure,
+    pair,
+)
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results, Row
@@ -45,23 +52,33 @@ def parameters(results: Results) -> Section:
         lambda width: charts.parameters(rows, results.bert, results.label, width),
     )
     tags = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
+    metrics = {"score": results.score}
+    if any(column.key == "exact" for column in results.metrics):
+        metrics = {"exact": "EM", **metrics}
+    shown = [*rows, *(r for r in results.bert if r["checkpoint"] in tags)]
+    keys = {(tag, m): f"{tag}_{m}".removesuffix("_score") for tag in tags for m in metrics}
     merged: dict[str, Row] = {}
-    for r in sorted(rows, key=lambda r: (r["percent"], r["name"])):
+    for r in sorted(shown, key=lambda r: (r["percent"], r["name"])):
         row = merged.setdefault(r["name"], {k: r[k] for k in ("name", "parameters", "percent")})
-        row |= {r["checkpoint"]: r["score"], f"{r['checkpoint']}_sd": r["score_sd"]}
+        for metric in metrics:
+            row |= scored(r, keys[SnapshotTag(r["checkpoint"]), metric], metric)
     table = Table(
         "parameters",
-        f"Parameters and {results.score} at the snapshot trained on",
+        f"Parameters, {' and '.join(metrics.values())} at the snapshot trained on"
+        f"{basis(results, shown)}",
         [
             Column("name", "head", "text"),
             Column("parameters", "parameters", "count"),
             Column("percent", "% of the encoder", digits=3),
-            *(Column(str(tag), f"{results.score} at {tag}", sd=True) for tag in tags),
+            *(
+                Column(key, f"{metrics[metric]} at {tag}", sd=True, interval=metric == "score")
+                for (tag, metric), key in keys.items()
+            ),
         ],
         [
             *merged.values(),
             *(
-                {"name": r["name"], **{str(tag): r["score"] for tag in tags}}
+                {"name": r["name"], **{key: r[metric] for (_, metric), key in keys.items()}}
                 for r in results.trivial
             ),
         ],
@@ -109,7 +126,7 @@ def costs(results: Results) -> Section:
     )
     table = Table(
         "costs",
-        "Seconds, bytes, retention and speed-up",
+        f"Seconds, bytes, retention and speed-up{basis(results, bars)}",
         [
             Column("title", "system", "text"),
             Column("percent", "% of the encoder", digits=3),

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.files import new_folder
+from bertvision.pipelines.report.analyses.probing import FILES, probing_section, probing_sentence
 from bertvision.pipelines.report.budget import costs, parameters
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
 from bertvision.pipelines.report.headline import sentences
+from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.report.listing import (
     all_results,
     control,
@@ -22,7 +24,6 @@ from bertvision.pipelines.report.listing import (
 )
 from bertvision.pipelines.report.page import GENERATOR, render
 from bertvision.pipelines.report.pooling import pooling_section
-from bertvision.pipelines.report.probing import FILES, probing_section, probing_sentence
 from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.results.rows import Results, read_rows, with_marks
@@ -99,6 +100,8 @@ def read_contents(workspace: Workspace) -> Contents:
     """
     damaged: list[str] = []
     results = with_marks(read_rows(workspace, damaged=damaged))
+    rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
+    add_intervals(workspace, rows, damaged)
     probes = probing_section(workspace, damaged)
     if not results.runs and probes is None:
         if damaged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bertvision.pipelines.report.captions import basis
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
@@ -33,7 +34,7 @@ def ensembles(results: Results) -> Section:
     metrics = [c for c in results.metrics if c.key not in ("HasAns_exact", *ARGMAX)]
     table = Table(
         "ensembles",
-        "Ensembles by the snapshot they are evaluated on",
+        f"Ensembles by the snapshot they are evaluated on{basis(results, results.ensembles)}",
         [
             Column("name", "ensemble", "text"),
             Column("pair", "trained on → evaluated on", "text"),
@@ -79,7 +80,7 @@ def control(results: Results) -> Section:
         lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
     table = Table(
         "control",
-        "Heads on activations before fine-tuning",
+        f"Heads on activations before fine-tuning{basis(results, rows)}",
         [
             Column("name", "head", "text"),
             Column("trained_on", "trained on", "text"),
@@ -102,7 +103,8 @@ def other_task(results: Results) -> list[Section]:
         return []
     table = Table(
         "answerable",
-        "Heads that tell whether a question is answerable, in per cent",
+        "Heads that tell whether a question is answerable, in per cent"
+        f"{basis(results, results.others)}",
         [
             Column("name", "head", "text"),
             Column("trained_on", "trained on", "text"),
@@ -145,7 +147,7 @@ def all_results(results: Results) -> Section:
     shown = [c.key for c in columns]
     table = Table(
         "results",
-        "All results on dev, in per cent; mean ± standard deviation where there are several seeds",
+        f"All results on dev, in per cent{basis(results, rows)}",
         columns,
         [
             *(r | {"pair": heading(r)} for r in ordered),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.report.captions import basis, scored
 from bertvision.pipelines.report.drawing import charts, curves
 from bertvision.pipelines.report.drawing.curves import best_names
 from bertvision.pipelines.report.section import (
@@ -70,7 +71,7 @@ def learning_curve(results: Results) -> Section:
             ]
     table = Table(
         "learning_curve",
-        "BERT and the best head at each snapshot",
+        f"BERT and the best head at each snapshot{basis(results, [*bert, *heads])}",
         columns,
         rows,
         f"{BERT}, {HEADS}",
@@ -108,32 +109,40 @@ def cross_checkpoint(results: Results) -> Section:
         EVALUATE,
         lambda width: charts.snapshot_map(heads, names, width),
     )
-    at = sorted({SnapshotTag(r["checkpoint"]) for r in heads})
-    bert = {r["checkpoint"]: r["score"] for r in results.bert}
+    pairs = sorted({pair(r) for r in heads})
     rows: list[Row] = []
-    for tag in sorted({SnapshotTag(r["trained_on"]) for r in heads}):
-        group = f"trained on {tag}"
-        for head in best_names(heads, n):
-            row: Row = {"trained_on": group, "name": head}
-            for r in heads:
-                if r["name"] == head and r["trained_on"] == tag:
-                    row |= {r["checkpoint"]: r["score"], f"{r['checkpoint']}_sd": r["score_sd"]}
-            if len(row) > 2:
-                rows.append(row)
-        rows.append({"trained_on": group, "name": "BERT itself"} | bert)
-    for trivial in results.trivial:
-        scores = {str(tag): trivial["score"] for tag in at}
-        rows.append({"trained_on": NO_SYSTEM, "name": trivial["name"], **scores})
+    for head in best_names(heads, n):
+        row: Row = {"name": head}
+        for r in (r for r in heads if r["name"] == head):
+            row |= scored(r, _pair_key(*pair(r)))
+        rows.append(row)
+    bert = {r["checkpoint"]: r for r in results.bert}
+    itself: Row = {"name": "BERT itself"}
+    for on, at in pairs:
+        itself |= scored(bert.get(at, {}), _pair_key(on, at))
+    rows.append(itself)
+    rows += (
+        {"name": r["name"]} | {_pair_key(*places): r["score"] for places in pairs}
+        for r in results.trivial
+    )
     table = Table(
         "cross_checkpoint",
-        f"{results.title} of each head by the snapshot evaluated on",
-        [Column("name", "head", "text"), *(Column(str(tag), f"on {tag}", sd=True) for tag in at)],
+        f"{results.title} of each head, trained on → evaluated on; in the row of BERT the encoder "
+        f"that is evaluated{basis(results, heads)} (in the files)",
+        [
+            Column("name", "head", "text"),
+            *(Column(_pair_key(on, at), f"{on} → {at}", sd=True) for on, at in pairs),
+        ],
         rows,
         f"{HEADS}, {BERT}",
         EVALUATE,
-        group="trained_on",
     )
     return Section(ident, title, figures=[figure], tables=[table])
+
+
+def _pair_key(on: SnapshotTag, at: SnapshotTag) -> str:
+    """Key of a pair of snapshots, as systems are written."""
+    return f"{on}:{at}"
 
 
 def data_fractions(results: Results) -> Section:
@@ -167,18 +176,17 @@ def data_fractions(results: Results) -> Section:
     parts = sorted({r["fraction"] for r in rows})
     pivot: dict[tuple[Any, ...], Row] = {}
     for r in sorted(rows, key=lambda r: (pair(r), r["name"])):
-        row = pivot.setdefault((pair(r), r["name"]), {"pair": heading(r), "name": r["name"]})
-        row |= {f"part_{r['fraction']:g}": r["score"], f"part_{r['fraction']:g}_sd": r["score_sd"]}
-        row["bert"] = r["bert"]
+        new = {"pair": heading(r), "name": r["name"], "bert": r["bert"]}
+        pivot.setdefault((pair(r), r["name"]), new).update(scored(r, f"part_{r['fraction']:g}"))
     for trivial in results.trivial:
         scores = {f"part_{f:g}": trivial["score"] for f in parts}
         pivot[None, trivial["name"]] = {"pair": NO_SYSTEM, "name": trivial["name"], **scores}
     table = Table(
         "data_fractions",
-        f"{results.title} by the part of the training examples",
+        f"{results.title} by the part of the training examples{basis(results, rows)}",
         [
             Column("name", "head", "text"),
-            *(Column(f"part_{f:g}", f"{100 * f:g} %", sd=True) for f in parts),
+            *(Column(f"part_{f:g}", f"{100 * f:g} %", sd=True, interval=True) for f in parts),
             Column("bert", "BERT"),
         ],
         list(pivot.values()),

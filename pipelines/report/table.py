@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, Column, lack_oracle
-from bertvision.pipelines.text import csv_text
+from bertvision.pipelines.text import csv_text, fill, format_table
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Table:
     trace: bool = False
     """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
 
+    remarks: Sequence[str] = ()
+    """What is to be said below it."""
+
     @property
     def breadth(self) -> str:
         """Class by which print makes wide tables smaller, and turns the page for the widest."""
@@ -41,21 +44,32 @@ class Table:
         for column in self.columns:
             longest = max([len(column.text(row)) for row in self.rows], default=0)
             letters += 3 + (longest if column.is_number else min(longest, 14))
-        return "" if letters < 90 else "many" if letters < 120 else "many huge"
+        sizes = (90, ""), (120, "many"), (200, "many huge")
+        return next((name for most, name in sizes if letters < most), "many huge tiny")
 
     @property
     def notes(self) -> list[str]:
         """What the mark behind a system's name says, and a missing score, where there are any."""
         cells = (row.get(column.key) for row in self.rows for column in self.columns)
         found = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+        found += self.remarks
         shown = any(column.key == "best_f1" for column in self.columns)
         return [*found, ORACLE_NOTE] if shown and lack_oracle(self.rows) else found
+
+    def text(self) -> str:
+        """The rows as people read them, for a terminal, with the caption above and notes below."""
+        columns = [Column(self.group, "", "text")] * bool(self.group) + list(self.columns)
+        lines = [[column.text(row) for column in columns] for row in self.rows]
+        table = format_table([column.label for column in columns], lines)
+        return "\n".join([f"{fill(self.title)}\n", table, *map(fill, self.notes)])
 
     def keys(self) -> list[str]:
         """The header of CSV and JSON."""
         keys = [self.group] if self.group else []
         for column in self.columns:
             keys += [column.key, f"{column.key}_sd"] if column.sd else [column.key]
+            ends = [f"{column.key}_{end}" for end in ("low", "high")] if column.sd else []
+            keys += [end for end in ends if any(row.get(end) is not None for row in self.rows)]
         return [*keys, *self.more, *(["file", "command"] if self.trace else [])]
 
     def csv(self) -> str:

@@ -39,7 +39,10 @@ class Column:
     digits: int = 1
     """Decimals of numbers."""
     sd: bool = False
-    """Whether ``<key>_sd`` holds a standard deviation over seeds."""
+    """Whether ``<key>_sd`` holds a standard deviation over seeds, and ``<key>_low`` and
+    ``<key>_high`` a 95 % interval."""
+    interval: bool = False
+    """Whether the interval is shown too."""
 
     @property
     def is_number(self) -> bool:
@@ -61,8 +64,13 @@ class Column:
         if self.kind == "signed":
             return signed(value, self.digits)
         sd = row.get(f"{self.key}_sd") if self.sd else None
-        written = f"{value:,.{self.digits}f}".replace("-", "−")
-        return written if sd is None else f"{written} ± {sd:.{self.digits}f}"
+        written = f"{value:,.{self.digits}f}" + ("" if sd is None else f" ± {sd:.{self.digits}f}")
+        low, high = (row.get(f"{self.key}_{end}") for end in ("low", "high"))
+        if self.interval and low is not None and high is not None:
+            written += (
+                f" ({low:.{self.digits}f}{'–' if low >= 0 else ' to '}{high:.{self.digits}f})"
+            )
+        return written.replace("-", "−")
 
 
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:

@@ -11,13 +11,18 @@ from bertvision.pipelines.drawing.figures import MOST_PANELS
 from bertvision.pipelines.drawing.svg import SERIES
 from bertvision.pipelines.probing.results import FOLDER, read_all
 from bertvision.pipelines.probing.summary import DOUBTFUL, Row, probe_rows
+from bertvision.pipelines.report.analyses.probe_tables import (
+    COMMAND,
+    SOURCE,
+    by_registry,
+    probe_tables,
+)
 from bertvision.pipelines.report.drawing.probe_figures import (
     gained,
     layer_curves,
     layer_map,
     shown_lines,
 )
-from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
 from bertvision.pipelines.report.section import Figure, Section, make_figure
 from bertvision.pipelines.tasks.registry import POOLINGS
 from bertvision.pipelines.text import signed

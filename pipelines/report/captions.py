@@ -1,0 +1,45 @@
+"""What a table of scores says of them: the deviation, the interval, and what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bertvision.pipelines.results.rows import Results, Row
+
+ENDS = ("sd", "low", "high")
+"""What a score has beside itself: its deviation over seeds, and the ends of its interval."""
+
+
+def scored(r: Row, key: str, metric: str = "score") -> Row:
+    """A score under another key, with its deviation and its interval.
+
+    Args:
+        r: row of a system.
+        key: the new key.
+        metric: which score.
+    """
+    return {key: r.get(metric), **{f"{key}_{end}": r.get(f"{metric}_{end}") for end in ENDS}}
+
+
+def basis(results: Results, rows: Sequence[Row]) -> str:
+    """What scores rest on, for a caption: how many items, seeds, and what an interval covers.
+
+    Args:
+        results: of the workspace.
+        rows: those that are shown, of heads among others.
+    """
+    text = f"; {results.questions:,} {results.items}" if results.questions else ""
+    seeds = sorted({r["seeds"] for r in rows if r["system"] == "head"})
+    several = bool(seeds) and seeds[-1] > 1
+    if seeds:
+        most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
+        text += f"; {seeds[0]} to {most}" if len(seeds) > 1 else f"; {most}"
+    if several:
+        text += ", mean ± standard deviation"
+    if any(r.get("score_low") is not None for r in rows):
+        text += f"; 95 % intervals over {results.items}, those of one text drawn together"
+        if several:
+            text += ", and over seeds where there are several"
+        elif seeds:
+            text += ": they do not cover the choice of the seed"
+    return text

@@ -1,0 +1,193 @@
+"""95 % intervals of scores: what another choice of questions, and of seeds, would have given.
+
+As for differences (`bootstrap`): clusters of items that share a text are drawn with replacement,
+and of a system that was trained with several seeds these too, each by itself. All systems see the
+same draws, so that one pass over them gives the intervals of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import BertvisionError
+from bertvision.pipelines.records import leaving_out
+from bertvision.pipelines.results.answers import check_recorded, gold_of
+from bertvision.pipelines.results.results import Result, read_results
+from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.results.systems import read_predictions
+from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
+from bertvision.pipelines.tasks.squad.metrics import answer_score
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Floats = npt.NDArray[np.float64]
+RESAMPLES = 2_000
+_DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 32 MB of counts
+
+
+class _Items(NamedTuple):
+    """What is scored: by row an item, its cluster, and what was found of it before."""
+
+    items: Sequence[Any]
+    member: npt.NDArray[np.int64]
+    """(items,) number of the cluster of each."""
+    known: dict[tuple[int, str], tuple[float, float]]
+    """Exact match and F1 of a text on a row: systems often give the same answer."""
+
+
+def add_intervals(
+    workspace: Workspace,
+    rows: Sequence[Row],
+    damaged: list[str],
+    *,
+    split: str = "dev",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> None:
+    """Set ``<metric>_low`` and ``<metric>_high`` in rows, and ``score_low`` and ``score_high``.
+
+    The metrics are those of items, F1 and exact match or accuracy, and the correlations Matthews
+    (of two classes) and Pearson. Rows whose answers are not kept, or are of other data, get none.
+
+    Args:
+        workspace: with the answers and the data.
+        rows: of `read_rows`, whose ``file`` says which results they are of.
+        damaged: gets a message for each file of answers that is damaged.
+        split: what was scored.
+        resamples: how often to draw.
+        seed: of the draws.
+    """
+    by_file = {
+        (result.folder / "metrics.json").relative_to(workspace.root).as_posix(): result
+        for result in read_results(workspace, split, damaged)
+    }
+    try:
+        data = workspace.dataset()
+        items = data.items(split)
+    except (BertvisionError, OSError):
+        return  # the scores stand without them
+    numbers: dict[Hashable, int] = {}
+    groups = [data.task.group(item) for item in items]
+    member = np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
+    of = _Items(items, member, {})
+    sums: dict[str, dict[str, Floats]] = {}
+    for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
+        if (by_file[file].folder / "predictions.json").is_file():
+            with leaving_out(damaged):
+                sums[file] = _sums(by_file[file], of)
+    if not sums:
+        return
+    drawn = _drawn(sums, member, resamples, seed)
+    random = np.random.default_rng(seed + 1)
+    for row in rows:
+        files = row["file"].split("; ")
+        for metric in _shared([drawn.get(file, {}) for file in files]):
+            by_seed = np.stack([drawn[file][metric] for file in files], axis=1)
+            if len(files) > 1:
+                by_seed = np.take_along_axis(
+                    by_seed, random.integers(0, len(files), by_seed.shape), axis=1
+                )
+            low, high = np.nanpercentile(by_seed.mean(axis=1), [2.5, 97.5])
+            row |= {f"{metric}_low": float(low), f"{metric}_high": float(high)}
+            if row.get(metric) == row["score"]:
+                row |= {"score_low": float(low), "score_high": float(high)}
+
+
+def _shared(found: Sequence[Mapping[str, Floats]]) -> list[str]:
+    """The metrics that all results of a row have."""
+    return [metric for metric in found[0] if all(metric in each for each in found)]
+
+
+def _sums(result: Result, of: _Items) -> dict[str, Floats]:
+    """By metric, (clusters, terms) sums of what the metric is made of.
+
+    Raises:
+        WorkspaceError: the answers are damaged, or of other data.
+    """
+    metrics = headline(result.rules)
+    said = read_predictions(result, of.items)
+    values: dict[str, Floats] = {}
+    if kind_of_metrics(metrics) == "span":
+        scores = [_span(of, row, str(said[item.id])) for row, item in enumerate(of.items)]
+        exact, f1 = 100 * np.array(scores, np.float64).T
+        values = {"exact": exact[:, None], "f1": f1[:, None]}
+    else:
+        gold = np.array([gold_of(item) for item in of.items], np.float64)
+        answers = np.array([said[item.id] for item in of.items], np.float64)
+        if "pearson" not in metrics:
+            values["accuracy"] = 100 * (answers == gold).astype(np.float64)[:, None]
+        if "pearson" in metrics or ("matthews" in metrics and set(gold) <= {0, 1}):
+            x, y = answers - answers.mean(), gold - gold.mean()
+            name = "pearson" if "pearson" in metrics else "matthews"
+            values[name] = np.stack([x, y, x * x, y * y, x * y], axis=1)
+    for name, terms in values.items():
+        whole = terms.sum(axis=0, keepdims=True)
+        check_recorded(result, name, float(_METRICS[name](whole, np.array([len(of.items)]))[0]))
+    return {name: _by_cluster(terms, of.member) for name, terms in values.items()}
+
+
+def _span(of: _Items, row: int, text: str) -> tuple[float, float]:
+    if (row, text) not in of.known:
+        found = answer_score(text, of.items[row])
+        of.known[row, text] = found.exact, found.f1
+    return of.known[row, text]
+
+
+def _by_cluster(terms: Floats, member: npt.NDArray[np.int64]) -> Floats:
+    sums = np.zeros((int(member.max()) + 1, terms.shape[1]))
+    np.add.at(sums, member, terms)
+    return sums
+
+
+def _drawn(
+    sums: Mapping[str, Mapping[str, Floats]],
+    member: npt.NDArray[np.int64],
+    resamples: int,
+    seed: int,
+) -> dict[str, dict[str, Floats]]:
+    """By file and metric, (resamples,) the score of the clusters that were drawn."""
+    sizes = np.bincount(member).astype(np.float64)
+    parts = [(file, name, of) for file, by in sums.items() for name, of in by.items()]
+    columns = np.concatenate([*(of for _, _, of in parts), sizes[:, None]], axis=1)
+    random, found = np.random.default_rng(seed), []
+    at_once = max(1, _DRAWS_AT_ONCE // len(sizes))
+    for begin in range(0, resamples, at_once):
+        n = min(at_once, resamples - begin)
+        chosen = random.integers(0, len(sizes), (n, len(sizes)))
+        chosen += len(sizes) * np.arange(n)[:, None]
+        times = np.bincount(chosen.ravel(), minlength=n * len(sizes)).reshape(n, -1)
+        found.append(times.astype(np.float64) @ columns)
+    all_sums = np.concatenate(found)
+    scores: dict[str, dict[str, Floats]] = {}
+    at = 0
+    for file, name, of in parts:
+        terms = all_sums[:, at : at + of.shape[1]]
+        scores.setdefault(file, {})[name] = _METRICS[name](terms, all_sums[:, -1])
+        at += of.shape[1]
+    return scores
+
+
+def _mean(terms: Floats, n: Floats) -> Floats:
+    """(resamples,) mean of one term."""
+    return np.asarray(terms[:, 0] / n)
+
+
+def _correlation(terms: Floats, n: Floats) -> Floats:
+    """(resamples,) 100 × correlation of x and y, from the sums of x, y, x², y² and xy."""
+    x, y, xx, yy, xy = (terms / n[:, None]).T
+    scale = np.sqrt((xx - x * x).clip(min=0) * (yy - y * y).clip(min=0))
+    found = np.divide(xy - x * y, scale, out=np.zeros_like(scale), where=scale > 1e-12)
+    return np.asarray(100 * found, np.float64)
+
+
+_METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "exact": _mean,
+    "f1": _mean,
+    "accuracy": _mean,
+    "pearson": _correlation,
+    "matthews": _correlation,
+}
+"""What sums make each metric: of a mean the sum itself, of a correlation five."""

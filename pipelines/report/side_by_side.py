@@ -1,0 +1,103 @@
+"""The tables of a report by name, and those of several workspaces as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bertvision.errors import UnknownNameError, did_you_mean
+from bertvision.pipelines.report.build import read_contents
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.workspace.workspace import Workspace
+
+DIFFERENT = (
+    "The workspaces have different data (the column says which): their scores are of other items "
+    "and are not to be compared."
+)
+"""What stands below a table of workspaces whose data differ."""
+
+
+def read_tables(workspace: Workspace) -> dict[str, Table]:
+    """The tables that a report has, by name.
+
+    Raises:
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    sections = read_contents(workspace).sections
+    return {table.name: table for section in sections for table in section.tables}
+
+
+def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()) -> Table:
+    """A table of the report, of one workspace or of several below each other.
+
+    Rows of several workspaces say which one they are of, and of which data, by its digest: never
+    are rows of different data taken for rows of the same. Those of one group (a data set, a pair
+    of snapshots) stand together.
+
+    Args:
+        workspace: the first.
+        name: of the table.
+        others: the other ones.
+
+    Raises:
+        UnknownNameError: a workspace has no such table.
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    tables = [_found(space, name) for space in (workspace, *others)]
+    if not others:
+        return tables[0]
+    labels = _labels([space.root for space in (workspace, *others)])
+    rows = [
+        {"workspace": label, "data": _data(space), **row}
+        for space, label, table in zip((workspace, *others), labels, tables, strict=True)
+        for row in table.rows
+    ]
+    first = tables[0]
+    if first.group:
+        groups = list(dict.fromkeys(row[first.group] for row in rows))
+        rows.sort(key=lambda row: groups.index(row[first.group]))
+    seen: dict[str, Column] = {}
+    for table in tables:
+        seen |= {column.key: column for column in table.columns if column.key not in seen}
+    differ = any(
+        len({row["data"] for row in rows if row.get(first.group) == group}) > 1
+        for group in {row.get(first.group) for row in rows}
+    )
+    own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
+    return replace(
+        first,
+        title=f"{first.title.partition(';')[0]}; of several workspaces",
+        columns=[*own, *seen.values()],
+        rows=rows,
+        more=list(dict.fromkeys(key for table in tables for key in table.more))
+        + ["data"] * (not differ),
+        remarks=[DIFFERENT] if differ else [],
+    )
+
+
+def _found(workspace: Workspace, name: str) -> Table:
+    tables = read_tables(workspace)
+    if name not in tables:
+        held = ", ".join(tables)
+        raise UnknownNameError(
+            f"{workspace.root} has no table {name!r}: {did_you_mean(name, tables)}there are {held}"
+        )
+    return tables[name]
+
+
+def _data(workspace: Workspace) -> str:
+    """What was scored: the task, and the first digits of the digest of the data."""
+    split = workspace.config.data.get("dev")
+    task = workspace.config.task.name
+    return f"{task} {split.sha256[:12]}" if split else task
+
+
+def _labels(roots: Sequence[Path]) -> list[str]:
+    """Names of folders, with as much of the path as tells them apart."""
+    names = [root.name for root in roots]
+    return [
+        name if names.count(name) == 1 else str(root)
+        for name, root in zip(names, roots, strict=True)
+    ]

@@ -1,0 +1,219 @@
+"""The tables of papers: scores with their intervals, printed by name, workspaces together."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from reports import HEADS, make_lab
+
+import bertvision
+from bertvision.errors import UnknownNameError
+from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.report.captions import basis
+from bertvision.pipelines.report.intervals import _correlation, add_intervals
+from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read_tables
+from bertvision.pipelines.results.answers import per_item
+from bertvision.pipelines.results.bootstrap import paired_bootstrap
+from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.results.rows import read_rows
+from bertvision.pipelines.results.systems import read_predictions
+from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
+
+HEAD = HEADS[1]
+
+
+@pytest.fixture(scope="module")
+def lab(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
+    return make_lab(workspace, tmp_path_factory.mktemp("tables") / "lab")
+
+
+@pytest.fixture
+def other(lab: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
+    """The same laboratory at another place, without its activations."""
+    ignored = shutil.ignore_patterns("activations", "report")
+    return Workspace.find(shutil.copytree(lab.root, tmp_path / "other", ignore=ignored))
+
+
+# --- intervals ----------------------------------------------------------------------------------
+
+
+def test_an_interval_is_that_of_the_bootstrap_over_contexts_and_seeds(lab: OpenWorkspace) -> None:
+    rows = read_rows(lab).heads
+    add_intervals(lab, rows, [])
+    items = lab.items("dev")
+    found = {(r.name, r.seed, r.fraction, r.trained_on, r.checkpoint): r for r in read_results(lab)}
+    (row,) = (
+        r for r in rows if (r["name"], r["fraction"], r["trained_on"], r["checkpoint"]) == PLACE
+    )
+    for metric in ("f1", "exact"):
+        results = [found[HEAD, seed, 1.0, "0.5e", "1e"] for seed in (0, 1)]
+        scores = [per_item(r, read_predictions(r, items), items, metric) for r in results]
+        expected = paired_bootstrap(
+            scores, np.zeros(len(items)), clusters=[item.context for item in items]
+        )
+        assert expected.first == pytest.approx(row[metric])
+        assert row[f"{metric}_low"] == pytest.approx(expected.low, abs=2)
+        assert row[f"{metric}_high"] == pytest.approx(expected.high, abs=2)
+    assert (row["score_low"], row["score_high"]) == (row["f1_low"], row["f1_high"])
+
+
+PLACE = (HEAD, 1.0, "0.5e", "1e")
+
+
+def test_intervals_are_the_same_twice_and_hold_the_score(lab: OpenWorkspace) -> None:
+    once, twice = read_rows(lab), read_rows(lab)
+    for results in (once, twice):
+        add_intervals(lab, [*results.bert, *results.heads, *results.ensembles], [])
+    assert once == twice
+    rows = (*once.bert, *once.heads, *once.ensembles)
+    assert all(row["score_low"] <= row["score"] <= row["score_high"] for row in rows)
+    # who never answers scores the same on every context
+    assert max(row["score_high"] - row["score_low"] for row in rows) > 5
+
+
+def test_a_correlation_of_sums_is_the_correlation() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=50)
+    y = x + random.normal(size=50)
+    terms = np.array([[x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()]])
+    assert _correlation(terms, np.array([50.0]))[0] == pytest.approx(100 * np.corrcoef(x, y)[0, 1])
+    assert _correlation(np.zeros((1, 5)), np.array([50.0]))[0] == 0  # of a constant
+
+
+def test_without_answers_there_is_no_interval_and_damaged_ones_are_named(
+    other: OpenWorkspace,
+) -> None:
+    folder = other.bert_dir("1e")
+    (other.bert_dir("0.5e") / "predictions.json").unlink()
+    (folder / "predictions.json").write_text("{}")
+    damaged: list[str] = []
+    rows = read_rows(other).bert
+    add_intervals(other, rows, damaged)
+    assert [row.get("score_low") for row in rows] == [None, None]
+    assert len(damaged) == 1
+    assert str(folder) in damaged[0]
+    report = write_report(other)
+    assert report.damaged == damaged
+    assert "score" in find_table(other, "learning_curve").json()
+
+
+def test_captions_say_how_many_items_and_seeds_and_what_intervals_cover(
+    lab: OpenWorkspace,
+) -> None:
+    tables = read_tables(lab)
+    for name in ("parameters", "cross_checkpoint", "data_fractions", "results"):
+        assert "; 24 questions; 2 seeds, mean ± standard deviation; 95 % intervals over" in (
+            tables[name].title
+        )
+        assert "and over seeds where there are several" in tables[name].title
+    results = read_rows(lab)
+    one = [row | {"seeds": 1, "score_low": 0.0} for row in results.heads]
+    assert "; one seed; 95 % intervals" in basis(results, one)
+    assert basis(results, one).endswith("they do not cover the choice of the seed")
+    assert "; 1 to 2 seeds" in basis(results, [*one, *results.heads])
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_heads_stand_beside_bert_and_never_answering_with_em_and_f1(lab: OpenWorkspace) -> None:
+    table = read_tables(lab)["parameters"]
+    names = [row["name"] for row in table.rows]
+    assert names[-2:] == ["BERT", "(never answering)"]
+    assert set(names[:-2]) == set(HEADS)
+    results = read_rows(lab)
+    for row in table.rows[:-2]:
+        for tag in ("0.5e", "1e"):
+            (own,) = (
+                r
+                for r in results.full
+                if (r["name"], r["trained_on"], r["checkpoint"]) == (row["name"], tag, tag)
+            )
+            assert (row[f"{tag}_exact"], row[tag]) == (own["exact"], own["f1"])
+    bert = table.rows[-2]
+    assert bert["percent"] == 100
+    assert [bert[tag] for tag in ("0.5e", "1e")] == [r["f1"] for r in results.bert]
+
+
+def test_pairs_of_snapshots_are_columns(lab: OpenWorkspace) -> None:
+    table = read_tables(lab)["cross_checkpoint"]
+    keys = ["0.5e:0.5e", "0.5e:1e", "1e:0.5e", "1e:1e"]
+    assert [column.key for column in table.columns] == ["name", *keys]
+    results = read_rows(lab)
+    bert = {r["checkpoint"]: r["score"] for r in results.bert}
+    rows = {row["name"]: row for row in table.rows}
+    assert set(rows) == {*HEADS, "BERT itself", "(never answering)"}
+    for key in keys:
+        on, at = key.split(":")
+        assert rows["BERT itself"][key] == bert[at]
+        for r in results.heads:
+            if (r["fraction"], r["trained_on"], r["checkpoint"]) == (1, on, at):
+                assert rows[r["name"]][key] == r["score"]
+
+
+def test_a_table_is_printed_with_its_caption_and_written_as_in_the_report(
+    lab: OpenWorkspace, tmp_path: Path
+) -> None:
+    found = bertvision.table("data_fractions", csv=tmp_path / "t.csv", workspace=lab.root)
+    report = write_report(lab, tmp_path / "report")
+    written = report.page.parent / "tables" / "data_fractions.csv"
+    assert (tmp_path / "t.csv").read_text() == written.read_text()
+    assert str(found).startswith(read_tables(lab)["data_fractions"].title)
+    assert "± " in str(found)
+    names = [row.table for row in bertvision.table(workspace=lab.root)]
+    assert names == report.tables
+
+
+def test_another_name_is_refused_with_those_there_are(lab: OpenWorkspace) -> None:
+    with pytest.raises(UnknownNameError, match=r"'parameter': did you mean parameters\?"):
+        bertvision.table("parameter", workspace=lab.root)
+
+
+# --- several workspaces -----------------------------------------------------------------------
+
+
+def test_workspaces_stand_beside_each_other(lab: OpenWorkspace, other: OpenWorkspace) -> None:
+    found = bertvision.table("results", beside=[other.root], workspace=lab.root)
+    alone = bertvision.table("results", workspace=lab.root)
+    assert len(found) == 2 * len(alone)
+    for group in dict.fromkeys(row.pair for row in found):
+        own = [row.workspace for row in found if row.pair == group]
+        assert own == ["lab"] * (len(own) // 2) + ["other"] * (len(own) // 2)
+    assert len({row.data for row in found}) == 1
+    assert DIFFERENT not in str(found)
+
+
+def test_different_data_are_told_apart(
+    lab: OpenWorkspace, other: OpenWorkspace, tmp_path: Path
+) -> None:
+    path = other.root / "bertvision.yaml"
+    digest = lab.config.data["dev"].sha256
+    path.write_text(path.read_text().replace(digest, "f" * 64))
+    table = find_table(lab, "parameters", [Workspace.find(other.root)])
+    assert {(row["workspace"], row["data"]) for row in table.rows} == {
+        ("lab", f"squad_v2 {digest[:12]}"),
+        ("other", f"squad_v2 {'f' * 12}"),
+    }
+    assert DIFFERENT in table.text()
+    assert "squad_v2 ffffffffffff" in table.text()
+    with (tmp_path / "t.csv").open("w") as file:
+        file.write(table.csv())
+    with (tmp_path / "t.csv").open() as file:
+        assert len({row["data"] for row in csv.DictReader(file)}) == 2
+
+
+def test_workspaces_of_one_name_have_their_paths(
+    lab: OpenWorkspace, other: OpenWorkspace, tmp_path: Path
+) -> None:
+    (tmp_path / "more").mkdir()
+    twin = Workspace.find(shutil.move(other.root, tmp_path / "more" / "lab"))
+    found = find_table(lab, "runs", [twin])
+    assert {row["workspace"] for row in found.rows} == {str(lab.root), str(twin.root)}
