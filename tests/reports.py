@@ -26,7 +26,9 @@ def make_lab(workspace: Workspace, folder: Path) -> Workspace:
     from bertvision.pipelines.workspace.job_options import TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace
 
-    shutil.copytree(workspace.root, folder, ignore=shutil.ignore_patterns("heads", "report"))
+    shutil.copytree(
+        workspace.root, folder, ignore=shutil.ignore_patterns("heads", "report", "analysis")
+    )
     space = Workspace.find(folder)
     options = TrainOptions(precision="32")
     sweep(space, HEADS, fractions=(0.5, 1.0), seeds=(0, 1), options=options)

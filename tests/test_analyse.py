@@ -119,7 +119,9 @@ def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Worksp
     assert result.layers_x == result.layers_y == (0, 2)
     run_isotropy(empty, "1e")
     assert sorted(path.name for path in (empty.root / "analysis").iterdir()) == [
+        "cka-1e-1e-dev-biased.json",
         "cka-1e-1e-dev-biased.svg",
+        "isotropy-1e-dev.json",
         "isotropy-1e-dev.svg",
     ]
 

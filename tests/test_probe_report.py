@@ -23,10 +23,14 @@ from bertvision.pipelines.probing.results import (
     write,
 )
 from bertvision.pipelines.probing.scores import accuracy
+from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
+from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read_tables
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
+from bertvision.pipelines.tasks.soundness import SplitSoundness
+from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -99,7 +103,9 @@ def test_a_workspace_of_probes_alone_has_a_report(copy: Workspace) -> None:
     tags, poolings = ("untrained", "0e", "1e"), ("cls", "mean")
     put_probes(copy, ("bigram_shift", "cr"), tags, poolings, 3, more=True)
     report = write_report(copy)
-    assert report.tables == ["probes", "probes_joined", "probes_control"]
+    assert report.tables == [
+        *("probes", "probe_layers", "probe_means", "probes_joined", "probes_control")
+    ]
     assert report.figures == [
         "probe-map-0e",
         "probe-map-1e",
@@ -161,6 +167,88 @@ def test_the_best_pooling_is_of_what_all_poolings_have() -> None:
     hard, twin = row("mean", "mr", "0e", 20), row("cls", "cr", "untrained", 100)
     assert _best_pooling([*shared, hard, twin]) == "mean"
     assert _best_pooling([row("cls", "cr", "0e", 70), hard, row("mean", "sst", "0e", 40)]) == "mean"
+
+
+def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) -> None:
+    tasks = ("sentence_length", "word_content", "bigram_shift", "past_present")
+    put_probes(copy, tasks, ("untrained", "1e"), ("cls", "mean"), 3)
+    shutil.rmtree(copy.root / "probes" / "word_content")
+    put_probes(copy, ("word_content",), ("untrained", "1e"), ("mean",), 3)
+    rows = {
+        (r["dataset"], r["tag"], r["pooling"], r["layers"]): r
+        for r in probe_rows(read_all(copy.root))
+    }
+    tables = read_tables(copy)
+    grid = {(r["group"], r["name"]): r for r in tables["probe_layers"].rows}
+    own = rows["bigram_shift", "1e", "mean", "2"]
+    line = grid["1e, mean-pooled", "bigram_shift"]
+    assert line["layer_2_accuracy"] == own["accuracy"]
+    assert line["layer_2"] == f"{own['accuracy']:.1f} ({signed(own['difference'])})"
+    assert line["best"] == "1"
+    surface = [rows[task, "1e", "mean", "0"]["accuracy"] for task in tasks[:2]]
+    mean = grid["1e, mean-pooled", "mean of surface (2)"]
+    assert mean["layer_0_accuracy"] == pytest.approx(sum(surface) / 2)
+    assert ("1e, cls-pooled", "mean of surface (2)") not in grid  # of one data set alone
+    assert ("1e, cls-pooled", "mean of all (3)") in grid
+
+    means = {(r["group"], r["name"]): r for r in tables["probe_means"].rows}
+    assert [name for group, name in means if group == "1e"] == [
+        *("surface", "syntactic", "semantic", "all")
+    ]
+    line = means["1e", "all"]
+    assert line["datasets"] == ["sentence_length", "bigram_shift", "past_present"]
+    shared = [(task, "1e", "mean") for task in line["datasets"]]
+    best = [rows[*place, "1"] for place in shared]
+    assert line["mean_best_accuracy"] == pytest.approx(sum(r["accuracy"] for r in best) / 3)
+    assert line["mean_best_difference"] == pytest.approx(sum(r["difference"] for r in best) / 3)
+    every = [rows[*place, str(i)]["accuracy"] for place in shared for i in range(3)]
+    assert line["mean_layers_accuracy"] == pytest.approx(sum(every) / 9)
+    assert means["untrained", "all"]["mean_layers_difference"] is None
+    notes = tables["probe_means"].notes
+    assert "Without word_content: not probed at every snapshot with every pooling." in notes
+
+
+def test_doubtful_data_are_in_no_mean(copy: Workspace) -> None:
+    put_probes(copy, ("odd_man_out", "past_present", "subj_number"), ("1e",), ("mean",), 3)
+    bad = SplitSoundness(rows=10, contradicting=8, ceiling=60.0, shared={})
+    for file in read_all(copy.root):
+        if file.dataset == "odd_man_out":
+            write(copy.root, file.model_copy(update={"soundness": {"train": bad}}))
+    tables = read_tables(copy)
+    names = [row["name"] for row in tables["probe_layers"].rows]
+    assert names == ["past_present", "subj_number", "odd_man_out", "mean of semantic (2)"]
+    (mean,) = tables["probe_means"].rows
+    assert mean["datasets"] == ["past_present", "subj_number"]
+
+
+def test_probes_of_several_workspaces_stand_under_their_data_set(
+    copy: Workspace, space: Workspace, tmp_path: Path
+) -> None:
+    other = Workspace.find(shutil.copytree(space.root, tmp_path / "other"))
+    put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 3)
+    put_probes(other, ("cr", "mr"), ("3e",), ("mean",), 3)
+    for file in read_all(other.root):
+        if file.dataset == "mr":
+            made_from = file.made_from | {"test: data_sha256": "0" * 64}
+            write(other.root, file.model_copy(update={"made_from": made_from}))
+    table = find_table(copy, "probes", [other])
+    assert [(r["dataset"], r["workspace"], r["tag"]) for r in table.rows] == [
+        *(("mr", "probed", "0e"), ("mr", "other", "3e")),
+        *(("cr", "probed", "0e"), ("cr", "other", "3e")),
+    ]
+    mr, cr = ([row["data"] for row in table.rows if row["dataset"] == d] for d in ("mr", "cr"))
+    assert (len(set(mr)), len(set(cr))) == (2, 1)
+    assert DIFFERENT in table.notes
+
+
+def test_a_damaged_file_of_probes_is_left_out(copy: Workspace) -> None:
+    put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 3)
+    (path,) = (copy.root / "probes" / "cr").glob("*.json")
+    path.write_text("{")
+    report = write_report(copy)
+    assert len(report.damaged) == 1
+    assert str(path) in report.damaged[0]
+    assert {row["dataset"] for row in read_table(report.page, "probes")} == {"mr"}
 
 
 def test_a_map_says_what_its_differences_are_from() -> None:

@@ -214,7 +214,7 @@ def test_sections_without_data_name_the_command(bare: Report) -> None:
     assert text.count('<p class="missing">') == len(found.missing)
     for line in re.findall(r'<p class="missing">(.*?)</p>', text):
         assert "<code>bertvision " in line
-    assert found.tables == ["learning_curve", "costs", "results", "runs"]
+    assert found.tables == ["learning_curve", "costs", "results", "runs", "waiting"]
 
 
 def test_no_results_is_an_error_that_says_what_to_run(copy: OpenWorkspace) -> None:

@@ -1,16 +1,21 @@
-"""Analyses of a workspace's stored activations: find the splits, run, plot."""
+"""Analyses of a workspace's stored activations: find the splits, run, keep, plot."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bertvision.featurestore.lazy import check_same_rows
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.cka import cka as cka_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
+from bertvision.pipelines.analysis.records import FOLDER, Analysis
 from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,8 @@ def cka(
         ProvenanceError: the two do not hold the same tokens.
     """
     name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
+    command = f"bertvision cka {first} {second} --split {split}" + (" --biased" if biased else "")
+    command += _sample(max_tokens, 20_000, seed)
     path = _plot_path(workspace, name, plot)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
     check_same_rows(x, y)
@@ -60,6 +67,7 @@ def cka(
         seed=seed,
         scheduler=scheduler,
     )
+    _keep(workspace, name, Analysis(kind="cka", command=command, **_made((x, y), result)))
     _plot(result, path)
     return result
 
@@ -88,7 +96,8 @@ def isotropy(
     Raises:
         InputError: ``plot`` does not end in ``.svg``.
     """
-    path = _plot_path(workspace, f"isotropy-{tag}-{split}", plot)
+    name = f"isotropy-{tag}-{split}"
+    path = _plot_path(workspace, name, plot)
     x = workspace.split(tag, split).require_complete()
     result = isotropy_of_array(
         x.dask(),
@@ -98,13 +107,35 @@ def isotropy(
         name=x.name,
         layers=x.record.layers,
     )
+    command = f"bertvision isotropy {tag} --split {split}" + _sample(max_tokens, 100_000, seed)
+    _keep(workspace, name, Analysis(kind="isotropy", command=command, **_made((x,), result)))
     _plot(result, path)
     return result
 
 
+def _sample(max_tokens: int | None, default: int, seed: int) -> str:
+    """The options of a sample that are not the default."""
+    options = "" if max_tokens == default else f" --max-tokens {max_tokens or 0}"
+    return options + (f" --seed {seed}" if seed else "")
+
+
+def _made(splits: Sequence[ActivationSplit], result: CkaResult | IsotropyResult) -> dict[str, Any]:
+    """What was read, and what came out."""
+    weights = {str(x.tag): x.record.provenance.get("weights_sha256") for x in splits}
+    known = {tag: str(digest) for tag, digest in weights.items() if digest is not None}
+    return {"weights_sha256": known, "result": result.to_json()}
+
+
+def _keep(workspace: Workspace, name: str, analysis: Analysis) -> None:
+    """In the workspace, for its report; an older one of the same name is replaced."""
+    path = workspace.root / FOLDER / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_record(path, analysis)
+
+
 def _plot_path(workspace: Workspace, name: str, plot: Path | None) -> Path:
     """Where to draw; a name that could not be is refused before the tokens are read."""
-    path = plot or workspace.root / "analysis" / f"{name}.svg"
+    path = plot or workspace.root / FOLDER / f"{name}.svg"
     check_suffix(path)
     return path
 

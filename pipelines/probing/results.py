@@ -17,7 +17,7 @@ from bertvision.errors import ProvenanceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.records import leaving_out, read_record, write_record
+from bertvision.pipelines.records import digest_of, leaving_out, read_record, write_record
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 
@@ -100,6 +100,12 @@ class ProbeFile(_Record):
         """What is wrong with the data where their scores say little; else None."""
         checked = self.soundness or {}
         return doubts(checked) if is_doubtful(checked) else None
+
+    @property
+    def data(self) -> str:
+        """A digest of the data of all splits."""
+        digests = {k: v for k, v in self.made_from.items() if k.endswith(": data_sha256")}
+        return digest_of(digests)[:12]
 
     def find(self, layers: tuple[int, ...]) -> ProbeRecord | None:
         """The probe on an input, if it was trained."""

@@ -28,8 +28,9 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
         ``held_out``, ``weight_decay``, ``epochs`` (means over folds), ``examples`` (scored),
         ``classes``; ``difference``, ``difference_low``, ``difference_high`` against the twin;
         ``control``, ``selectivity``, ``memorised``, ``unseen``; ``bits``, ``compression``;
-        ``best``: whether it is the single layer with the highest accuracy on held-out examples; and
-        ``doubts``: what is wrong with the data, where their scores say little.
+        ``best``: whether it is the single layer with the highest accuracy on held-out examples;
+        ``doubts``: what is wrong with the data, where their scores say little; and ``data``, a
+        digest of the data.
         What was not measured is None.
     """
     files = list(files)
@@ -59,6 +60,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                 "classes": len(file.classes),
                 "best": record.layers == best,
                 "doubts": file.doubts,
+                "data": file.data,
             }
             other = twin.find(record.layers) if twin else None
             gain = None

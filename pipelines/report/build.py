@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.files import new_folder
-from bertvision.pipelines.report.analyses.probing import FILES, probing_section, probing_sentence
+from bertvision.pipelines.records import leaving_out
+from bertvision.pipelines.report.analyses import layers, probing, rankings
+from bertvision.pipelines.report.analyses.layers import layers_section
+from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
+from bertvision.pipelines.report.analyses.rankings import rankings_section
 from bertvision.pipelines.report.budget import costs, parameters
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
@@ -21,6 +25,7 @@ from bertvision.pipelines.report.listing import (
     ensembles,
     other_task,
     sources,
+    waiting_section,
 )
 from bertvision.pipelines.report.page import GENERATOR, render
 from bertvision.pipelines.report.pooling import pooling_section
@@ -32,7 +37,7 @@ from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
 
 PAGE, TABLES, FIGURES = "index.html", "tables", "figures"
-_PROBES_AT = 4
+_ANALYSES_AT = 4
 """Behind the weights of the layers, which ask a similar question."""
 _KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
 
@@ -102,19 +107,30 @@ def read_contents(workspace: Workspace) -> Contents:
     results = with_marks(read_rows(workspace, damaged=damaged))
     rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
     add_intervals(workspace, rows, damaged)
-    probes = probing_section(workspace, damaged)
-    if not results.runs and probes is None:
+    found = _sections(workspace, results, damaged) if results.runs else []
+    analyses = [
+        section
+        for make in (probing_section, rankings_section, layers_section)
+        if (section := make(workspace, damaged)) is not None
+    ]
+    if not results.runs and not analyses:
         if damaged:
             raise WorkspaceError(damaged[0])
         raise WorkspaceError(
             f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
             "snapshots; `bertvision status` says what can be run next"
         )
-    found = _sections(workspace, results, damaged) if results.runs else []
-    if probes is not None:
-        found.insert(len(found) and _PROBES_AT, probes)
+    at = _ANALYSES_AT if found else 0
+    found[at:at] = analyses
     about = facts(workspace, results, damaged)
-    headline = sentences(results) if results.runs else [probing_sentence(workspace, damaged)]
+    headline = sentences(results)
+    if not results.runs:
+        titles = ", ".join(section.title.lower() for section in analyses)
+        headline = [f"No head and no snapshot was scored yet; below: {titles}."]
+        if analyses[0].ident == "probing":
+            headline = [probing_sentence(workspace, damaged)]
+    with leaving_out(damaged):
+        found += waiting_section(workspace)
     if damaged:
         found.append(_damaged_section(damaged))
         count = counted(len(damaged), "damaged file") + (" is" if len(damaged) == 1 else " are")
@@ -229,5 +245,7 @@ def _damaged_section(damaged: Sequence[str]) -> Section:
 def _newest(workspace: Workspace, results: Results) -> str:
     """When the newest result was written, the only time that the report knows."""
     files = [workspace.root / run["file"] for run in results.runs]
-    seconds = max(path.stat().st_mtime for path in (*files, *workspace.root.glob(FILES)))
+    for pattern in (probing.FILES, rankings.FILES, layers.FILES):
+        files += workspace.root.glob(pattern)
+    seconds = max(path.stat().st_mtime for path in files)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,7 +1,8 @@
-"""Sections that are tables alone: ensembles, controls, all results, their origin."""
+"""Sections that are tables alone: ensembles, controls, all results, their origin, what waits."""
 
 from __future__ import annotations
 
+from bertvision.errors import StoreError
 from bertvision.pipelines.report.captions import basis
 from bertvision.pipelines.report.section import (
     BERT,
@@ -18,8 +19,17 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
 from bertvision.pipelines.tasks.scores import MEANINGS, kind_of_metrics
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.status import status
+from bertvision.pipelines.workspace.workspace import Workspace
 
 ARGMAX = ("argmax_exact", "argmax_f1")
+_WHY = {
+    "finetune": "BERT is not fine-tuned, or not scored, at every snapshot",
+    "extract": "hidden states are not stored, or not whole",
+    "train": "stored, and no head is trained on it; or its training was interrupted",
+    "evaluate": "trained, and not scored on its own snapshot",
+}
+"""By command, why `status` names it."""
 
 
 def ensembles(results: Results) -> Section:
@@ -188,6 +198,34 @@ def sources(results: Results) -> Section:
     )
     lead = "Where each score stands, and the command that makes it again, run in the workspace."
     return Section("sources", "Where the numbers come from", lead, tables=[table])
+
+
+def waiting_section(workspace: Workspace) -> list[Section]:
+    """The commands that are next; nothing where none waits or the store cannot be read.
+
+    Raises:
+        WorkspaceError: a record of the workspace is damaged.
+    """
+    try:
+        commands = status(workspace)["next"]
+    except (StoreError, OSError):
+        return []  # which the facts about the store say
+    rows = [
+        {"why": _WHY[command.split()[1]], "next": command}
+        for command in commands
+        if command.split()[1] in _WHY
+    ]
+    if not rows:
+        return []
+    table = Table(
+        "waiting",
+        "What is begun or stored and not yet in the tables above",
+        [Column("why", "what waits", "text"), Column("next", "command", "code")],
+        rows,
+        "the workspace",
+        "bertvision status",
+    )
+    return [Section("waiting", "What waits", tables=[table])]
 
 
 def _metrics_lead(results: Results) -> str:

@@ -105,7 +105,7 @@ def _is_reported(workspace: Workspace) -> bool:
     page = workspace.root / "report" / "index.html"
     if not page.is_file():
         return False
-    rooms = ("bert", "heads", "ensembles", "probes", "ranking")
+    rooms = ("bert", "heads", "ensembles", "probes", "ranking", "analysis")
     results = (path for room in rooms for path in (workspace.root / room).rglob("*.json"))
     return all(path.stat().st_mtime <= page.stat().st_mtime for path in results)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.probing.results import FOLDER
 from bertvision.pipelines.probing.summary import DOUBTFUL, Row
+from bertvision.pipelines.report.analyses.probe_grid import grid_tables
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
@@ -23,7 +24,13 @@ def probe_tables(rows: Sequence[Row]) -> list[Table]:
         rows: see `probe_rows`.
     """
     rows = [{**r, "mark": DOUBTFUL if r["doubts"] else ""} for r in rows]
-    return [_best(rows), *_joined(rows), *_controls(rows)]
+    ordered = _in_order(rows)
+    return [
+        _best(ordered),
+        *grid_tables(ordered, SOURCE, COMMAND),
+        *_joined(ordered),
+        *_controls(ordered),
+    ]
 
 
 def _marks(rows: Sequence[Row]) -> list[Column]:
@@ -41,7 +48,7 @@ def _best(rows: Sequence[Row]) -> Table:
     """A row for each data set, snapshot and kind of probe, with the best layer of each pooling."""
     poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in rows)]
     lines: dict[tuple[str, str, str], Row] = {}
-    for r in _in_order(rows):
+    for r in rows:
         line = lines.setdefault(
             (r["dataset"], r["settings"], r["tag"]),
             {key: r[key] for key in _KEYS},
@@ -70,7 +77,7 @@ def _best(rows: Sequence[Row]) -> Table:
     )
 
 
-_KEYS = ("dataset", "tag", "mark", "probe", "majority", "examples", "settings", "doubts")
+_KEYS = ("dataset", "tag", "mark", "probe", "majority", "examples", "settings", "doubts", "data")
 _DETAILS = (
     "layers",
     "accuracy",
@@ -88,7 +95,7 @@ def _joined(rows: Sequence[Row]) -> list[Table]:
     best = {_key(r): r["accuracy"] for r in rows if r["best"]}
     lines = [
         {**r, "single": best.get(_key(r)), "more": r["accuracy"] - best.get(_key(r), r["accuracy"])}
-        for r in _in_order(rows)
+        for r in rows
         if "+" in r["layers"]
     ]
     if not lines:
@@ -111,9 +118,7 @@ def _joined(rows: Sequence[Row]) -> list[Table]:
 def _controls(rows: Sequence[Row]) -> list[Table]:
     """Selectivity and description length of the best layers, where they were measured."""
     lines = [
-        r
-        for r in _in_order(rows)
-        if r["best"] and (r["selectivity"] is not None or r["bits"] is not None)
+        r for r in rows if r["best"] and (r["selectivity"] is not None or r["bits"] is not None)
     ]
     if not lines:
         return []

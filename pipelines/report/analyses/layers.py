@@ -1,0 +1,152 @@
+"""Section about layers as such: how alike those of two snapshots are (CKA), and how isotropic."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertvision.errors import StoreNotFoundError, WorkspaceError
+from bertvision.pipelines.analysis.records import FOLDER, Analysis, read_analyses
+from bertvision.pipelines.drawing.layers import layer_maps
+from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+FILES = f"{FOLDER}/*.json"
+"""Where they are, in a workspace."""
+_MAPS = 6
+"""Heat maps that are drawn; the table has all pairs."""
+
+
+def layers_section(workspace: Workspace, damaged: list[str]) -> Section | None:
+    """Every CKA and isotropy that was measured in the workspace; None where none was.
+
+    Args:
+        workspace: that they are of.
+        damaged: gets a message for each file that is damaged and left out.
+    """
+    found = {
+        path.relative_to(workspace.root).as_posix(): analysis
+        for path, analysis in read_analyses(workspace.root, damaged).items()
+        if not _is_of_others(workspace, path, analysis)
+    }
+    if not found:
+        return None
+    alike = {file: a for file, a in found.items() if a.kind == "cka"}
+    spread = {file: a for file, a in found.items() if a.kind == "isotropy"}
+    lead = (
+        "Linear CKA says how alike the hidden states of two layers are, whatever turns or scales "
+        "them: 1 are the same. Few channels of large variance may decide it; the files have it "
+        "without these too. Isotropy: a mean cosine near 0 is that of tokens in all directions; of "
+        "the variance the first principal components explain little there."
+    )
+    figures = [_map(file, a) for file, a in list(alike.items())[:_MAPS]]
+    tables = [*([_cka(alike)] if alike else []), *([_isotropy(spread)] if spread else [])]
+    return Section("layers", "Layers beside layers", lead, figures=figures, tables=tables)
+
+
+def _is_of_others(workspace: Workspace, path: Path, analysis: Analysis) -> bool:
+    """Whether it is of other weights than those that stand there now; then it is logged."""
+    for tag, digest in analysis.weights_sha256.items():
+        folder = workspace.snapshot_dir(tag)
+        with suppress(WorkspaceError, StoreNotFoundError):
+            if read_snapshot_info(folder).weights_sha256 != digest:
+                again = analysis.command
+                log.warning("%s is of other weights than %s has: `%s`", path, folder, again)
+                return True
+    return False
+
+
+def _title(of: dict[str, Any]) -> str:
+    kind = "" if of["unbiased"] else ", biased"
+    return f"{of['x']} × {of['y']}{kind}, {of['n_tokens']:,} of {of['n_available']:,} tokens"
+
+
+def _map(file: str, analysis: Analysis) -> Figure:
+    of: dict[str, Any] = dict(analysis.result)
+    values = np.array(of["cka"], np.float64)  # null is NaN
+    rows, columns = (of["x"], of["layers_x"]), (of["y"], of["layers_y"])
+
+    return make_figure(
+        Path(file).stem.replace(".", "-"),
+        f"CKA of layers, {of['x']} × {of['y']}",
+        f"Linear CKA of layers, {_title(of)}; the deeper the colour, the more alike.",
+        file,
+        analysis.command,
+        lambda _: layer_maps("CKA", {"all channels": values}, rows, columns),
+    )
+
+
+def _cka(found: dict[str, Analysis]) -> Table:
+    lines: list[dict[str, Any]] = []
+    layers: set[int] = set()
+    for file, analysis in found.items():
+        of: dict[str, Any] = dict(analysis.result)
+        layers |= set(of["layers_y"])
+        for i, layer in enumerate(of["layers_x"]):
+            line = {"pair": _title(of), "layer": str(layer), "file": file}
+            line |= {"command": analysis.command, "x": of["x"], "y": of["y"], "seed": of["seed"]}
+            for j, other in enumerate(of["layers_y"]):
+                line[f"layer_{other}"] = of["cka"][i][j]
+                line[f"layer_{other}_dropped"] = of["cka_dropped"][i][j]
+            lines.append(line)
+    return Table(
+        "cka",
+        "Linear CKA: layers of the first snapshot (rows) and of the second (columns)",
+        [
+            Column("layer", "layer", "text"),
+            *(Column(f"layer_{i}", str(i), digits=2) for i in sorted(layers)),
+        ],
+        lines,
+        f"{FOLDER}/cka-<first>-<second>-<split>.json",
+        "bertvision cka FIRST SECOND",
+        group="pair",
+        more=["x", "y", "seed", *(f"layer_{i}_dropped" for i in sorted(layers))],
+        trace=True,
+    )
+
+
+def _isotropy(found: dict[str, Analysis]) -> Table:
+    lines: list[dict[str, Any]] = []
+    components: dict[int, None] = {}
+    for file, analysis in found.items():
+        of: dict[str, Any] = dict(analysis.result)
+        components |= dict.fromkeys(of["components"])
+        for i, layer in enumerate(of["layers"]):
+            lines.append(
+                {
+                    "of": f"{of['name']}, {of['n_tokens']:,} of {of['n_available']:,} tokens",
+                    "layer": str(layer),
+                    **{key: of[key][i] for key in ("mean_cosine", "top_cosine", "mean_norm")},
+                    **{f"ev_{k}": of["explained_variance"][i][j] for j, k in enumerate(components)},
+                    "outliers": len(of["outlier_channels"][i]),
+                    "seed": of["seed"],
+                    **{"file": file, "command": analysis.command},
+                }
+            )
+    return Table(
+        "isotropy",
+        "Isotropy by layer: mean cosine of two tokens, the part of one channel in it, variance "
+        "that the first principal components explain",
+        [
+            Column("layer", "layer", "text"),
+            Column("mean_cosine", "mean cosine", digits=3),
+            Column("top_cosine", "largest part", digits=3),
+            *(Column(f"ev_{k}", f"variance in {k}", digits=3) for k in components),
+            Column("mean_norm", "mean norm", digits=2),
+            Column("outliers", "outlier channels", "count"),
+        ],
+        lines,
+        f"{FOLDER}/isotropy-<snapshot>-<split>.json",
+        "bertvision isotropy TAG",
+        group="of",
+        more=["seed"],
+        trace=True,
+    )

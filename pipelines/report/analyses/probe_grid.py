@@ -1,0 +1,201 @@
+"""Tables of probes as papers have them: layer × data set, and means by what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.probing.summary import Row
+from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.tasks.registry import POOLINGS
+from bertvision.pipelines.text import signed
+
+CATEGORIES = {
+    "surface": ("sentence_length", "word_content"),
+    "syntactic": ("tree_depth", "top_constituents", "bigram_shift"),
+    "semantic": (
+        *("past_present", "subj_number", "obj_number"),
+        *("odd_man_out", "coordination_inversion"),
+    ),
+}
+"""What the probing tasks of Conneau et al. 2018 ask for, in their order."""
+_ALL = "all"
+_WITH_GAINS = 13
+"""Layers side by side with their gains; of more there is room for the accuracy alone."""
+
+
+def grid_tables(rows: Sequence[Row], source: str, command: str) -> list[Table]:
+    """Layers side by side for each data set, and means over data sets of the same category.
+
+    Args:
+        rows: see `probe_rows`, in order, with ``mark``.
+        source: the files they stand in.
+        command: that makes them.
+    """
+    single = [row for row in rows if "+" not in row["layers"]]
+    return [_layers(single, source, command), *_means(single, source, command)]
+
+
+def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
+    """A row for each data set and each category's mean, by snapshot, pooling and settings."""
+    layers = sorted({int(row["layers"]) for row in rows})
+    lines: list[Row] = []
+    for (tag, pooling, settings), found in _by(rows, "tag", "pooling", "settings").items():
+        group = f"{tag}, {pooling}-pooled{_which(rows, settings)}"
+        place: Row = {"group": group, "tag": tag, "pooling": pooling, "settings": settings}
+        of = _by(found, "dataset")
+        for (name,), own in of.items():
+            line = place | {key: own[0][key] for key in ("mark", "data", "doubts")}
+            line["best"] = next((row["layers"] for row in own if row["best"]), None)
+            lines.append(line | {"name": name} | _cells([own], layers))
+        for category, names in _categories(name for (name,) in of).items():
+            sound = [own for (name,), own in of.items() if name in names and not own[0]["doubts"]]
+            if len(sound) > 1:
+                name = f"mean of {category} ({len(sound)})"
+                lines.append(place | {"name": name, "data": _data(sound)} | _cells(sound, layers))
+    return Table(
+        "probe_layers",
+        "Probes: accuracy by layer (0: embeddings)"
+        + (", in brackets its difference from untrained" * (len(layers) <= _WITH_GAINS)),
+        [
+            Column("name", "data set", "text"),
+            *([Column("mark", "note", "text")] if any(row["mark"] for row in rows) else []),
+            Column("best", "best layer", "text"),
+            *(Column(f"layer_{i}", str(i), "text") for i in layers),
+        ],
+        lines,
+        source,
+        command,
+        group="group",
+        more=[
+            *("tag", "pooling", "settings"),
+            *(f"layer_{i}_{key}" for i in layers for key in ("accuracy", "difference")),
+        ],
+    )
+
+
+def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
+    """A cell for each layer: the mean over data sets that all have it."""
+    cells: Row = {}
+    for layer in layers:
+        there = [row for own in found for row in own if row["layers"] == str(layer)]
+        if len(there) == len(found):
+            shown = len(layers) <= _WITH_GAINS
+            cells |= _mean(there, f"layer_{layer}", with_gain=shown)
+    return cells
+
+
+def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
+    """A row for each snapshot and category: of each pooling all layers, and the best one."""
+    lines: list[Row] = []
+    left_out: set[str] = set()
+    for (settings,), same in _by(rows, "settings").items():
+        sound = [row for row in same if not row["doubts"]]
+        sets = [{row["dataset"] for row in own} for own in _by(sound, "tag", "pooling").values()]
+        shared = set.intersection(*sets) if sets else set()
+        left_out |= {row["dataset"] for row in sound} - shared
+        kept = [row for row in sound if row["dataset"] in shared]
+        for (tag,), own in _by(kept, "tag").items():
+            for category, names in _categories(row["dataset"] for row in own).items():
+                of = [row for row in own if row["dataset"] in names]
+                lines.append(
+                    {
+                        "group": f"{tag}{_which(rows, settings)}",
+                        "name": category,
+                        "sets": len(datasets := _by(of, "dataset")),
+                        "datasets": [name for (name,) in datasets],
+                        "data": _data(datasets.values()),
+                        **{"tag": tag, "settings": settings},
+                        **_by_pooling(of),
+                    }
+                )
+    if not lines:
+        return []
+    poolings = [p for p in POOLINGS if any(row["pooling"] == p for row in rows)]
+    cells = [f"{p}_{over}" for p in poolings for over in ("layers", "best")]
+    told = "; ".join(f"{name}: {', '.join(names)}" for name, names in CATEGORIES.items())
+    remarks = [f"Categories are those of Conneau et al. 2018: {told}."]
+    if left_out:
+        without = ", ".join(sorted(left_out))
+        remarks.append(f"Without {without}: not probed at every snapshot with every pooling.")
+    return [
+        Table(
+            "probe_means",
+            "Probes: mean accuracy over data sets, of all layers and of the layer that is best on "
+            "held-out examples, in brackets the difference from untrained",
+            [
+                Column("name", "category", "text"),
+                Column("sets", "data sets", "count"),
+                *(Column(cell, cell.replace("_", ", "), "text") for cell in cells),
+            ],
+            lines,
+            source,
+            command,
+            group="group",
+            more=[
+                *("tag", "settings", "datasets"),
+                *(f"{cell}_{key}" for cell in cells for key in ("accuracy", "difference")),
+            ],
+            remarks=remarks,
+        )
+    ]
+
+
+def _by_pooling(rows: Sequence[Row]) -> Row:
+    """The mean over the layers of each data set, then over data sets; and that of best layers."""
+    cells: Row = {}
+    for (pooling,), own in _by(rows, "pooling").items():
+        cells |= _mean(own, f"{pooling}_layers")
+        cells |= _mean([row for row in own if row["best"]], f"{pooling}_best")
+    return cells
+
+
+def _mean(rows: Sequence[Row], key: str, *, with_gain: bool = True) -> Row:
+    """The mean accuracy of rows, each data set with the same weight, and of differences if all."""
+    sets = list(_by(rows, "dataset").values())
+
+    def mean(field: str) -> float:
+        return fmean(fmean(row[field] for row in own) for own in sets)
+
+    accuracy = mean("accuracy")
+    gain = None if any(row["difference"] is None for row in rows) else mean("difference")
+    text = f"{accuracy:.1f}" + (f" ({signed(gain)})" if with_gain and gain is not None else "")
+    return {key: text, f"{key}_accuracy": accuracy, f"{key}_difference": gain}
+
+
+def _categories(names: Iterable[str]) -> dict[str, list[str]]:
+    """The names in each category that has some; all of them last, where that is more."""
+    names = list(dict.fromkeys(names))
+    found = {c: [name for name in names if name in of] for c, of in CATEGORIES.items()}
+    found = {category: of for category, of in found.items() if of}
+    return found if list(found.values()) == [names] else found | {_ALL: names}
+
+
+def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    order = sorted(found, key=_place) if keys[0] in ("tag", "pooling") else list(found)
+    return {key: found[key] for key in order}
+
+
+def _place(key: tuple[str, ...]) -> tuple[object, ...]:
+    """Snapshots in their order, poolings in theirs."""
+    return tuple(
+        POOLINGS.index(part) if part in POOLINGS else SnapshotTag(part).fraction if i == 0 else part
+        for i, part in enumerate(key)
+    )
+
+
+def _which(rows: Sequence[Row], settings: str) -> str:
+    """What tells settings from others, where there are several."""
+    kinds: Mapping[str, str] = {row["settings"]: row["probe"] for row in rows}
+    return f", {kinds[settings]} ({settings[:6]})" if len(kinds) > 1 else ""
+
+
+def _data(found: Iterable[Sequence[Row]]) -> str:
+    """A digest of the data that a mean is of."""
+    return digest_of([[own[0]["dataset"], own[0]["data"]] for own in found])[:12]

@@ -1,0 +1,130 @@
+"""Rankings, CKA, isotropy and what waits are in the report, where the workspace holds them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from byhand import change
+from reports import read_table
+from test_rank import write_people
+
+from bertvision import rank
+from bertvision.pipelines.analysis.run import cka, isotropy
+from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.report.side_by_side import read_tables
+from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
+
+
+@pytest.fixture
+def space(workspace: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
+    """A workspace with activations, without heads and analyses."""
+    ignored = shutil.ignore_patterns("heads", "report", "analysis", "probes")
+    return Workspace.find(shutil.copytree(workspace.root, tmp_path / "space", ignore=ignored))
+
+
+def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Path) -> None:
+    assert {"cka", "isotropy"}.isdisjoint(read_tables(space))
+    alike = cka(space, "0.5e", "1e", max_tokens=100, plot=tmp_path / "elsewhere.svg")
+    spread = isotropy(space, "1e", max_tokens=100, seed=3)
+    kept = json.loads((space.root / "analysis" / "cka-0.5e-1e-dev.json").read_text())
+    assert kept["result"] == alike.to_json()
+    assert kept["command"] == "bertvision cka 0.5e 1e --split dev --max-tokens 100"
+    assert set(kept["weights_sha256"]) == {"0.5e", "1e"}
+    report = write_report(space)
+    assert "cka-0-5e-1e-dev" in report.figures
+    rows = read_table(report.page, "cka")
+    found = np.array([[float(row[f"layer_{j}"]) for j in range(3)] for row in rows])
+    np.testing.assert_array_equal(found, alike.cka)
+    rows = read_table(report.page, "isotropy")
+    assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.tolist()
+    assert [float(row["ev_3"]) for row in rows] == spread.explained_variance[:, 1].tolist()
+    assert rows[0]["command"] == "bertvision isotropy 1e --split dev --max-tokens 100 --seed 3"
+
+
+def test_analyses_of_other_weights_are_left_out_and_damaged_ones_named(
+    space: OpenWorkspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    isotropy(space, "0.5e", max_tokens=100)
+    isotropy(space, "1e", max_tokens=100)
+    folder = space.root / "analysis"
+    change(folder / "isotropy-1e-dev.json", weights_sha256={"1e": "0" * 64})
+    report = write_report(space)
+    assert {row["of"][:4] for row in read_table(report.page, "isotropy")} == {"0.5e"}
+    assert any("isotropy-1e-dev.json is of other weights" in line for line in caplog.messages)
+    (folder / "isotropy-0.5e-dev.json").write_text("{")
+    report = write_report(space)
+    assert len(report.damaged) == 1
+    assert "isotropy-0.5e-dev.json is damaged" in report.damaged[0]
+    assert "isotropy" not in report.tables
+
+
+@pytest.fixture(scope="module")
+def ranked(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
+    """A workspace of rankings alone."""
+    folder = tmp_path_factory.mktemp("ranked")
+    rank(
+        "wikiqa",
+        data=write_people(folder / "data"),
+        scorers="cosine,logistic",
+        layers="0,1",
+        seeds=2,
+        epochs=2,
+        model=tiny_bert,
+        workspace=folder / "space",
+    )
+    return Workspace.find(folder / "space")
+
+
+def test_rankings_are_those_of_the_command(ranked: OpenWorkspace) -> None:
+    expected = rank(
+        "wikiqa",
+        scorers="cosine,logistic",
+        layers="0,1",
+        seeds=2,
+        epochs=2,
+        resamples=2000,
+        workspace=ranked.root,
+    ).rows
+    report = write_report(ranked)
+    assert "rankings" in report.tables
+    assert "below: answer ranking" in report.page.read_text(encoding="utf-8")
+    rows = read_tables(ranked)["rankings"].rows
+    assert [row["system"] for row in rows[:2]] == ["bm25", "random order"]
+
+    def key(row: object) -> tuple[object, ...]:
+        return tuple(row.get(k) for k in ("system", "checkpoint", "pooling", "layers"))  # type: ignore[attr-defined]
+
+    told = {key(row): row for row in rows}
+    assert set(told) == {key(row) for row in expected}
+    for row in expected:
+        mine = told[key(row)]
+        for field in ("map", "map_low", "map_high", "mrr", "p1", "difference", "seeds"):
+            assert mine.get(field) == row.get(field), field
+        assert (mine.get("mark") == "best") == bool(row.get("best"))
+    assert told["logistic", "0e", "mean", "1"]["map_sd"] is not None
+
+
+def test_a_damaged_ranking_is_left_out(ranked: OpenWorkspace, tmp_path: Path) -> None:
+    copy = Workspace.find(shutil.copytree(ranked.root, tmp_path / "copy"))
+    path = copy.root / "ranking" / "wikiqa" / "0e" / "mean" / "1" / "cosine" / "result.json"
+    path.write_text("{")
+    report = write_report(copy)
+    assert len(report.damaged) == 1
+    assert str(path) in report.damaged[0]
+    assert len(read_table(report.page, "rankings")) == len(read_tables(ranked)["rankings"].rows) - 1
+
+
+def test_what_waits_is_told_with_its_command(space: OpenWorkspace) -> None:
+    rows = read_tables(space)["waiting"].rows
+    assert {row["next"] for row in rows} >= {
+        f"bertvision train adapter-386-shared --checkpoint {tag}" for tag in ("0.5e", "1e")
+    }
+    assert all(row["why"].startswith("stored, and no head") for row in rows)
