@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator
 from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
@@ -150,7 +150,7 @@ def write(
     accumulator = ChannelStatsAccumulator()
     drawn = hidden_states(plan.n_shards * plan.shard_tokens)
     accumulator.add(drawn[:2048])
-    with open_writer(folder, spec, contents, accumulator.result) as writer:
+    with open_writer(folder, spec, contents, lambda: Calibration(accumulator.result())) as writer:
         for shard in writer.pending():
             first = shard * plan.shard_tokens
             values = drawn[first : first + plan.tokens_of(shard)].float()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator
 from bertvision.featurestore.format.encoding import ChannelStats, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
@@ -177,7 +177,7 @@ class Synthetic:
             hidden_size=self.hidden,
             provenance={"model": "synthetic", "seed": self.seed, "max_length": MAX_LENGTH},
         )
-        with open_writer(folder, spec, contents, lambda: self.stats) as writer:
+        with open_writer(folder, spec, contents, lambda: Calibration(self.stats)) as writer:
             pending = writer.pending()
             if pending:
                 # a token's codes depend on that token alone: the pool is encoded once, not each run

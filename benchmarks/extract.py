@@ -29,7 +29,7 @@ from harness import arguments, interleave, ratios, report
 from transformers import PreTrainedModel
 
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, calibrate
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.precision import Precision, device, resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
@@ -52,13 +52,13 @@ def main() -> None:
     states = range(plain.config.num_hidden_layers + 1)
     encoder = Encoder(copy.deepcopy(plain), {"all": states}, precision)
     spec, contents = split_of(windows, plain)
-    (stats,) = channel_stats(encoder, windows)
+    (calibration,) = calibrate(encoder, windows, spec.encoding)
     folder = options.folder / "extract"
     computing: list[float] = []
 
     def extraction() -> float:
         shutil.rmtree(folder, ignore_errors=True)
-        with open_writer(folder, spec, contents, lambda: stats) as writer:
+        with open_writer(folder, spec, contents, lambda: calibration) as writer:
             work = ShardWork({"all": writer}, windows, encoder, "error")
             pending = {shard: ("all",) for shard in writer.pending()}
             started = time.perf_counter()

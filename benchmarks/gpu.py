@@ -36,12 +36,12 @@ from harness import arguments, drop_cache, interleave, report, warm_cache
 from pinned import PinnedBuffers
 
 from bertvision.featurestore.batch import ActivationBatch
-from bertvision.featurestore.format.encoding import encode
+from bertvision.featurestore.format.encoding import ChannelStats, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, calibrate
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.precision import Precision, resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
@@ -160,7 +160,7 @@ class Bench:
         )
         states = range(model.config.num_hidden_layers + 1)
         self._encoder = Encoder(model, {"all": states}, self.precision)
-        (self._stats,) = channel_stats(self._encoder, self._windows)
+        (self._calibration,) = calibrate(self._encoder, self._windows, ENCODING)
         self._extract(self._folder)
         self.split = ActivationSplit(self._folder, self._spec.tag, self._spec.split)
         self._loader = ActivationLoader(self.split, batch_size=BATCH)
@@ -185,7 +185,7 @@ class Bench:
         """Encoding alone, of one batch over and over."""
         rows = next(self._batches())
         (states,) = self._encoder(self._windows, rows)
-        stats = type(self._stats)(*(x.to(self.device) for x in self._stats))
+        stats = ChannelStats(*(x.to(self.device) for x in self._calibration.stats))
         encoding, times = get_encoding(ENCODING), 4
 
         def run() -> None:
@@ -201,7 +201,7 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         count = len(plan.examples_of(0))
         held = self.split.read(range(count))
-        with open_writer(folder, self._spec, self._contents, lambda: self._stats) as writer:
+        with open_writer(folder, self._spec, self._contents, lambda: self._calibration) as writer:
             started = time.perf_counter()
             writer.write_shard(0, held.codes, held.scale)
             seconds = time.perf_counter() - started
@@ -217,7 +217,7 @@ class Bench:
         return len(self._windows) / seconds
 
     def _extract(self, folder: Path) -> float:
-        with open_writer(folder, self._spec, self._contents, lambda: self._stats) as writer:
+        with open_writer(folder, self._spec, self._contents, lambda: self._calibration) as writer:
             work = ShardWork({"all": writer}, self._windows, self._encoder, "error")
             pending = {shard: ("all",) for shard in writer.pending()}
             return self._timed(lambda: deque(work.write(pending), maxlen=0))

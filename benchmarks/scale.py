@@ -32,6 +32,7 @@ from data import HIDDEN, LAYERS, lengths, write_split
 from harness import arguments, interleave, ratios, report, warm_cache
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
+from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardFile, ShardRecord
@@ -191,7 +192,7 @@ def _synthesise(folder: Path, count: int) -> None:
     )
     spec = SplitSpec(TAG, SPLIT, "int8", tuple(range(LAYERS)), HIDDEN, {"model": "synthetic"})
     stats = ChannelStats(torch.zeros(LAYERS, HIDDEN), torch.ones(LAYERS, HIDDEN))
-    with open_writer(folder, spec, contents, lambda: stats):
+    with open_writer(folder, spec, contents, lambda: Calibration(stats)):
         pass
     file = ShardFile(bytes=1, xxh3_128="0" * 32)
     for shard in range(plan.n_shards):

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
+from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator
 from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, calibrate
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.text import format_table
@@ -103,7 +103,7 @@ def real(workspace: Workspace, tag: str, shards: int) -> Sample:
     # copied: the encoder uses its memory again
     h = torch.cat([encoder(windows, rows[b])[0].clone() for b in encoder.batches(n_tokens)])
     name = f"real, {h.shape[1]} × {h.shape[2]}"
-    return Sample(name, h, n_tokens, *channel_stats(encoder, windows))
+    return Sample(name, h, n_tokens, calibrate(encoder, windows, "int8")[0].stats)
 
 
 def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) -> float:
@@ -129,7 +129,7 @@ def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) 
         provenance={},
         compression=compression,
     )
-    with open_writer(folder, spec, contents, lambda: sample.stats) as writer:
+    with open_writer(folder, spec, contents, lambda: Calibration(sample.stats)) as writer:
         examples = h.split(sample.n_tokens.tolist())
         for shard in writer.pending():
             members = plan.examples_of(shard)

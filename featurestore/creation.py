@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.contents import split_names, split_records
-from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import (
     FOLDER,
     examples_digest,
@@ -80,7 +80,7 @@ def create_split(
     ledger: Ledger,
     spec: SplitSpec,
     contents: SplitContents,
-    calibrate: Callable[[], ChannelStats],
+    calibrate: Callable[[], Calibration],
 ) -> None:
     """Write all arrays but the activations, then commit the split's record.
 
@@ -104,7 +104,7 @@ def create_split(
         )
     check_record_size(contents.plan, len(spec.layers))
     digest = examples_digest(contents.examples, FORMAT)
-    stats = calibrate() if encoding.quantised else None
+    calibration = calibrate() if encoding.quantised else None
     group = f"{ROOT}/{ledger.name}"
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
         storage.sweep(FOLDER)
@@ -115,7 +115,7 @@ def create_split(
         try:
             record = SplitRecord(
                 **_described(spec, contents),
-                arrays=_write_arrays(storage, group, _metadata_arrays(contents, stats)),
+                arrays=_write_arrays(storage, group, _metadata_arrays(contents, calibration)),
                 examples_sha256=digest,
             )
         except (ValidationError, InputError) as error:
@@ -150,7 +150,7 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
 
 
 def mend_split(
-    ledger: Ledger, contents: SplitContents, calibrate: Callable[[], ChannelStats]
+    ledger: Ledger, contents: SplitContents, calibrate: Callable[[], Calibration]
 ) -> None:
     """Write everything but the shards again, where it comes out as it was recorded.
 
@@ -160,13 +160,13 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    stats = None
+    reader, found = SplitReader(ledger.storage, ledger.tag, ledger.split), None
     if get_encoding(record.encoding).quantised:
         try:
-            stats = SplitReader(ledger.storage, ledger.tag, ledger.split).stats
+            found = reader.stats and Calibration(reader.stats, reader.encoding_error)
         except CorruptStoreError:
-            stats = calibrate()
-    values = _metadata_arrays(contents, stats)
+            found = calibrate().as_stored(reader.error_names)
+    values = _metadata_arrays(contents, found)
     for name, (make, dims) in values.items():
         if arrays.array_record(make(), dims) != record.arrays.get(name):
             raise ProvenanceError(
@@ -258,7 +258,7 @@ def _write_metadata(storage: Storage, record: SplitRecord) -> None:
         storage.write(f"{arrays.group_key(record)}/{key}", content)
 
 
-def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Values:
+def _metadata_arrays(contents: SplitContents, calibration: Calibration | None) -> _Values:
     plan = contents.plan
     found: _Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     for name, values in contents.per_example.items():
@@ -266,9 +266,9 @@ def _metadata_arrays(contents: SplitContents, stats: ChannelStats | None) -> _Va
         found[name] = (partial(values.__getitem__, plan.example_id), dims)
     for name, values in contents.per_token.items():
         found[name] = (partial(plan.place, values, 0), ("token", *_more_dims(name, values)))
-    if stats is not None:
-        found["channel_mean"] = (stats.mean.numpy, ("layer", "hidden"))
-        found["channel_std"] = (stats.std.numpy, ("layer", "hidden"))
+    if calibration is not None:
+        for name, values in calibration.arrays().items():
+            found[name] = (values.copy, ("layer", "hidden")[: values.ndim])
     return found
 
 

@@ -23,6 +23,7 @@ from bertvision.errors import (
     counted,
 )
 from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.calibration import ERROR
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import read_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
@@ -86,6 +87,34 @@ class SplitReader(StoredSplit):
             return None
         mean, std = (self.array(f"channel_{name}") for name in ("mean", "std"))
         return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
+
+    @property
+    def error_names(self) -> list[str]:
+        """Kinds of token whose error is stored."""
+        of_layers = (n for n, array in self.record.arrays.items() if array.dims == ("layer",))
+        return sorted(name.removeprefix(ERROR) for name in of_layers if name.startswith(ERROR))
+
+    @cached_property
+    def encoding_error(self) -> dict[str, npt.NDArray[np.float32]]:
+        """What the encoding loses, by kind of token, (layers,) each (see `calibration`).
+
+        Measured on the calibration sample; empty of float encodings and where an earlier version
+        wrote the split.
+        """
+        return {kind: self.array(f"{ERROR}{kind}") for kind in self.error_names}
+
+    def info(self) -> dict[str, Any]:
+        """As `StoredSplit.info`, and what the encoding loses, by kind of token."""
+        return super().info() | {
+            "encoding_error": {
+                kind: {
+                    "largest": float(of.max()),
+                    "in_layer": self.record.layers[int(of.argmax())],
+                    "by_layer": [float(f"{error:.4g}") for error in of],
+                }
+                for kind, of in self.encoding_error.items()
+            }
+        }
 
     def stats_of(self, positions: Sequence[int]) -> ChannelStats | None:
         """Channel statistics at these positions of the stored layer axis."""

@@ -23,6 +23,7 @@ from bertvision.featurestore.creation import (
     write_shared,
 )
 from bertvision.featurestore.delegation import Grant, ShardAttempt, withdraw
+from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.ledger import Ledger
@@ -198,7 +199,7 @@ def open_writer(
     store: str | Path | Storage,
     spec: SplitSpec,
     contents: SplitContents,
-    calibrate: Callable[[], ChannelStats],
+    calibrate: Callable[[], Calibration],
     *,
     mend: Collection[int] | None = None,
 ) -> Iterator[SplitWriter]:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.format.encoding import ChannelStats, encode
+from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator
+from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
@@ -56,10 +56,10 @@ class Made:
             provenance={"model": "tiny", "weights_sha256": "ab", "max_length": max(lengths)},
         )
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> Calibration:
         accumulator = ChannelStatsAccumulator()
         accumulator.add(torch.cat(self.hidden_states))
-        return accumulator.result()
+        return Calibration(accumulator.result())
 
     def of_stored(self, i: int) -> torch.Tensor:
         """The true hidden states (seq, layers, hidden) of the i-th stored example."""

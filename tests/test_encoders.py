@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, calibrate
 from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,
@@ -443,7 +443,7 @@ def test_statistics_of_poolings_are_of_their_own_vectors(folders: Any) -> None:
     encoder = Encoder(load_model(folder), {"mean": ALL, "max": [1]}, "32")
     mean, largest = encoder(windows, np.arange(len(windows)))
     mean, largest = mean.clone(), largest.clone()
-    stats = channel_stats(encoder, windows)
+    stats = [found.stats for found in calibrate(encoder, windows, "int8")]
     assert [s.mean.shape for s in stats] == [(LAYERS + 1, HIDDEN), (1, HIDDEN)]
     torch.testing.assert_close(stats[0].mean, mean.mean(dim=0))
     torch.testing.assert_close(stats[1].mean, largest.mean(dim=0))

@@ -21,7 +21,7 @@ from bertvision.featurestore.format.encoding import decode, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.encoders.encoder import Encoder, channel_stats
+from bertvision.pipelines.encoders.encoder import Encoder, calibrate
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
 from bertvision.pipelines.encoders.packed_attention import Packing, packed_attention
 from bertvision.pipelines.extraction import split_extraction
@@ -260,7 +260,8 @@ def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() ->
     ]
     windows = question_windows(questions, tokenizer)
     encoder = Encoder(load_model(model_folder), {"all": range(7)}, "32")
-    (stats,) = channel_stats(encoder, windows)
+    (calibration,) = calibrate(encoder, windows, "int8", special=tokenizer.all_special_ids)
+    stats = calibration.stats
     (hidden_states,) = encoder(windows, np.arange(len(windows)))
     restored = decode(*encode(hidden_states, get_encoding("int8"), stats)[:2], stats)
     error = (restored - hidden_states).norm(dim=(0, 2)) / hidden_states.norm(dim=(0, 2))

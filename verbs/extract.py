@@ -19,7 +19,7 @@ from bertvision.verbs.rows import Rows
 from bertvision.verbs.tables import Values
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.extraction.split_extraction import Extracted
+    from bertvision.pipelines.extraction.job import Extracted
 
 
 @takes(ExtractOptions)
@@ -115,13 +115,17 @@ def extracted_table(splits: Sequence[Values]) -> str:
         if s["pooled_from"]
     ]
     table = format_table(
-        ["split", "examples", "shards written", "size", "examples/s", "encoder's share"],
+        [
+            *("split", "examples", "shards written", "size", "largest error"),
+            *("examples/s", "encoder's share"),
+        ],
         [
             [
                 f"{s['tag']}/{s['split']}",
                 f"{s['examples']:,}",
                 str(s["shards_written"]),
                 size(s["bytes"]),
+                _largest_error(s["encoding_error"]),
                 f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
                 f"{s['encoder_seconds'] / s['seconds']:.0%}"
                 if s["shards_written"] and not s["pooled_from"]
@@ -131,3 +135,11 @@ def extracted_table(splits: Sequence[Values]) -> str:
         ],
     )
     return "\n\n".join([table, *(["\n".join(remarks)] if remarks else [])])
+
+
+def _largest_error(errors: Values) -> str:
+    """The largest of all kinds of token and layers, as the calibration sample has it."""
+    if not errors:
+        return "-"
+    kind = max(errors, key=lambda kind: errors[kind]["largest"])
+    return f"{errors[kind]['largest']:.1%} ({kind}, layer {errors[kind]['in_layer']})"

@@ -6,7 +6,7 @@ windows of like length, padded (see docs/encoders.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bertvision.errors import NonFiniteError
-from bertvision.featurestore.format.calibration import ChannelStatsAccumulator
-from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.calibration import Calibration, Calibrator
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
 from bertvision.pipelines.encoders.packed_forward import PackedForward, can_pack
 from bertvision.pipelines.encoders.padded_forward import PaddedForward
@@ -145,14 +145,21 @@ class Encoder:
         return self._kept.result()
 
 
-def channel_stats(
-    encoder: HiddenStateSource, windows: Windows, nonfinite: Literal["error", "record"] = "error"
-) -> list[ChannelStats]:
-    """Channel statistics of a sample of a split's windows, for the quantised encodings.
+def calibrate(
+    encoder: HiddenStateSource,
+    windows: Windows,
+    encoding: str,
+    *,
+    special: Collection[int] = (),
+    nonfinite: Literal["error", "record"] = "error",
+) -> list[Calibration]:
+    """Channel statistics of a sample of a split's windows, and the error that they leave.
 
     Args:
         encoder: of the snapshot, or what stands for it.
         windows: of the split.
+        encoding: a quantised one.
+        special: vocabulary indices of the tokenizer's special tokens.
         nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.
 
     Returns:
@@ -164,27 +171,41 @@ def channel_stats(
     most = CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"]
     count = min(most, len(windows))
     rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
-    accumulators = {kept: ChannelStatsAccumulator() for kept in encoder.tokens}
+    found = get_encoding(encoding)
+    calibrators = {
+        kept: Calibrator(found, _kinds(kept, windows, rows, special)) for kept in encoder.tokens
+    }
     added = dict.fromkeys(encoder.tokens, 0)
     for batch in encoder.batches(windows.n_tokens[rows]):
         states = encoder(windows, rows[batch])
         for kept, hidden_states in zip(encoder.tokens, states, strict=True):
             finite = torch.isfinite(hidden_states).all(dim=-1)
             whole = finite.all(dim=1)
-            if bool(whole.all()):
-                accumulators[kept].add(hidden_states)
-            elif nonfinite == "error":
+            if nonfinite == "error" and not bool(whole.all()):
                 lengths = encoder.kept(kept, windows.n_tokens[rows[batch]])
                 _raise_non_finite(finite, rows[batch], lengths)
-            elif bool(whole.any()):
-                accumulators[kept].add(hidden_states[whole])
+            calibrators[kept].add(hidden_states, whole)
             added[kept] += int(whole.sum())
     if not all(added.values()):
         raise NonFiniteError(
             f"each token of {len(rows)} windows has NaN or infinity in a hidden state: check the "
             "snapshot, or extract with precision 32"
         )
-    return [accumulator.result() for accumulator in accumulators.values()]
+    return [calibrator.result() for calibrator in calibrators.values()]
+
+
+def _kinds(
+    kept: TokenPooling, windows: Windows, rows: npt.NDArray[np.int64], special: Collection[int]
+) -> npt.NDArray[np.str_]:
+    """The kind of each vector that is kept of some windows: poolings are all of one."""
+    if kept != "all":
+        return np.full(len(rows), "pooled")
+    first, lengths = windows.first_token[rows], windows.n_tokens[rows]
+    spans = [np.arange(start, start + n) for start, n in zip(first, lengths, strict=True)]
+    of_sample = np.isin(windows.input_ids[np.concatenate(spans)], [*special])
+    kinds = np.where(of_sample, "special", "ordinary")
+    kinds[np.cumsum(lengths) - lengths] = "first"
+    return kinds
 
 
 def _raise_non_finite(

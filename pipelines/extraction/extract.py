@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import InputError
+from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
-from bertvision.pipelines.extraction.split_extraction import Extracted as Extracted
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task

@@ -96,3 +96,37 @@ def _check_lengths(longest: int, windows: Windows) -> None:
             f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
             f"give --max-length {longest} where the data are first named, in another --workspace"
         )
+
+
+class Extracted(NamedTuple):
+    """What an extraction did to one split.
+
+    Attributes:
+        tag: the snapshot.
+        split: its name in the store.
+        examples: windows of the split.
+        shards_written: shards written by this call, with
+        examples_written: windows; the others were there before.
+        seconds: wall time of this call, of which
+        encoder_seconds: were spent computing: forward pass, or pooling of stored tokens, and
+            encoding. Both are of all splits that were written together.
+        bytes: of all shards of the split.
+        pooled_from: the stored split, ``1e/train``, that was pooled, or None: the encoder was run.
+        encoding_error: by kind of token, the largest error that the encoding leaves in a layer, and
+            that of each (see `SplitReader.info`).
+    """
+
+    tag: str
+    split: str
+    examples: int
+    shards_written: int
+    examples_written: int
+    seconds: float
+    encoder_seconds: float
+    bytes: int
+    pooled_from: str | None
+    encoding_error: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return self._asdict()

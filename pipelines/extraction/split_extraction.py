@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertvision.errors import DiskSpaceError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.calibration import Calibration, largest_errors
 from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import (
     SplitWriter,
@@ -25,10 +26,10 @@ from bertvision.featurestore.writer import (
     free_bytes,
     open_writer,
 )
-from bertvision.pipelines.encoders.encoder import channel_stats
+from bertvision.pipelines.encoders.encoder import calibrate
 from bertvision.pipelines.extraction.contents import provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
-from bertvision.pipelines.extraction.job import ExtractionJob, LoadedSource
+from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -43,36 +44,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-class Extracted(NamedTuple):
-    """What an extraction did to one split.
-
-    Attributes:
-        tag: the snapshot.
-        split: its name in the store.
-        examples: windows of the split.
-        shards_written: shards written by this call, with
-        examples_written: windows; the others were there before.
-        seconds: wall time of this call, of which
-        encoder_seconds: were spent computing: forward pass, or pooling of stored tokens, and
-            encoding. Both are of all splits that were written together.
-        bytes: of all shards of the split.
-        pooled_from: the stored split, ``1e/train``, that was pooled, or None: the encoder was run.
-    """
-
-    tag: str
-    split: str
-    examples: int
-    shards_written: int
-    examples_written: int
-    seconds: float
-    encoder_seconds: float
-    bytes: int
-    pooled_from: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Values by name."""
-        return self._asdict()
+_KINDS = {
+    "first": "the first token of a window",
+    "special": "the other special tokens",
+    "ordinary": "ordinary tokens",
+    "pooled": "the pooled states",
+}
 
 
 class SplitExtraction:
@@ -92,6 +69,9 @@ class SplitExtraction:
         self.source = loaded.source
         self.windows = data.task.windows(items, loaded.tokenizer, data.config)
         loaded.check(self.windows)
+        # an unknown word is a word
+        special = {*loaded.tokenizer.all_special_ids} - {loaded.tokenizer.unk_token_id}
+        self.special = tuple(special)
         self.storage = open_storage(workspace.at(job.options.store).activations)
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
@@ -137,8 +117,8 @@ class SplitExtraction:
             self._check_space(sum(total[kept] for kept in fresh if fresh[kept]))
             for kept, spec in self.specs.items():
                 again = (shards or ()) if mend else None
-                calibrate = partial(self._channel_stats, kept)
-                opened = open_writer(self.storage, spec, self.contents[kept], calibrate, mend=again)
+                made = partial(self._calibration, kept)
+                opened = open_writer(self.storage, spec, self.contents[kept], made, mend=again)
                 writers[kept] = stack.enter_context(opened)
             pending = _pending(writers, shards)
             lacking = Counter(kept for missing in pending.values() for kept in missing)
@@ -162,8 +142,11 @@ class SplitExtraction:
                     bar.update(written.record.examples)
                 if not mend:  # a repair is not what it takes to extract
                     costs[written.tokens].note(written.record, work.seconds / len(writers))
+            infos: dict[TokenPooling, dict[str, Any]] = {}
             for kept, cost in costs.items():
-                cost.bytes = writers[kept].split.info()["bytes"]
+                info = infos[kept] = writers[kept].split.info()
+                cost.bytes = info["bytes"]
+                self._warn(writers[kept].split)
         return [
             Extracted(
                 tag=str(spec.tag),
@@ -177,9 +160,20 @@ class SplitExtraction:
                 encoder_seconds=work.seconds,
                 bytes=costs[kept].bytes,
                 pooled_from=self._pooled_from,
+                encoding_error=infos[kept]["encoding_error"],
             )
             for kept, spec in self.specs.items()
         ]
+
+    def _warn(self, split: ActivationSplit) -> None:
+        """Say where the encoding loses more than it promises."""
+        for kind, position in largest_errors(split.encoding_error, split.encoding.name).items():
+            log.warning(
+                "%s: %s keeps %s with an error of %.2g %% of the channels' deviations in layer %d: "
+                "take --encoding bfloat16 (into another --store) where they matter",
+                *(split.name, split.encoding.name, _KINDS.get(kind, kind)),
+                *(100 * split.encoding_error[kind][position], split.record.layers[position]),
+            )
 
     def _check_space(self, needed: int) -> None:
         free = free_bytes(self.storage)
@@ -227,14 +221,18 @@ class SplitExtraction:
             "unknown" if free is None else size(free),
         )
 
-    def _channel_stats(self, kept: TokenPooling) -> ChannelStats:
-        return self._all_stats[kept]
+    def _calibration(self, kept: TokenPooling) -> Calibration:
+        return self._calibrations[kept]
 
     @cached_property
-    def _all_stats(self) -> Mapping[TokenPooling, ChannelStats]:
-        """Statistics of all that is kept, from one pass over the sample."""
-        stats = channel_stats(self.source, self.windows, self.options.nonfinite)
-        return dict(zip(self.source.tokens, stats, strict=True))
+    def _calibrations(self) -> Mapping[TokenPooling, Calibration]:
+        """One for each kind that is kept, from one pass over the sample."""
+        found = calibrate(
+            *(self.source, self.windows, self.options.encoding),
+            special=self.special,
+            nonfinite=self.options.nonfinite,
+        )
+        return dict(zip(self.source.tokens, found, strict=True))
 
     def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
         if self.options.scheduler is None:
