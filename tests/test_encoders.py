@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.encoder import Encoder, calibrate
+from bertvision.pipelines.encoders.calibration import calibrate
+from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,

@@ -21,7 +21,8 @@ from bertvision.featurestore.format.encoding import decode, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.encoders.encoder import Encoder, calibrate
+from bertvision.pipelines.encoders.calibration import calibrate
+from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
 from bertvision.pipelines.encoders.packed_attention import Packing, packed_attention
 from bertvision.pipelines.extraction import split_extraction

@@ -26,7 +26,7 @@ from bertvision.featurestore.writer import (
     free_bytes,
     open_writer,
 )
-from bertvision.pipelines.encoders.encoder import calibrate
+from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.extraction.contents import provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
