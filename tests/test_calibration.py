@@ -30,7 +30,7 @@ from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.workspace import Workspace
 
 STATED = {"int8": 9e-3, "int4": 0.115}
-"""Error of ordinary tokens, in deviations (docs/store-format.md)."""
+"""Error of ordinary tokens, in deviations (docs/performance.md)."""
 WINDOW = 40
 
 
