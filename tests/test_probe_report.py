@@ -182,12 +182,14 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
     grid = {(r["group"], r["name"]): r for r in tables["probe_layers"].rows}
     own = rows["bigram_shift", "1e", "mean", "2"]
     line = grid["1e, mean-pooled", "bigram_shift"]
-    assert line["layer_2_accuracy"] == own["accuracy"]
-    assert line["layer_2"] == f"{own['accuracy']:.1f} ({signed(own['difference'])})"
+    assert line["layer_2"] == own["accuracy"]
+    assert line["layer_2_difference"] == own["difference"]
+    shown = f"{own['accuracy']:.1f} ({signed(own['difference'])})"
+    assert shown in tables["probe_layers"].text()
     assert line["best"] == "1"
     surface = [rows[task, "1e", "mean", "0"]["accuracy"] for task in tasks[:2]]
     mean = grid["1e, mean-pooled", "mean of surface (2)"]
-    assert mean["layer_0_accuracy"] == pytest.approx(sum(surface) / 2)
+    assert mean["layer_0"] == pytest.approx(sum(surface) / 2)
     assert ("1e, cls-pooled", "mean of surface (2)") not in grid  # of one data set alone
     assert ("1e, cls-pooled", "mean of all (3)") in grid
 
@@ -199,10 +201,10 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
     assert line["datasets"] == ["sentence_length", "bigram_shift", "past_present"]
     shared = [(task, "1e", "mean") for task in line["datasets"]]
     best = [rows[*place, "1"] for place in shared]
-    assert line["mean_best_accuracy"] == pytest.approx(sum(r["accuracy"] for r in best) / 3)
+    assert line["mean_best"] == pytest.approx(sum(r["accuracy"] for r in best) / 3)
     assert line["mean_best_difference"] == pytest.approx(sum(r["difference"] for r in best) / 3)
     every = [rows[*place, str(i)]["accuracy"] for place in shared for i in range(3)]
-    assert line["mean_layers_accuracy"] == pytest.approx(sum(every) / 9)
+    assert line["mean_layers"] == pytest.approx(sum(every) / 9)
     assert means["untrained", "all"]["mean_layers_difference"] is None
     notes = tables["probe_means"].notes
     assert "Without word_content: not probed at every snapshot with every pooling." in notes

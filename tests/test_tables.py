@@ -106,19 +106,20 @@ def test_without_answers_there_is_no_interval_and_damaged_ones_are_named(
 
 
 def test_captions_say_how_many_items_and_seeds_and_what_intervals_cover(
-    lab: OpenWorkspace,
+    lab: OpenWorkspace, tmp_path: Path
 ) -> None:
     tables = read_tables(lab)
     for name in ("parameters", "cross_checkpoint", "data_fractions", "results"):
-        assert "; 24 questions; 2 seeds, mean ± standard deviation; 95 % intervals over" in (
-            tables[name].title
-        )
-        assert "and over seeds where there are several" in tables[name].title
+        assert tables[name].basis.startswith("24 questions, 2 seeds, mean ± standard deviation; in")
+        assert "95 % intervals over questions" in tables[name].basis
+        assert "and over seeds where there are several" in tables[name].basis
     results = read_rows(lab)
     one = [row | {"seeds": 1, "score_low": 0.0} for row in results.heads]
-    assert "; one seed; 95 % intervals" in basis(results, one)
-    assert basis(results, one).endswith("they do not cover the choice of the seed")
-    assert "; 1 to 2 seeds" in basis(results, [*one, *results.heads])
+    assert basis(results, one, shown=True).startswith("24 questions, one seed; in brackets 95 %")
+    assert basis(results, one).endswith("they do not cover the choice of the seed.")
+    assert "1 to 2 seeds" in basis(results, [*one, *results.heads])
+    page = write_report(lab, tmp_path / "report").page.read_text(encoding="utf-8")
+    assert page.count("24 questions, 2 seeds") >= 5
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def table(
 
 
 def _list_of_tables(rows: Sequence[Values]) -> str:
-    lines = [[row["table"], str(row["rows"]), row["title"].partition(";")[0]] for row in rows]
+    lines = [[row["table"], str(row["rows"]), row["title"]] for row in rows]
     return format_table(["table", "rows", "what"], lines)
 
 

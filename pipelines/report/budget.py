@@ -64,8 +64,7 @@ def parameters(results: Results) -> Section:
             row |= scored(r, keys[SnapshotTag(r["checkpoint"]), metric], metric)
     table = Table(
         "parameters",
-        f"Parameters, {' and '.join(metrics.values())} at the snapshot trained on"
-        f"{basis(results, shown)}",
+        f"Parameters, {' and '.join(metrics.values())} at the snapshot trained on",
         [
             Column("name", "head", "text"),
             Column("parameters", "parameters", "count"),
@@ -84,6 +83,7 @@ def parameters(results: Results) -> Section:
         ],
         source,
         command,
+        basis=basis(results, shown, shown=True),
     )
     return Section(ident, title, figures=[figure], tables=[table])
 
@@ -126,7 +126,7 @@ def costs(results: Results) -> Section:
     )
     table = Table(
         "costs",
-        f"Seconds, bytes, retention and speed-up{basis(results, bars)}",
+        "Seconds, bytes, retention and speed-up",
         [
             Column("title", "system", "text"),
             Column("percent", "% of the encoder", digits=3),
@@ -143,6 +143,7 @@ def costs(results: Results) -> Section:
         source,
         command,
         trace=True,
+        basis=basis(results, bars),
     )
     above = f" above {results.trivial[0]['name'].strip('()')}" if results.trivial else ""
     lead = (

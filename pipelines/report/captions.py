@@ -21,25 +21,28 @@ def scored(r: Row, key: str, metric: str = "score") -> Row:
     return {key: r.get(metric), **{f"{key}_{end}": r.get(f"{metric}_{end}") for end in ENDS}}
 
 
-def basis(results: Results, rows: Sequence[Row]) -> str:
+def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
     """What scores rest on, for a caption: how many items, seeds, and what an interval covers.
 
     Args:
         results: of the workspace.
         rows: those that are shown, of heads among others.
+        shown: whether intervals stand in the cells, not in the files alone.
     """
-    text = f"; {results.questions:,} {results.items}" if results.questions else ""
     seeds = sorted({r["seeds"] for r in rows if r["system"] == "head"})
     several = bool(seeds) and seeds[-1] > 1
+    parts = [f"{results.questions:,} {results.items}"] if results.questions else []
     if seeds:
         most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
-        text += f"; {seeds[0]} to {most}" if len(seeds) > 1 else f"; {most}"
+        parts.append(f"{seeds[0]} to {most}" if len(seeds) > 1 else most)
     if several:
-        text += ", mean ± standard deviation"
+        parts.append("mean ± standard deviation")
+    text = ", ".join(parts)
     if any(r.get("score_low") is not None for r in rows):
-        text += f"; 95 % intervals over {results.items}, those of one text drawn together"
+        where = "in brackets" if shown else "in the files"
+        text += f"; {where} 95 % intervals over {results.items}, those of one text drawn together"
         if several:
             text += ", and over seeds where there are several"
         elif seeds:
             text += ": they do not cover the choice of the seed"
-    return text
+    return text and f"{text[0].upper()}{text[1:]}."

@@ -44,7 +44,7 @@ def ensembles(results: Results) -> Section:
     metrics = [c for c in results.metrics if c.key not in ("HasAns_exact", *ARGMAX)]
     table = Table(
         "ensembles",
-        f"Ensembles by the snapshot they are evaluated on{basis(results, results.ensembles)}",
+        "Ensembles by the snapshot they are evaluated on",
         [
             Column("name", "ensemble", "text"),
             Column("pair", "trained on → evaluated on", "text"),
@@ -62,6 +62,7 @@ def ensembles(results: Results) -> Section:
         "bertvision ensemble HEAD… --with-bert",
         more=["seeds", "trained_on", "checkpoint", "bert", "threshold_tuned_on"],
         trace=True,
+        basis=basis(results, results.ensembles),
     )
     lead = (
         "Element-wise maximum or mean of the members' probabilities, then the same decoding. An "
@@ -90,7 +91,7 @@ def control(results: Results) -> Section:
         lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
     table = Table(
         "control",
-        f"Heads on activations before fine-tuning{basis(results, rows)}",
+        "Heads on activations before fine-tuning",
         [
             Column("name", "head", "text"),
             Column("trained_on", "trained on", "text"),
@@ -103,6 +104,7 @@ def control(results: Results) -> Section:
         HEADS,
         EVALUATE,
         trace=True,
+        basis=basis(results, rows),
     )
     return Section(ident, title, lead, tables=[table])
 
@@ -113,8 +115,7 @@ def other_task(results: Results) -> list[Section]:
         return []
     table = Table(
         "answerable",
-        "Heads that tell whether a question is answerable, in per cent"
-        f"{basis(results, results.others)}",
+        "Heads that tell whether a question is answerable, in per cent",
         [
             Column("name", "head", "text"),
             Column("trained_on", "trained on", "text"),
@@ -127,6 +128,7 @@ def other_task(results: Results) -> list[Section]:
         HEADS,
         EVALUATE,
         trace=True,
+        basis=basis(results, results.others),
     )
     lead = (
         "These heads do not find answers; their scores are of another question than those above "
@@ -157,7 +159,7 @@ def all_results(results: Results) -> Section:
     shown = [c.key for c in columns]
     table = Table(
         "results",
-        f"All results on dev, in per cent{basis(results, rows)}",
+        "All results on dev, in per cent",
         columns,
         [
             *(r | {"pair": heading(r)} for r in ordered),
@@ -171,6 +173,7 @@ def all_results(results: Results) -> Section:
             *(k for k in COSTS if k not in shown),
         ],
         trace=True,
+        basis=basis(results, rows),
     )
     notes = [MEANINGS[c.key] for c in results.metrics if c.key in MEANINGS]
     return Section("results", "All results", _metrics_lead(results), notes, tables=[table])

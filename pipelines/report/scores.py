@@ -71,11 +71,12 @@ def learning_curve(results: Results) -> Section:
             ]
     table = Table(
         "learning_curve",
-        f"BERT and the best head at each snapshot{basis(results, [*bert, *heads])}",
+        "BERT and the best head at each snapshot",
         columns,
         rows,
         f"{BERT}, {HEADS}",
         f"{BERT_COMMAND}; {EVALUATE}",
+        basis=basis(results, [*bert, *heads]),
     )
     return Section(ident, title, figures=[figure], tables=[table])
 
@@ -127,8 +128,7 @@ def cross_checkpoint(results: Results) -> Section:
     )
     table = Table(
         "cross_checkpoint",
-        f"{results.title} of each head, trained on → evaluated on; in the row of BERT the encoder "
-        f"that is evaluated{basis(results, heads)} (in the files)",
+        f"{results.title} of each head, trained on → evaluated on; of BERT, at the latter",
         [
             Column("name", "head", "text"),
             *(Column(_pair_key(on, at), f"{on} → {at}", sd=True) for on, at in pairs),
@@ -136,6 +136,7 @@ def cross_checkpoint(results: Results) -> Section:
         rows,
         f"{HEADS}, {BERT}",
         EVALUATE,
+        basis=basis(results, heads),
     )
     return Section(ident, title, figures=[figure], tables=[table])
 
@@ -183,7 +184,7 @@ def data_fractions(results: Results) -> Section:
         pivot[None, trivial["name"]] = {"pair": NO_SYSTEM, "name": trivial["name"], **scores}
     table = Table(
         "data_fractions",
-        f"{results.title} by the part of the training examples{basis(results, rows)}",
+        f"{results.title} by the part of the training examples",
         [
             Column("name", "head", "text"),
             *(Column(f"part_{f:g}", f"{100 * f:g} %", sd=True, interval=True) for f in parts),
@@ -193,6 +194,7 @@ def data_fractions(results: Results) -> Section:
         source,
         command,
         group="pair",
+        basis=basis(results, rows, shown=True),
     )
     return Section(ident, title, figures=[figure], tables=[table])
 
@@ -213,6 +215,6 @@ def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row
     for prefix, found in (("", own), ("earlier_", earlier)):
         if found:
             best = max(found, key=lambda r: r["score"])
-            row |= {f"{prefix}{key}": best[key] for key in ("score", "score_sd", "difference")}
+            row |= {f"{prefix}difference": best["difference"], **scored(best, f"{prefix}score")}
             row |= {f"{prefix}head": best["name"], f"{prefix}on": best["trained_on"]}
     return row

@@ -68,7 +68,8 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
     own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
     return replace(
         first,
-        title=f"{first.title.partition(';')[0]}; of several workspaces",
+        title=f"{first.title}; of several workspaces",
+        basis="",
         columns=[*own, *seen.values()],
         rows=rows,
         more=list(dict.fromkeys(key for table in tables for key in table.more))

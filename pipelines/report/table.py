@@ -34,6 +34,8 @@ class Table:
     trace: bool = False
     """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
 
+    basis: str = ""
+    """What its scores rest on: items, seeds, intervals."""
     remarks: Sequence[str] = ()
     """What is to be said below it."""
 
@@ -61,13 +63,15 @@ class Table:
         columns = [Column(self.group, "", "text")] * bool(self.group) + list(self.columns)
         lines = [[column.text(row) for column in columns] for row in self.rows]
         table = format_table([column.label for column in columns], lines)
-        return "\n".join([f"{fill(self.title)}\n", table, *map(fill, self.notes)])
+        above = [fill(text) for text in (self.title, self.basis) if text]
+        return "\n".join([*above, "", table, *map(fill, self.notes)])
 
     def keys(self) -> list[str]:
         """The header of CSV and JSON."""
         keys = [self.group] if self.group else []
         for column in self.columns:
             keys += [column.key, f"{column.key}_sd"] if column.sd else [column.key]
+            keys += [f"{column.key}_difference"] * column.gain
             ends = [f"{column.key}_{end}" for end in ("low", "high")] if column.sd else []
             keys += [end for end in ends if any(row.get(end) is not None for row in self.rows)]
         return [*keys, *self.more, *(["file", "command"] if self.trace else [])]
@@ -77,10 +81,11 @@ class Table:
         return csv_text(self.rows, self.keys())
 
     def json(self) -> str:
-        """Title, origin, columns with their labels, and rows."""
+        """Title, what it rests on, origin, columns with their labels, and rows."""
         keys = self.keys()
         value = {
             "title": self.title,
+            "basis": self.basis,
             "source": self.source,
             "command": self.command,
             "columns": {c.key: c.label for c in self.columns},

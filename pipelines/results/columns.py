@@ -43,6 +43,8 @@ class Column:
     ``<key>_high`` a 95 % interval."""
     interval: bool = False
     """Whether the interval is shown too."""
+    gain: bool = False
+    """Whether ``<key>_difference`` stands behind it in brackets."""
 
     @property
     def is_number(self) -> bool:
@@ -65,6 +67,8 @@ class Column:
             return signed(value, self.digits)
         sd = row.get(f"{self.key}_sd") if self.sd else None
         written = f"{value:,.{self.digits}f}" + ("" if sd is None else f" ± {sd:.{self.digits}f}")
+        if self.gain and (gain := row.get(f"{self.key}_difference")) is not None:
+            written += f" ({signed(gain, self.digits)})"
         low, high = (row.get(f"{self.key}_{end}") for end in ("low", "high"))
         if self.interval and low is not None and high is not None:
             written += (

@@ -11,7 +11,6 @@ from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.registry import POOLINGS
-from bertvision.pipelines.text import signed
 
 CATEGORIES = {
     "surface": ("sentence_length", "word_content"),
@@ -42,6 +41,7 @@ def grid_tables(rows: Sequence[Row], source: str, command: str) -> list[Table]:
 def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
     """A row for each data set and each category's mean, by snapshot, pooling and settings."""
     layers = sorted({int(row["layers"]) for row in rows})
+    gain = len(layers) <= _WITH_GAINS
     lines: list[Row] = []
     for (tag, pooling, settings), found in _by(rows, "tag", "pooling", "settings").items():
         group = f"{tag}, {pooling}-pooled{_which(rows, settings)}"
@@ -59,12 +59,12 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
     return Table(
         "probe_layers",
         "Probes: accuracy by layer (0: embeddings)"
-        + (", in brackets its difference from untrained" * (len(layers) <= _WITH_GAINS)),
+        + ", in brackets its difference from untrained" * gain,
         [
             Column("name", "data set", "text"),
             *([Column("mark", "note", "text")] if any(row["mark"] for row in rows) else []),
             Column("best", "best layer", "text"),
-            *(Column(f"layer_{i}", str(i), "text") for i in layers),
+            *(Column(f"layer_{i}", str(i), gain=gain) for i in layers),
         ],
         lines,
         source,
@@ -72,7 +72,7 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
         group="group",
         more=[
             *("tag", "pooling", "settings"),
-            *(f"layer_{i}_{key}" for i in layers for key in ("accuracy", "difference")),
+            *(f"layer_{i}_difference" for i in layers if not gain),
         ],
     )
 
@@ -83,8 +83,7 @@ def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
     for layer in layers:
         there = [row for own in found for row in own if row["layers"] == str(layer)]
         if len(there) == len(found):
-            shown = len(layers) <= _WITH_GAINS
-            cells |= _mean(there, f"layer_{layer}", with_gain=shown)
+            cells |= _mean(there, f"layer_{layer}")
     return cells
 
 
@@ -124,21 +123,18 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
     return [
         Table(
             "probe_means",
-            "Probes: mean accuracy over data sets, of all layers and of the layer that is best on "
-            "held-out examples, in brackets the difference from untrained",
+            "Probes: mean accuracy over data sets, of all layers and of the best one (on held-out "
+            "examples), in brackets the difference from untrained",
             [
                 Column("name", "category", "text"),
                 Column("sets", "data sets", "count"),
-                *(Column(cell, cell.replace("_", ", "), "text") for cell in cells),
+                *(Column(cell, cell.replace("_", ", "), gain=True) for cell in cells),
             ],
             lines,
             source,
             command,
             group="group",
-            more=[
-                *("tag", "settings", "datasets"),
-                *(f"{cell}_{key}" for cell in cells for key in ("accuracy", "difference")),
-            ],
+            more=["tag", "settings", "datasets"],
             remarks=remarks,
         )
     ]
@@ -153,17 +149,15 @@ def _by_pooling(rows: Sequence[Row]) -> Row:
     return cells
 
 
-def _mean(rows: Sequence[Row], key: str, *, with_gain: bool = True) -> Row:
+def _mean(rows: Sequence[Row], key: str) -> Row:
     """The mean accuracy of rows, each data set with the same weight, and of differences if all."""
     sets = list(_by(rows, "dataset").values())
 
     def mean(field: str) -> float:
         return fmean(fmean(row[field] for row in own) for own in sets)
 
-    accuracy = mean("accuracy")
     gain = None if any(row["difference"] is None for row in rows) else mean("difference")
-    text = f"{accuracy:.1f}" + (f" ({signed(gain)})" if with_gain and gain is not None else "")
-    return {key: text, f"{key}_accuracy": accuracy, f"{key}_difference": gain}
+    return {key: mean("accuracy"), f"{key}_difference": gain}
 
 
 def _categories(names: Iterable[str]) -> dict[str, list[str]]:
