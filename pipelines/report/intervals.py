@@ -7,6 +7,7 @@ same draws, so that one pass over them gives the intervals of all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.workspace.workspace import Workspace
 
+log = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 2_000
 _DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 32 MB of counts
@@ -67,8 +69,9 @@ def add_intervals(
     try:
         data = workspace.dataset()
         items = data.items(split)
-    except (BertvisionError, OSError):
-        return  # the scores stand without them
+    except (BertvisionError, OSError) as error:
+        log.warning("scores stand without intervals, which the data are needed for: %s", error)
+        return
     numbers: dict[Hashable, int] = {}
     groups = [data.task.group(item) for item in items]
     member = np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
