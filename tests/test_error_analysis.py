@@ -103,7 +103,11 @@ def test_groups_average_to_the_recorded_score(lab: Workspace) -> None:
             assert mean == pytest.approx(scored[metric])
             theirs = np.average([row[f"bert_{metric}"] for row in rows], weights=n)
             assert theirs == pytest.approx(bert[metric])
+        whole = np.average([row["trivial"] for row in rows], weights=[row["n"] for row in rows])
+        if grouping in ("answer", "question word"):  # which have every question
+            assert whole == pytest.approx(100 / 3)
     by_answer = {row["group"]: row for row in found["groups"]["answer"]}
+    assert [by_answer[kind]["trivial"] for kind in ("HasAns", "NoAns")] == [0, 100]
     assert by_answer["HasAns"]["f1"] == pytest.approx(scored["HasAns_f1"])
     assert by_answer["NoAns"]["exact"] == pytest.approx(scored["NoAns_exact"])
 

@@ -126,6 +126,8 @@ def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> st
 
     sides = {"": "", "bert_": "BERT "} if f"bert_{metrics[0]}" in rows[0] else {"": ""}
     keys = {f"{key}{m}": f"{side}{METRICS[m]}" for key, side in sides.items() for m in metrics}
+    if any(row.get("trivial") for row in rows):  # which earlier versions did not record
+        keys["trivial"] = "never answering" if "f1" in metrics else "majority class"
     return format_table(
         [grouping, "n", *keys.values()],
         [[row["group"], f"{row['n']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in rows],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.report.captions import basis, scored
+from bertvision.pipelines.report.captions import basis, counts, scored
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import (
     EVALUATE,
@@ -36,7 +36,8 @@ def parameters(results: Results) -> Section:
             "HEAD…` does.",
         )
     caption = (
-        f"{results.title} over the head's parameters in per cent of the encoder's. Named, where "
+        f"{results.title} over the head's parameters in per cent of the encoder's "
+        f"({counts(results, rows)}). Named, where "
         "there is room, are the heads that no smaller one beats; the dotted line is BERT. Marks to "
         "the left and above are better: the same score with fewer parameters."
     )

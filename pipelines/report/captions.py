@@ -29,20 +29,28 @@ def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
         rows: those that are shown, of heads among others.
         shown: whether intervals stand in the cells, not in the files alone.
     """
-    seeds = sorted({r["seeds"] for r in rows if r["system"] == "head"})
-    several = bool(seeds) and seeds[-1] > 1
-    parts = [f"{results.questions:,} {results.items}"] if results.questions else []
-    if seeds:
-        most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
-        parts.append(f"{seeds[0]} to {most}" if len(seeds) > 1 else most)
-    if several:
-        parts.append("mean ± standard deviation")
-    text = ", ".join(parts)
+    several = any(r["seeds"] > 1 for r in rows if r["system"] == "head")
+    text = counts(results, rows) + (", mean ± standard deviation" if several else "")
     if any(r.get("score_low") is not None for r in rows):
         where = "in brackets" if shown else "in the files"
         text += f"; {where} 95 % intervals over {results.items}, those of one text drawn together"
         if several:
             text += ", and over seeds where there are several"
-        elif seeds:
+        elif any(r["system"] == "head" for r in rows):
             text += ": they do not cover the choice of the seed"
     return text and f"{text[0].upper()}{text[1:]}."
+
+
+def counts(results: Results, rows: Sequence[Row]) -> str:
+    """How many items scores are of, and how many seeds: ``450 questions, one seed``.
+
+    Args:
+        results: of the workspace.
+        rows: those that are shown, of heads among others.
+    """
+    seeds = sorted({r["seeds"] for r in rows if r["system"] == "head"})
+    parts = [f"{results.questions:,} {results.items}"] if results.questions else []
+    if seeds:
+        most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
+        parts.append(f"{seeds[0]} to {most}" if len(seeds) > 1 else most)
+    return ", ".join(parts)

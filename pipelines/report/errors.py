@@ -116,6 +116,7 @@ def _grouped(analyses: Sequence[Row], metric: str) -> list[Row]:
             for g in groups:
                 new = {"group": grouping, "value": g["group"], "questions": g["n"]}
                 row = rows.setdefault((grouping, g["group"]), new)
+                row["trivial"] = g.get("trivial", row.get("trivial"))
                 row[analysis["system"]] = g.get(metric)
                 if g.get(f"bert_{metric}") is not None:
                     row["BERT"] = g[f"bert_{metric}"]
@@ -130,6 +131,9 @@ def _groups_tables(analyses: Sequence[Row], metric: str, title: str) -> list[Tab
         rows = _grouped(there, metric)
         systems = [a["system"] for a in there]
         bert = [] if "BERT" in systems or "BERT" not in rows[0] else [Column("BERT", "BERT")]
+        if any(row["trivial"] for row in rows):
+            name = "never answering" if metric == "f1" else "majority class"
+            bert.append(Column("trivial", name))
         n = len(systems)
         best = f": the best {_COLUMNS} of {n} systems" if n > _COLUMNS else ""
         tables.append(

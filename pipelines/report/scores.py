@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.report.captions import basis, scored
+from bertvision.pipelines.report.captions import basis, counts, scored
 from bertvision.pipelines.report.drawing import charts, curves
 from bertvision.pipelines.report.drawing.curves import best_names
 from bertvision.pipelines.report.section import (
@@ -45,7 +45,7 @@ def learning_curve(results: Results) -> Section:
         )
     if any(r["trained_on"] != r["checkpoint"] for r in heads):
         caption += ". Dashed: the best of the heads that were trained on another snapshot"
-    caption += "."
+    caption += f" ({counts(results, [*bert, *heads])})."
     name = f"Learning curve: {results.label} over epochs of fine-tuning"
     figure = make_figure(
         ident,
@@ -99,7 +99,8 @@ def cross_checkpoint(results: Results) -> Section:
     caption = (
         f"{shown}: {results.score} by the snapshot that a head was trained on (rows) and the one "
         "whose activations it is evaluated on (columns), with the difference from BERT at the "
-        "latter below. Blue cells score above BERT, orange ones below it; deeper means further."
+        f"latter below ({counts(results, heads)}). Blue cells score above BERT, orange ones below "
+        "it; deeper means further."
     )
     name = f"Heat maps: {results.label} by snapshot trained on and evaluated on"
     figure = make_figure(
@@ -159,9 +160,10 @@ def data_fractions(results: Results) -> Section:
             "--fractions 0.1,0.3,1` does.",
         )
     caption = (
-        f"{results.title} over the part of the training examples that a head was trained on; the "
-        "dotted line is BERT at the evaluated snapshot. A curve that is flat on the right says "
-        "that more examples did not help this head; parts are nested, smaller in larger."
+        f"{results.title} over the part of the training examples that a head was trained on "
+        f"({counts(results, rows)}); the dotted line is BERT at the evaluated snapshot. A curve "
+        "that is flat on the right says that more examples did not help this head; parts are "
+        "nested, smaller in larger."
     )
     name = f"{results.label} over the part of the training examples"
     source = HEADS.replace("<head>", "<head>@f<fraction>")

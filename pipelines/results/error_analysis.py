@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NotRequired, Self
@@ -142,7 +143,7 @@ def errors(
         split=split,
         questions=len(items),
         metrics=list(answers.scores),
-        groups=group_scores(groups, answers, baseline),
+        groups=group_scores(groups, answers, baseline, _trivial(items, spans=spans)),
         second=None if second is None else second_summary(items, answers, second),
         confusions=confusions(items, answers, data.classes) if sentences else None,
         confusion_matrix=confusion_matrix(items, answers, data.classes) if sentences else None,
@@ -155,9 +156,20 @@ def errors(
 
 
 def group_scores(
-    groups: Mapping[str, Mapping[str, Sequence[int]]], answers: Answers, baseline: Answers | None
+    groups: Mapping[str, Mapping[str, Sequence[int]]],
+    answers: Answers,
+    baseline: Answers | None,
+    trivial: Sequence[bool],
 ) -> dict[str, list[Group]]:
-    """Mean scores of each group, in per cent; BERT's with ``bert_`` in front."""
+    """Mean scores of each group, in per cent; BERT's with ``bert_`` in front.
+
+    Args:
+        groups: by grouping and name the items of each group.
+        answers: of the system.
+        baseline: BERT's.
+        trivial: whether never answering, or the largest class, is right on each item; its score is
+            ``trivial`` of a group.
+    """
     sides = [("", answers), *([] if baseline is None else [("bert_", baseline)])]
     return {
         grouping: [
@@ -169,11 +181,21 @@ def group_scores(
                     for prefix, side in sides
                     for metric, scores in side.scores.items()
                 },
+                "trivial": 100 * float(np.mean([trivial[row] for row in rows])),
             }
             for group, rows in held.items()
         ]
         for grouping, held in groups.items()
     }
+
+
+def _trivial(items: Sequence[Any], *, spans: bool) -> list[bool]:
+    """Whether a system that learned nothing is right on each item (see `trivial_metrics`)."""
+    if spans:
+        return [not item.answers for item in items]
+    gold = [gold_of(item) for item in items]
+    commonest = Counter(gold).most_common(1)[0][0]
+    return [label == commonest for label in gold]
 
 
 def agreement(right: Sequence[bool], bert_right: Sequence[bool]) -> dict[str, int | float]:

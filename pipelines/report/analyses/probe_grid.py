@@ -73,8 +73,17 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
         more=[
             *("tag", "pooling", "settings"),
             *(f"layer_{i}_difference" for i in layers if not gain),
+            *(f"layer_{i}_{end}" for i in layers for end in ("low", "high")),
         ],
+        basis=_basis(rows) + "; 95 % intervals over examples are in the files.",
     )
+
+
+def _basis(rows: Sequence[Row]) -> str:
+    """How many examples a probe is scored on, and that it was trained once."""
+    scored = sorted({row["examples"] for row in rows})
+    few = f"{scored[0]:,}" + (f" to {scored[-1]:,}" if len(scored) > 1 else "")
+    return f"{few} scored examples of each data set, one seed"
 
 
 def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
@@ -84,6 +93,8 @@ def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
         there = [row for own in found for row in own if row["layers"] == str(layer)]
         if len(there) == len(found):
             cells |= _mean(there, f"layer_{layer}")
+            if len(there) == 1:
+                cells |= {f"layer_{layer}_{end}": there[0][end] for end in ("low", "high")}
     return cells
 
 
@@ -135,6 +146,7 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
             command,
             group="group",
             more=["tag", "settings", "datasets"],
+            basis=_basis(rows) + ".",
             remarks=remarks,
         )
     ]
