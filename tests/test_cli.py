@@ -205,7 +205,8 @@ def test_analyses_print_a_table_and_write_a_plot(
     assert len(tables) > 0  # what is left is a legend
     for rows in tables:
         assert [row[0] for row in rows[1:]] == ["0", "1", "2"]
-    (plot,) = (copy / "analysis").iterdir()
+    record, plot = sorted((copy / "analysis").iterdir())
+    assert (record.suffix, plot.suffix) == (".json", ".svg")  # the first is for the report
     assert f"plot: {plot}" in result.stderr
     own = copy / "own.svg"
     assert keys <= json.loads(done(*args, "-w", copy, "--plot", own, "--json")).keys()

@@ -31,6 +31,10 @@ PHONE, PORTRAIT, LANDSCAPE, SCREEN = 360, 688, 1017, 1000
 def full(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a workspace with everything."""
     lab = make_lab(workspace, tmp_path_factory.mktemp("browser") / "lab")
+    cka(lab, "0.5e", "1e")
+    isotropy(lab, "1e")
+    (lab.root / "bert" / "2e").mkdir()
+    (lab.root / "bert" / "2e" / "metrics.json").write_text("{")  # to be named on the page
     return write_report(lab).page
 
 

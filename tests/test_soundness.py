@@ -130,4 +130,4 @@ def test_doubtful_data_are_marked_in_the_report_and_stay_out_of_its_means(
         assert marks == {("odd_man_out", "†"), ("cr", "")}
     page = report.page.read_text(encoding="utf-8")
     assert "† odd_man_out says little and stays out of means: 3 of 6 rows of train" in page
-    assert probing_sentence(space).endswith("% on cr.")
+    assert probing_sentence(space, []).endswith("% on cr.")

@@ -11,7 +11,9 @@ import numpy as np
 
 from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.pipelines.analysis.records import FOLDER, Analysis, read_analyses
+from bertvision.pipelines.drawing.figures import NARROW
 from bertvision.pipelines.drawing.layers import layer_maps
+from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.report.section import Figure, Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -74,13 +76,19 @@ def _map(file: str, analysis: Analysis) -> Figure:
     values = np.array(of["cka"], np.float64)  # null is NaN
     rows, columns = (of["x"], of["layers_x"]), (of["y"], of["layers_y"])
 
+    def draw(_: float) -> Canvas:
+        drawing = layer_maps("CKA", {"all channels": values}, rows, columns)
+        canvas = Canvas(max(drawing.width + 8, NARROW), drawing.height)  # room for its scale
+        canvas.put(drawing, 0, 0)
+        return canvas
+
     return make_figure(
         Path(file).stem.replace(".", "-"),
         f"CKA of layers, {of['x']} × {of['y']}",
         f"Linear CKA of layers, {_title(of)}; the deeper the colour, the more alike.",
         file,
         analysis.command,
-        lambda _: layer_maps("CKA", {"all channels": values}, rows, columns),
+        draw,
     )
 
 
