@@ -88,7 +88,7 @@ class ActivationLoader:
         if sampler is not None and not isinstance(sampler, Sampler):
             raise InputError(f"sampler is {sampler!r}: give a subclass of bertvision.Sampler")
         if sampler is None:
-            buffer = _default_buffer(split, len(self._positions)) if buffer is None else buffer
+            buffer = default_buffer(split, len(self._positions)) if buffer is None else buffer
             sampler = ShuffleSampler(seed, buffer) if shuffle else SequentialSampler()
         elif (shuffle, seed, buffer) != (True, 0, None):
             raise InputError(f"{sampler} decides the order: leave shuffle, seed and buffer out")
@@ -225,6 +225,6 @@ class ActivationLoader:
         return self._pools[dtype, shape[-1]].take(shape, dtype)
 
 
-def _default_buffer(split: ActivationSplit, layers: int) -> int:
-    """As many shards as fit in `BUFFER_BYTES`, from 2 to 64."""
+def default_buffer(split: ActivationSplit, layers: int) -> int:
+    """Shards in the shuffle buffer of so many layers: what fits in `BUFFER_BYTES`, from 2 to 64."""
     return max(2, min(64, BUFFER_BYTES // shard_bytes(split, layers) - 1))

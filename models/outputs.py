@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -72,6 +73,13 @@ def class_loss(
     if logits.shape[1] == 1:
         return F.mse_loss(logits[:, 0], labels.float(), reduction=reduction)
     return F.cross_entropy(logits, labels.long(), reduction=reduction)
+
+
+def without_autocast(values: Tensor) -> AbstractContextManager[object]:
+    """Full precision inside the block, on the device of ``values``, which may be ``meta``."""
+    device = values.device.type
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 def example_lengths(lengths: Tensor, tokens: int) -> list[int]:

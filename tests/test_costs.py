@@ -18,7 +18,9 @@ from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
 OWN = {HEADS[0]: 3.0, HEADS[1]: 5.0}
+STEPS = {"0.5e": 80, "1e": 200}
 FINE_TUNING = {"0.5e": 40.0, "1e": 100.0}
+"""Half a second each, in the median of the run."""
 
 
 @pytest.fixture
@@ -26,7 +28,10 @@ def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
     """With known seconds and bytes in the places where they are recorded."""
     lab = scored_copy(workspace, tmp_path / "lab")
     for tag, seconds in FINE_TUNING.items():
-        change(lab.snapshot_dir(tag) / "snapshot.json", seconds=seconds)
+        # another process was at work while the first half was trained: 90 s by the clock
+        change(lab.snapshot_dir(tag) / "snapshot.json", step=STEPS[tag], seconds=90 + seconds)
+    change(lab.snapshot_dir("1e") / "snapshot.json", seconds_per_step=0.5)
+    for tag in FINE_TUNING:
         path = lab.root / "extraction" / tag / "train.json"
         change(path, examples=9, examples_written=9, seconds=7.0, bytes=1000)
     for head, seconds in OWN.items():
@@ -112,10 +117,11 @@ def test_what_was_not_recorded_is_none_and_so_is_every_sum_with_it(lab: Workspac
     assert (cost["fine_tuning_seconds"], cost["training_seconds"]) == (40.0, 3.0)
     assert _costs(lab)["bert:0.5e"]["speed_up"] == 2.5
 
-    change(lab.snapshot_dir("1e") / "snapshot.json", seconds=None)
+    # earlier versions timed no step: then it is the wall time, and None where that is unknown
+    change(lab.snapshot_dir("1e") / "snapshot.json", seconds=None, seconds_per_step=None)
     costs = _costs(lab)
     assert costs["bert:1e"]["seconds"] is None
-    assert costs["bert:0.5e"]["seconds"] == 40.0
+    assert costs["bert:0.5e"]["seconds"] == 90 + 40.0
     assert all(cost["speed_up"] is None for cost in costs.values())
 
 

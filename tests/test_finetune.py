@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from byhand import fields
@@ -20,11 +21,12 @@ from workspaces import SETTINGS, STOP_AT, write_squad
 from bertvision.errors import DiskSpaceError, InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
-from bertvision.pipelines.finetuning.finetune import FinetuneModule, finetune, learning_rate
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.finetuning.module import FinetuneModule, learning_rate
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot
@@ -118,6 +120,10 @@ def run_until(root: Path, options: dict[str, Any], step: int, signum: int) -> tu
     return done.returncode, done.stderr
 
 
+def _log(root: Path) -> pd.DataFrame:
+    return pd.read_csv(root / "finetune" / "log.csv")
+
+
 def test_snapshots_are_bit_for_bit_the_same_after_kill_and_sigterm(
     options: dict[str, Any], finished: Workspace, tmp_path: Path
 ) -> None:
@@ -141,8 +147,11 @@ def test_snapshots_are_bit_for_bit_the_same_after_kill_and_sigterm(
     assert 0 < result["steps"] < per_epoch
     assert weights(root) == expected
     assert sorted(path.name for path in (root / "finetune").iterdir()) == ["log.csv"]
-    log = (root / "finetune" / "log.csv").read_text()
-    assert log == (finished.root / "finetune" / "log.csv").read_text()
+    log, whole = _log(root), _log(finished.root)
+    assert log.drop(columns="seconds").equals(whole.drop(columns="seconds"))
+    assert (log["seconds"] > 0).all()
+    last = read_snapshot_info(finished.snapshot_dir("1.5e"))
+    assert last.seconds_per_step == pytest.approx(whole["seconds"].median(), rel=1e-3)
 
 
 def test_a_deleted_snapshot_is_made_again_the_same(
@@ -295,6 +304,38 @@ def test_the_optimiser_is_adam_or_with_weight_decay_adamw(
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, weight_decay)
 
 
+@pytest.mark.parametrize("spare", [True, False])
+def test_weights_decay_and_vectors_are_spared_in_new_workspaces(
+    tiny_bert: Path, spare: bool
+) -> None:
+    """Without a gradient a step of AdamW is the decay alone."""
+    model = load_model(tiny_bert, AutoModelForQuestionAnswering)
+    settings = FinetuneConfig(weight_decay=0.5, lr=0.5, spare_vectors=spare)
+    module = FinetuneModule(model, load_task("squad_v2"), settings, total_steps=1, digest="")
+    optimizer = module.configure_optimizers()
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        spared = spare and ("LayerNorm" in name or name.endswith("bias"))
+        assert (parameter == (1.0 if spared else 0.75)).all(), name
+
+
+def test_earlier_workspaces_keep_their_digest(finished: Workspace) -> None:
+    config = finished.config
+    assert config.finetune.spare_vectors
+    before = config.finetune.model_copy(update={"spare_vectors": False})
+    text = json.dumps(config.model_copy(update={"finetune": before}).model_dump(mode="json"))
+    assert '"spare_vectors": false' in text
+    older = json.loads(text.replace('"spare_vectors": false, ', ""))
+    assert (
+        WorkspaceConfig.model_validate(older).digest()
+        == config.model_copy(update={"finetune": before}).digest()
+        != config.digest()
+    )
+
+
 def test_accumulated_batches_give_the_gradient_of_one_large_batch(
     tiny_bert: Path, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -316,8 +357,8 @@ def test_accumulated_batches_give_the_gradient_of_one_large_batch(
         }
         root = tmp_path / f"{accumulate}"
         assert finetune(root, FinetuneOptions(**asked), evaluate=False)["steps"] == 1
-        moved.append((root / "finetune" / "log.csv").read_text().split(",")[-2])
+        moved.append(_log(root)["loss"].item())
         state = load_snapshot(root / "snapshots" / "1e").model.state_dict()
         moved.append(state["bert.encoder.layer.1.output.dense.weight"])
-    assert float(moved[0]) == pytest.approx(float(moved[2]), rel=1e-4)
+    assert moved[0] == pytest.approx(moved[2], rel=1e-4)
     torch.testing.assert_close(moved[1], moved[3], atol=2e-5, rtol=1e-4)

@@ -359,8 +359,8 @@ def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
             output = head(states, lengths)
     real = torch.arange(16) < lengths[:, None]
     for ours, theirs in zip(output, reference, strict=True):
-        assert ours.dtype == torch.bfloat16
-        assert (ours[~real] == torch.finfo(torch.bfloat16).min).all()
+        assert ours.dtype == torch.float32  # in bfloat16 the best tokens would often be equal
+        assert (ours[~real] == torch.finfo(torch.float32).min).all()
         error = (ours[real].float() - theirs[real]).norm() / theirs[real].norm()
         assert error < 0.02
     loss = span_loss(output, torch.tensor([8, 0, 3]), torch.tensor([8, 0, 15]))

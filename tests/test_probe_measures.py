@@ -228,6 +228,19 @@ def test_probes_that_cannot_tell_code_as_the_uniform_code() -> None:
     assert code.compression[0] == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_probes_of_small_blocks_are_trained_until_they_no_longer_improve() -> None:
+    """More epochs than are allowed change nothing: no block ends because it ran out of them."""
+    inputs, labels = blobs(1500, 4, 10, noise=1.0)
+    rows = torch.arange(1500)
+
+    def bits(epochs: int) -> float:
+        options = ProbeOptions(max_epochs=epochs, weight_decays=(1e-5,), lr=0.01)
+        code = online_code(inputs, torch.from_numpy(labels), rows[:1000], rows[1000:], 4, options)
+        return float(code.bits[0])
+
+    assert bits(200) == pytest.approx(bits(600), rel=1e-3)
+
+
 def test_an_easier_input_has_the_shorter_code() -> None:
     easy, labels = blobs(3000, 4, 10, noise=0.5)
     hard, same = blobs(3000, 4, 10, noise=2.0)

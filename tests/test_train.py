@@ -36,6 +36,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.sampler import Sampler
+from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.results.rows import read_rows
@@ -44,7 +45,7 @@ from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.resume import ResumeFile
-from bertvision.pipelines.training.train import train
+from bertvision.pipelines.training.train import own_seconds, train
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -98,6 +99,23 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
     for name in PARTS:
         train(space, [name], "1e", OPTIONS)
         assert all(torch.equal(found[name][k], x) for k, x in weights(space, name).items())
+
+
+def test_heads_of_one_pass_share_what_is_no_ones_own() -> None:
+    """100 s, of which 30 went into steps; the slow step met another process."""
+    small, large = Run("learned-pooling"), Run("adapter-64-shared")
+    found = own_seconds(100.0, {small: [1.0, 1.0, 1.0, 7.0], large: [5.0, 5.0, 5.0, 5.0]})
+    assert found == {small: 35 + 4 * 1.0, large: 35 + 4 * 5.0}
+    assert own_seconds(8.0, {small: []}) == {small: 8.0}
+
+
+def test_a_run_says_which_shuffle_buffer_it_saw(space: Workspace) -> None:
+    train(space, ["learned-pooling"], "1e", OPTIONS)
+    config = read_run_config(space.head_dir("1e", "learned-pooling"))
+    loader = ActivationLoader(space.split("1e", "train"))
+    assert f"buffer={config.buffer})" in str(loader.state_dict()["sampler"])
+    (again,) = train(space, ["learned-pooling"], "1e", OPTIONS)  # trained: nothing is refused
+    assert again == read_run_metrics(space.head_dir("1e", "learned-pooling"))
 
 
 def test_a_part_of_none_is_the_head_as_it_is_made(space: Workspace) -> None:

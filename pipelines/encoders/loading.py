@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.hub import VOCABULARIES, fetch, read_config
+from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
 from bertvision.pipelines.encoders.weights import check_loading, weight_files
 from bertvision.pipelines.records import digest_of
 
@@ -88,6 +89,7 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
             output_loading_info=True,
         )
     _check_complete(model, report["missing_keys"], folder)
+    keep_outputs_in_float32(model)
     model.eval()
     return cast(PreTrainedModel, model)
 
@@ -120,6 +122,7 @@ def new_model(
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
+        keep_outputs_in_float32(model)
         model.eval()
     return model
 

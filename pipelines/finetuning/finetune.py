@@ -7,31 +7,33 @@ they are the same bit for bit, however often the run was interrupted.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from bertvision.errors import DiskSpaceError, InputError, WorkspaceError, counted
+from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.finetuning.module import FinetuneModule
 from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
-from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.tasks.registry import find_task
-from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
-from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.training.lightning import (
+    Clock,
+    TrainingLog,
+    quiet_lightning,
+    seconds_per_step,
+    trainer,
+)
 from bertvision.pipelines.training.resume import ResumeFile
-from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
@@ -105,7 +107,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     windows = workspace.windows("train", tokenizer)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
-    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock)
+    folder = workspace.root / "finetune"
+    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock, folder / "log.csv")
     saver.check()
     _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
     saver.save(0)
@@ -122,12 +125,11 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         pad_id=pad_id(tokenizer, model.config),
         token_types=takes_token_types(model),
     )
-    folder = workspace.root / "finetune"
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     total_steps = round(settings.epochs * per_epoch)
     module = FinetuneModule(model, task, settings, total_steps=total_steps, digest=config.digest())
-    training_log = TrainingLog(folder / "log.csv", max(missing), "fine-tuning", ["loss", "lr"])
+    training_log = TrainingLog(saver.log_file, max(missing), "fine-tuning", ["loss", "lr"])
     with quiet_lightning(), resume_file.guard():
         trainer(
             folder,
@@ -158,90 +160,6 @@ def _check_space(workspace: Workspace, model: PreTrainedModel, snapshots: int) -
         )
 
 
-class FinetuneModule(pl.LightningModule):
-    """BERT with a task's output layer, the task's loss, and the optimiser.
-
-    Optimisation is manual, because a step's batches come together (`Step`): each is weighted by its
-    windows, so that accumulation is the gradient of one larger batch also where the last is short.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        task: Task,
-        settings: FinetuneConfig,
-        *,
-        total_steps: int,
-        digest: str,
-    ) -> None:
-        """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
-        super().__init__()
-        self.automatic_optimization = False
-        self.model = model.train()
-        self.task = task
-        self.settings = settings
-        self.precision = resolve_precision(settings.precision)
-        self.total_steps = total_steps
-        self.digest = digest
-        self.steps_taken = 0
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam with bias correction; AdamW where weights decay."""
-        lr, decay = self.settings.lr, self.settings.weight_decay
-        if decay == 0:
-            return torch.optim.Adam(self.model.parameters(), lr=lr, fused=True)
-        return torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
-
-    def training_step(self, step: Step, batch_idx: int) -> dict[str, Any]:
-        """Take one optimiser step; returns its mean loss and learning rate."""
-        optimizer = self.optimizers()
-        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
-        lr = learning_rate(self.settings, step.number, self.total_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        windows = sum(len(batch.input_ids) for batch in step.batches)
-        total = torch.zeros((), device=self.device)
-        optimizer.zero_grad()
-        for i, batch in enumerate(step.batches):
-            torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
-            loss = self.task.loss(self.model(**batch.inputs), batch) / windows
-            with autocast("32", self.device):
-                self.manual_backward(loss)
-            total += loss.detach()
-        if self.settings.gradient_clip:
-            # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
-        optimizer.step()
-        self.steps_taken += 1
-        return {"loss": total, "log": {"loss": total, "lr": lr}}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record what the resume file belongs to."""
-        checkpoint["workspace"] = self.digest
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the resume file of other settings."""
-        if checkpoint.get("workspace") != self.digest:
-            raise WorkspaceError(
-                "the resume file belongs to other settings than bertvision.yaml: delete "
-                "finetune/resume.ckpt to start again"
-            )
-
-
-def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> float:
-    """The rate of the step after ``step`` steps: linear warm-up, then constant or linear to 0."""
-    warmup = round(settings.warmup * total_steps)
-    if step < warmup:
-        return settings.lr * (step + 1) / warmup
-    if settings.decay == "linear":
-        return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
-    return settings.lr
-
-
-def _dropout_seed(seed: int, step: int, batch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{batch}".encode()).digest()[:8], "big")
-
-
 class _Snapshots(pl.Callback):
     """Saves the snapshots that are due at a step and not there yet."""
 
@@ -252,12 +170,14 @@ class _Snapshots(pl.Callback):
         tokenizer: Any,
         per_epoch: int,
         clock: Clock,
+        log_file: Path,
     ) -> None:
         self.workspace = workspace
         self.model = model
         self.tokenizer = tokenizer
         self.per_epoch = per_epoch
         self.clock = clock
+        self.log_file = log_file
         self.due: dict[int, list[SnapshotTag]] = {}
         for tag in workspace.config.finetune.tags:
             self.due.setdefault(tag.step(per_epoch), []).append(tag)
@@ -292,6 +212,7 @@ class _Snapshots(pl.Callback):
                     step=step,
                     steps_per_epoch=self.per_epoch,
                     seconds=self.clock.seconds if step else 0.0,
+                    seconds_per_step=seconds_per_step(self.log_file) if step else None,
                 )
 
     def on_train_batch_end(

@@ -7,7 +7,9 @@ block has a probe of its own, trained from the start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,9 @@ from torch import Tensor
 from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.trainer import Done, log_likelihoods, train
+
+_LOOK_AFTER = 50
+"""Least optimiser steps between two looks at the held-out examples."""
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Parts of the training examples at which blocks end; section 4 of the paper."""
@@ -78,7 +83,8 @@ def online_code(
 
     Each block's probe is stopped and its weight decay chosen by the loss of the held-out examples,
     not by their accuracy: bits are a loss, and a probe that is sure and wrong is expensive. The
-    held-out examples are no part of the code.
+    held-out examples are no part of the code. The probe of a small block may take as many optimiser
+    steps as one of all examples, and so many more epochs: it ends because it no longer improves.
 
     Args:
         inputs: of all examples.
@@ -91,11 +97,18 @@ def online_code(
     """
     shuffle = torch.Generator().manual_seed(options.seed)
     order = rows[torch.randperm(len(rows), generator=shuffle).to(rows.device)]
+    most_steps = options.max_epochs * math.ceil(len(rows) / options.batch_size)
 
     def block_bits(begin: int, end: int) -> npt.NDArray[np.float64]:
         known, sent = order[:begin], order[begin:end]
         seen = inputs.standardised(known) if options.standardise else inputs
-        probes = train(seen, labels, known, held_out, classes, options, criterion="loss", done=done)
+        steps = math.ceil(begin / options.batch_size)
+        patient = replace(
+            options,
+            epoch_size=max(options.epoch_size, math.ceil(_LOOK_AFTER / steps)),
+            max_epochs=math.ceil(most_steps / steps),
+        )
+        probes = train(seen, labels, known, held_out, classes, patient, criterion="loss", done=done)
         nats = -log_likelihoods(probes.parameters, seen, sent, labels).sum(axis=1)
         return np.asarray(nats / np.log(2))
 

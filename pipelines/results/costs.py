@@ -2,14 +2,17 @@
 
 What is summed, so that a head and BERT can be compared:
 
-- *Fine-tuning* is BERT's wall time up to the snapshot that the system needs: BERT's own, or of a
-  head the later one of the snapshot it was trained on and the snapshot it was scored on (both are
-  of one run, so that the earlier one costs nothing more).
+- *Fine-tuning* is BERT's, up to the snapshot that the system needs: BERT's own, or of a head the
+  later one of the snapshot it was trained on and the snapshot it was scored on (both are of one
+  run, so that the earlier one costs nothing more). It is counted as the optimiser steps times the
+  median seconds of a step, one median for the whole run: what else the machine did while one
+  snapshot was made is no cost of it. (Runs of earlier versions did not time their steps; of them it
+  is the wall time.)
 - *Extraction* is that of the head's training split, whole, also where the head was trained on a
   part of it; where it was pooled from stored tokens, that of the tokens too. The split that is
   scored is not counted: a forward pass over it is what BERT itself would need for its answers.
-- *Training* is the head's own time, with its share of the reading where several were trained from
-  one pass.
+- *Training* is the head's own steps times the median of their seconds, with an equal share of the
+  rest, the reading above all, where several were trained from one pass.
 - An *ensemble* needs what its members need, each thing once: one fine-tuning up to the latest
   snapshot, one extraction of each split, the training of every head.
 
@@ -154,6 +157,7 @@ class _Records:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._tags = workspace.snapshots()
         self.encoder = cache(self._encoder)
         self.fine_tuning = cache(self._fine_tuning)
         self.extraction = cache(self._extraction)
@@ -161,16 +165,23 @@ class _Records:
 
     def _encoder(self) -> int | None:
         """Parameters of the encoder, which all snapshots share."""
-        tags = self._workspace.snapshots()
-        return count_encoder_parameters(self._workspace.snapshot_dir(tags[0])) if tags else None
+        if not self._tags:
+            return None
+        return count_encoder_parameters(self._workspace.snapshot_dir(self._tags[0]))
 
     def _fine_tuning(self, tag: str) -> float | None:
         """Seconds up to a snapshot; none at all are needed for ``0e`` and ``untrained``."""
         try:
-            seconds = read_snapshot_info(self._workspace.snapshot_dir(tag)).seconds
+            info, last = (
+                read_snapshot_info(self._workspace.snapshot_dir(t)) for t in (tag, self._tags[-1])
+            )
         except FileNotFoundError:
             return None
-        return 0.0 if SnapshotTag(tag).fraction <= 0 else seconds
+        if SnapshotTag(tag).fraction <= 0:
+            return 0.0
+        if last.seconds_per_step is None:
+            return info.seconds
+        return info.step * last.seconds_per_step
 
     def _extraction(self, tag: str, split: str) -> ExtractionCosts | None:
         """What the extraction of a stored split cost; None where that is known of a part alone."""

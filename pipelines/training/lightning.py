@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +23,16 @@ from bertvision.pipelines.progress import progress
 class TrainingLog(pl.Callback):
     """Progress on stderr, and a CSV with a row per step, without gaps or repeats.
 
-    The module's ``training_step`` returns what is logged under ``"log"``: numbers or scalar
-    tensors by column, None where a step has no such number.
+    Its last column is the step's wall time, from the end of the step before, in seconds: what the
+    machine does besides lengthens single steps, and hardly their median. The module's
+    ``training_step`` returns what is logged under ``"log"``: numbers or scalar tensors by column,
+    None where a step has no such number.
 
     Args:
         path: of the CSV.
         steps: of the whole training.
         desc: what the progress bar says.
-        columns: beside ``step``.
+        columns: beside ``step`` and ``seconds``.
     """
 
     def __init__(self, path: Path, steps: int, desc: str, columns: Sequence[str]) -> None:
@@ -36,6 +40,7 @@ class TrainingLog(pl.Callback):
         self._steps = steps
         self._desc = desc
         self._columns = list(columns)
+        self._ended = 0.0
         self._file: TextIO | None = None
         self._bar: tqdm[Any] | None = None
 
@@ -50,9 +55,10 @@ class TrainingLog(pl.Callback):
         done = trainer.global_step
         rows = self.rows()[:done]
         self._file = self.path.open("w")
-        lines = [",".join(row) for row in [["step", *self._columns], *rows]]
+        lines = [",".join(row) for row in [["step", *self._columns, "seconds"], *rows]]
         self._file.write("\n".join([*lines, ""]))
         self._bar = progress(self._steps, self._desc, "step", initial=done)
+        self._ended = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -71,6 +77,8 @@ class TrainingLog(pl.Callback):
                     "diverged; give a lower --lr"
                 )
         if self._file is not None and self._bar is not None:
+            before, self._ended = self._ended, time.perf_counter()
+            values.append(self._ended - before)
             cells = ",".join("" if value is None else f"{value:.6g}" for value in values)
             self._file.write(f"{trainer.global_step},{cells}\n")
             self._file.flush()
@@ -87,6 +95,13 @@ class TrainingLog(pl.Callback):
         if self._file is not None and self._bar is not None:
             self._bar.close()
             self._file.close()
+
+
+def seconds_per_step(log: Path) -> float | None:
+    """Median wall time of the steps in a `TrainingLog`; None where none was timed."""
+    with log.open(newline="") as file:
+        timed = [float(row["seconds"]) for row in csv.DictReader(file) if row.get("seconds")]
+    return statistics.median(timed) if timed else None
 
 
 class Clock(pl.Callback):

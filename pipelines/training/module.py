@@ -89,8 +89,9 @@ class HeadsModule(pl.LightningModule):
         self.digest = digest
         self.steps = dict.fromkeys(self.runs, 0)
         """Optimiser steps of each run so far."""
-        self.own_seconds = dict.fromkeys(self.runs, 0.0)
-        """Seconds of each run's forward and backward passes so far (on a GPU: of starting them)."""
+        self.own_seconds: dict[Run, list[float]] = {run: [] for run in self.runs}
+        """Seconds of the forward and backward pass of each step of a run so far (on a GPU: of
+        starting them)."""
         self.diverged: set[Run] = set()
         """Runs whose loss became NaN or infinite: they are trained no further."""
         self._ranks = ranks
@@ -156,7 +157,7 @@ class HeadsModule(pl.LightningModule):
                     self.manual_backward(loss)
             self.steps[run] += 1
             losses[run.name] = loss.detach()
-            self.own_seconds[run] += time.perf_counter() - started
+            self.own_seconds[run].append(time.perf_counter() - started)
         if len(self.diverged) == len(self.runs):
             raise NonFiniteError(
                 f"the loss of {', '.join(run.name for run in self.runs)} became NaN or infinite: "
@@ -171,7 +172,7 @@ class HeadsModule(pl.LightningModule):
             run.name: {
                 "waiting": collector.pending,
                 "steps": self.steps[run],
-                "seconds": self.own_seconds[run],
+                "own_seconds": self.own_seconds[run],
                 "diverged": run in self.diverged,
             }
             for run, collector in self._collectors.items()
@@ -185,7 +186,8 @@ class HeadsModule(pl.LightningModule):
             )
         for run in self.runs:
             held = checkpoint["heads"][run.name]
-            self.steps[run], self.own_seconds[run] = held["steps"], held["seconds"]
+            self.steps[run] = held["steps"]
+            self.own_seconds[run] = held.get("own_seconds", [])  # earlier versions kept their sum
             self._waiting[run.name] = held["waiting"]
             if held["diverged"]:
                 self.diverged.add(run)

@@ -142,7 +142,8 @@ def _is_trained(workspace: Workspace, tag: SnapshotTag, run: Run, config: RunCon
             f"{run.name} was trained on {tag} before, and {changed} is not as it was written: give "
             "--overwrite to train it again"
         )
-    if difference := first_difference(read_run_config(folder).to_json(), config.to_json()):
+    before = read_run_config(folder).model_copy(update={"buffer": None})
+    if difference := first_difference(before.to_json(), config.to_json()):
         field, there, here = difference
         raise WorkspaceError(
             f"{run.name} was trained on {tag} before with {field} = {there}, now it is "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError, counted
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.stream import default_buffer
 from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
@@ -178,7 +180,7 @@ def _save(
     best: BestEpoch | None,
 ) -> None:
     """The folder of each head that did not diverge, whole or not at all."""
-    shared = max(0.0, clock.seconds - sum(module.own_seconds.values()))
+    own = own_seconds(clock.seconds, module.own_seconds)
     for column, (run, head) in enumerate(heads.items(), start=1):
         if not all(bool(torch.isfinite(x).all()) for x in head.state_dict().values()):
             module.diverged.add(run)  # by its last step
@@ -204,7 +206,7 @@ def _save(
             loss=sum(tail) / len(tail) if tail else None,
             held_out_losses=held_out,
             seconds=clock.seconds,
-            own_seconds=shared + module.own_seconds[run],
+            own_seconds=own[run],
             wait_seconds=clock.wait_seconds,
             seconds_per_epoch=clock.seconds / planned.options.epochs,
             trained_together=[other.name for other in heads],
@@ -216,10 +218,26 @@ def _save(
             )
             lines = ["step,loss", *(f"{i},{loss}" for i, loss in enumerate(losses, start=1)), ""]
             (temporary / "log.csv").write_text("\n".join(lines))
-            write_record(temporary / "config.json", planned.configs[run])
+            buffer = default_buffer(planned.split, len(planned.layers))
+            config = planned.configs[run].model_copy(update={"buffer": buffer})
+            write_record(temporary / "config.json", config)
             written = ("model.safetensors", "config.json")
             digests = digests_in(temporary, written)
             write_record(temporary / "metrics.json", metrics.model_copy(update={"sha256": digests}))
+
+
+def own_seconds(seconds: float, of_steps: Mapping[Run, Sequence[float]]) -> dict[Run, float]:
+    """What each run of a pass cost: its steps times their median, and an equal share of the rest.
+
+    Args:
+        seconds: wall time of the pass.
+        of_steps: by run the seconds of each of its steps.
+    """
+    rest = max(0.0, seconds - sum(map(sum, of_steps.values())))
+    return {
+        run: rest / len(of_steps) + (len(steps) * statistics.median(steps) if steps else 0.0)
+        for run, steps in of_steps.items()
+    }
 
 
 def _tensorboard(workspace: Workspace, tag: SnapshotTag) -> Any:

@@ -65,6 +65,9 @@ class FinetuneConfig(Settings):
     lr: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled (AdamW) where above 0."""
+    spare_vectors: bool = False
+    """Weight decay spares biases and LayerNorm, as in the code of Devlin et al. (2019); in
+    workspaces of earlier versions it does not."""
     warmup: float = Field(0.0, ge=0, lt=1)
     """Fraction of all optimiser steps over which the rate rises from 0."""
     decay: Literal["none", "linear"] = "none"
@@ -107,6 +110,13 @@ class FinetuneConfig(Settings):
         return tuple(SnapshotTag(tag) for tag in self.save_at)
 
 
+_LATER = {
+    "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
+    "finetune": ("spare_vectors",),
+}
+"""Settings that came with later versions: workspaces from before keep their digest."""
+
+
 class WorkspaceConfig(Settings):
     """The whole of ``bertvision.yaml``."""
 
@@ -124,9 +134,10 @@ class WorkspaceConfig(Settings):
     def digest(self) -> str:
         """Hex sha256 of all settings that decide the snapshots' values."""
         values = self.model_dump(mode="json", exclude={"versions", "activations"})
-        for field in ("classes", "text", "pair", "label", "dev_fraction", "linked"):
-            if not values["task"][field]:  # of what is not set nothing is said
-                del values["task"][field]
+        for section, fields in _LATER.items():
+            for field in fields:
+                if not values[section][field]:  # of what is not set nothing is said
+                    del values[section][field]
         return digest_of(values)
 
     @classmethod

@@ -88,7 +88,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         raise InputError(
             f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
         )
-    finetune = validated(FinetuneConfig, options.given(FinetuneConfig))
+    given = {**options.given(FinetuneConfig), "spare_vectors": True}
+    finetune = validated(FinetuneConfig, given)
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
     checkpoint = _checkpoint(str(options.model), options.revision, task)
     kind, read = load_task(name), {}

@@ -49,11 +49,14 @@ class RunConfig(Record):
     training: RunTraining
     activations: Provenance
     """What tells the activations from others: their number, plan and provenance."""
+    buffer: Count | None = None
+    """Shards in the shuffle buffer that mixed them. It follows from the rest: configurations are
+    compared without it; earlier versions did not keep it."""
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
-        for name, default in (("classes", 2), ("variant", "")):
+        for name, default in (("classes", 2), ("variant", ""), ("buffer", None)):
             if values[name] == default:
                 del values[name]
         return values
@@ -86,7 +89,8 @@ class RunMetrics(Record):
     seconds: float
     """Wall time of the training, of all runs that shared it."""
     own_seconds: float
-    """Seconds of this run, with its share of the reading."""
+    """Its steps times the median seconds of one, and an equal share of what the pass spent besides
+    the steps of its runs. Earlier versions gave the sum of the steps, and all of the rest."""
     wait_seconds: float
     """Part of ``seconds`` that was spent waiting for data."""
     seconds_per_epoch: float
@@ -215,6 +219,8 @@ class SnapshotInfo(Settings):
     """Optimiser steps in one epoch; 0 where the snapshot was made without training data."""
     seconds: float | None = None
     """Wall time of fine-tuning up to here; None where it was not measured."""
+    seconds_per_step: float | None = None
+    """Median wall time of an optimiser step so far; earlier versions did not measure it."""
     weights_sha256: str
     """Digest of this snapshot's own weights."""
     config_sha256: str

@@ -64,6 +64,7 @@ def save_snapshot(
     step: int,
     steps_per_epoch: int,
     seconds: float | None = None,
+    seconds_per_step: float | None = None,
 ) -> SnapshotInfo:
     """Save a snapshot as ``folder``: whole or not at all.
 
@@ -76,6 +77,7 @@ def save_snapshot(
         step: optimiser steps taken.
         steps_per_epoch: optimiser steps in one epoch.
         seconds: wall time of fine-tuning so far.
+        seconds_per_step: median wall time of its steps.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -85,6 +87,7 @@ def save_snapshot(
             step=step,
             steps_per_epoch=steps_per_epoch,
             seconds=seconds,
+            seconds_per_step=seconds_per_step,
             weights_sha256=weights_digest(temporary),
             config_sha256=_config_digest(temporary),
             tokenizer_sha256=tokenizer_digest(tokenizer),

@@ -1,0 +1,107 @@
+"""BERT as it is fine-tuned: one optimiser step, its learning rate, its dropout."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.finetuning.steps import Step
+from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.workspace.config import FinetuneConfig
+
+
+class FinetuneModule(pl.LightningModule):
+    """BERT with a task's output layer, the task's loss, and the optimiser.
+
+    Optimisation is manual, because a step's batches come together (`Step`): each is weighted by its
+    windows, so that accumulation is the gradient of one larger batch also where the last is short.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        task: Task,
+        settings: FinetuneConfig,
+        *,
+        total_steps: int,
+        digest: str,
+    ) -> None:
+        """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model.train()
+        self.task = task
+        self.settings = settings
+        self.precision = resolve_precision(settings.precision)
+        self.total_steps = total_steps
+        self.digest = digest
+        self.steps_taken = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam with bias correction; AdamW where weights decay: matrices, and not vectors."""
+        lr, decay = self.settings.lr, self.settings.weight_decay
+        parameters = list(self.model.parameters())
+        if decay == 0:
+            return torch.optim.Adam(parameters, lr=lr, fused=True)
+        spared = {id(p) for p in parameters if self.settings.spare_vectors and p.dim() < 2}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if id(p) not in spared]},
+            {"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=True)
+
+    def training_step(self, step: Step, batch_idx: int) -> dict[str, Any]:
+        """Take one optimiser step; returns its mean loss and learning rate."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        lr = learning_rate(self.settings, step.number, self.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        windows = sum(len(batch.input_ids) for batch in step.batches)
+        total = torch.zeros((), device=self.device)
+        optimizer.zero_grad()
+        for i, batch in enumerate(step.batches):
+            torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
+            loss = self.task.loss(self.model(**batch.inputs), batch) / windows
+            with autocast("32", self.device):
+                self.manual_backward(loss)
+            total += loss.detach()
+        if self.settings.gradient_clip:
+            # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        optimizer.step()
+        self.steps_taken += 1
+        return {"loss": total, "log": {"loss": total, "lr": lr}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record what the resume file belongs to."""
+        checkpoint["workspace"] = self.digest
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the resume file of other settings."""
+        if checkpoint.get("workspace") != self.digest:
+            raise WorkspaceError(
+                "the resume file belongs to other settings than bertvision.yaml: delete "
+                "finetune/resume.ckpt to start again"
+            )
+
+
+def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> float:
+    """The rate of the step after ``step`` steps: linear warm-up, then constant or linear to 0."""
+    warmup = round(settings.warmup * total_steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    if settings.decay == "linear":
+        return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
+    return settings.lr
+
+
+def _dropout_seed(seed: int, step: int, batch: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{batch}".encode()).digest()[:8], "big")
