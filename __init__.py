@@ -23,6 +23,7 @@ _MODULES = {
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
+    "verbs.latency": ("latency",),
     "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions", "table"),
     "verbs.probe": ("probe",),
@@ -118,6 +119,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.finetune import finetune as finetune
     from bertvision.verbs.heads import evaluate as evaluate
     from bertvision.verbs.heads import train as train
+    from bertvision.verbs.latency import latency as latency
     from bertvision.verbs.probe import probe as probe
     from bertvision.verbs.rank import rank as rank
     from bertvision.verbs.results import predictions as predictions

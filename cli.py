@@ -24,6 +24,7 @@ from bertvision.commands.experiment import quickstart, report, score, status
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
+from bertvision.commands.latency import latency
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.probe import probe
 from bertvision.commands.rank import rank
@@ -123,7 +124,7 @@ def _main(
 
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
-_LABORATORY = (sweep, ensemble, compare, errors, table, report)
+_LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
 _ANALYSES = (probe, rank, cka, isotropy)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))

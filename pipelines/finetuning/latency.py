@@ -1,0 +1,196 @@
+"""How long an answer takes: the encoder with a head beside the encoder with its output layer.
+
+A head that takes no hidden state above layer k needs an encoder of k layers, and only these are
+run. All systems answer the same windows, in turns, in one process: what the machine does besides
+meets all of them, and speed-ups are medians of the ratios within a round. Compression papers give
+this number (Sanh et al. 2019, arXiv:1910.01108, table 3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.encoders.loading import load_model, pad_id, takes_token_types
+from bertvision.pipelines.finetuning.latency_record import Latencies, Latency, latency_file
+from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.records import write_record
+from bertvision.pipelines.tasks.batch import Batch, collate
+from bertvision.pipelines.training.trained_head import LoadedHead, load_head
+from bertvision.pipelines.workspace.heads import find_head
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class _System(NamedTuple):
+    """Something that answers windows."""
+
+    name: str
+    layers: int
+    """Transformer layers that are run."""
+    answer: Callable[[Batch], object]
+
+
+def measure_latency(
+    workspace: Workspace,
+    trained: Sequence[tuple[str, str]],
+    *,
+    tag: str,
+    windows: int = 32,
+    batch_size: int = 1,
+    rounds: int = 5,
+    precision: str = "auto",
+) -> Latencies:
+    """Measure seconds per window of BERT and of heads on it, and keep them in the workspace.
+
+    Reading texts and making windows of them is not counted: it is the same for all.
+
+    Args:
+        workspace: with the snapshot and the heads.
+        trained: for each head the snapshot that it was trained on, and its run's name.
+        tag: snapshot of the encoder.
+        windows: of dev, evenly spread; all where there are fewer.
+        batch_size: windows of a forward pass.
+        rounds: in each of which every system answers all windows; one more goes before them.
+        precision: arithmetic of all: auto, 32 or bf16.
+
+    Returns:
+        The contents of ``latency/<tag>.json``, which an earlier measurement there gives way to.
+
+    Raises:
+        UnknownNameError: there is no such head or snapshot.
+        WorkspaceError: a head or the snapshot is damaged.
+    """
+    tag, arithmetic = SnapshotTag(tag), resolve_precision(precision)
+    folder = workspace.require_snapshot(tag)
+    snapshot = load_snapshot(folder)
+    sample = _Sample.of(workspace, snapshot, windows, batch_size)
+    encoder = cache(lambda layers: _to_device(load_model(folder, num_hidden_layers=layers)))
+    systems = [_bert(snapshot.model)]
+    for trained_on, name in trained:
+        head = load_head(find_head(workspace, trained_on, name), Run.parse(name))
+        deepest = min(max(head.config.layers), workspace.config.model.num_hidden_layers)
+        systems.append(_with_head(name, head, encoder(deepest), deepest))
+    seconds = _measured(systems, sample.batches, rounds, arithmetic)
+    latencies = Latencies(
+        tag=str(tag),
+        weights_sha256=snapshot.info.weights_sha256,
+        windows=sample.windows,
+        tokens=sample.tokens,
+        batch_size=batch_size,
+        rounds=rounds,
+        precision=arithmetic,
+        device=device().type,
+        threads=torch.get_num_threads(),
+        systems=tuple(
+            Latency(
+                name=system.name,
+                layers=system.layers,
+                seconds=float(np.median(spent)) / sample.windows,
+                low=float(spent.min()) / sample.windows,
+                high=float(spent.max()) / sample.windows,
+                speed_up=float(np.median(seconds[0] / spent)),
+            )
+            for system, spent in zip(systems, seconds, strict=True)
+        ),
+    )
+    path = latency_file(workspace, tag)
+    path.parent.mkdir(exist_ok=True)
+    write_record(path, latencies)
+    return latencies
+
+
+class _Sample(NamedTuple):
+    """Windows of dev, as they are given to all systems."""
+
+    batches: list[Batch]
+    windows: int
+    tokens: float
+    """Of a window, in the mean."""
+
+    @classmethod
+    def of(cls, workspace: Workspace, snapshot: Snapshot, most: int, batch_size: int) -> _Sample:
+        windows = workspace.windows("dev", snapshot.tokenizer)
+        rows = np.linspace(0, len(windows) - 1, min(most, len(windows))).astype(np.int64)
+        padding, model = pad_id(snapshot.tokenizer, snapshot.model.config), snapshot.model
+        batches = [
+            collate(
+                *(windows, windows.first_token, rows[i : i + batch_size], padding),
+                token_types=takes_token_types(model),
+            )
+            for i in range(0, len(rows), batch_size)
+        ]
+        return cls(batches, len(rows), float(windows.n_tokens[rows].mean()))
+
+
+def _to_device(model: PreTrainedModel) -> PreTrainedModel:
+    model.to(device()).eval()  # type: ignore[arg-type]
+    return model
+
+
+def _on_device(batch: Batch) -> dict[str, Tensor]:
+    return {name: values.to(device()) for name, values in batch.inputs.items()}
+
+
+def _bert(model: PreTrainedModel) -> _System:
+    """The encoder with the output layer that it was fine-tuned with."""
+    _to_device(model)
+    return _System("BERT", int(model.config.num_hidden_layers), lambda b: model(**_on_device(b)))
+
+
+def _with_head(name: str, head: LoadedHead, model: PreTrainedModel, layers: int) -> _System:
+    """As much of the encoder as a head takes hidden states of, and the head."""
+    module = head.module.to(device())
+
+    def answer(batch: Batch) -> object:
+        output = model(**_on_device(batch), output_hidden_states=True)
+        states = [*output.hidden_states]
+        if head.config.kind == "classification":  # of [CLS] alone, and the pooler output behind
+            states = [state[:, 0] for state in states]
+            if getattr(output, "pooler_output", None) is not None:
+                states.append(output.pooler_output)
+            return module(stacked(states, 1), torch.ones(len(states[0]), dtype=torch.long))
+        mask = batch.attention_mask.bool()
+        return module(stacked(states, 2)[mask.to(device())], mask.sum(dim=1))
+
+    def stacked(states: Sequence[Tensor], dim: int) -> Tensor:
+        return torch.stack([states[layer] for layer in head.config.layers], dim=dim)
+
+    return _System(name, layers, answer)
+
+
+@torch.inference_mode()
+def _measured(
+    systems: Sequence[_System], batches: Sequence[Batch], rounds: int, precision: Precision
+) -> npt.NDArray[np.float64]:
+    """Seconds that each system takes for all batches, (systems, rounds)."""
+    seconds = np.empty((len(systems), rounds + 1))
+    with progress((rounds + 1) * len(systems), "latency", "pass") as bar:
+        for each in range(rounds + 1):
+            for i, system in enumerate(systems):
+                _wait_for_device()
+                began = time.perf_counter()
+                for batch in batches:
+                    with autocast(precision, device()):
+                        system.answer(batch)
+                _wait_for_device()
+                seconds[i, each] = time.perf_counter() - began
+                bar.update(1)
+    return seconds[:, 1:]
+
+
+def _wait_for_device() -> None:
+    """Until a GPU has done what it was given: it is given more than it has done."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,60 @@
+"""What is kept of how long answers take: ``latency/<tag>.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertvision.pipelines.records import Count, Record, read_record
+from bertvision.pipelines.workspace.config import Tag
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Latency(Record):
+    """How long a system takes for a window."""
+
+    name: str
+    """``BERT``, or a head's run."""
+    layers: Count
+    """Transformer layers that are run: the encoder is cut above the last that the head takes."""
+    seconds: float
+    """Per window: median over rounds."""
+    low: float
+    """Of the fastest round."""
+    high: float
+    """Of the slowest round."""
+    speed_up: float
+    """BERT's seconds over these: median of the ratios within a round."""
+
+
+class Latencies(Record):
+    """``latency/<tag>.json``: how long systems take for a window, measured in turns."""
+
+    tag: Tag
+    weights_sha256: str
+    """Of the snapshot."""
+    windows: Count
+    tokens: float
+    """Of a window, in the mean."""
+    batch_size: Count
+    rounds: Count
+    precision: str
+    device: str
+    threads: Count
+    systems: tuple[Latency, ...]
+    """BERT first."""
+
+
+def latency_file(workspace: Workspace, tag: str) -> Path:
+    """Where the measurement on a snapshot is kept."""
+    return workspace.root / "latency" / f"{tag}.json"
+
+
+def read_latencies(workspace: Workspace) -> list[Latencies]:
+    """What was measured in a workspace, a record for each snapshot.
+
+    Raises:
+        WorkspaceError: one is damaged.
+    """
+    files = [latency_file(workspace, tag) for tag in workspace.snapshots()]
+    again = "bertvision latency --checkpoint "
+    return [read_record(path, Latencies, again + path.stem) for path in files if path.is_file()]

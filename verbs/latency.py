@@ -1,0 +1,145 @@
+"""How long answers take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertvision.errors import counted
+from bertvision.pipelines.finetuning.latency_record import Latencies
+from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.heads import only_tag, trained_heads
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
+from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.arguments.checks import check_trained_heads, find_workspace
+from bertvision.verbs.arguments.reading import (
+    PRECISIONS,
+    Names,
+    StrPath,
+    Tag,
+    at_least,
+    parse_choice,
+    parse_names,
+    parse_tag,
+)
+from bertvision.verbs.rows import Shown
+from bertvision.verbs.tables import Values
+
+
+class LatencyTable(Shown, Latencies):
+    """How long systems take for a window, measured in turns."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return Latencies.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return latency_table(values)
+
+
+def latency(
+    heads: Names = (),
+    *,
+    checkpoint: Tag | None = None,
+    trained_on: Tag | None = None,
+    windows: int = 32,
+    batch_size: int = 1,
+    rounds: int = 5,
+    precision: PrecisionName = "auto",
+    workspace: StrPath | None = None,
+) -> LatencyTable:
+    """Measure how long an answer takes: the encoder with a head beside BERT itself.
+
+    A head that takes none of the upper hidden states needs only the layers below them.
+
+    >>> import bertvision
+    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+    >>> measured = bertvision.latency(checkpoint="1e", windows=2, rounds=1)
+    >>> [system.name for system in measured.systems][:1]
+    ['BERT']
+
+    Args:
+        heads: trained heads; by default all that were trained there, one of each kind.
+        checkpoint: snapshot of the encoder; by default the one that heads were trained on.
+        trained_on: snapshot the heads were trained on; by default the same.
+        windows: of dev, evenly spread.
+        batch_size: windows of a forward pass.
+        rounds: in each of which every system answers all windows.
+        precision: arithmetic of all: auto, 32 or bf16.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: there is no such head or snapshot.
+        WorkspaceError: a head or the snapshot is damaged.
+    """
+    names = parse_names(heads) if heads else []
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    source = None if trained_on is None else parse_tag(trained_on)
+    at_least(windows, 1, "--windows")
+    at_least(batch_size, 1, "--batch-size")
+    at_least(rounds, 1, "--rounds")
+    parse_choice(precision, PRECISIONS, "--precision")
+    space = find_workspace(workspace)
+    if source is None:
+        source = target or (
+            trained_where(space, names)
+            if names
+            else only_tag({tag for tag, _ in trained_heads(space)}, "heads were trained on")
+        )
+    target = target or source
+    space.require_snapshot(target)
+    if names:
+        check_trained_heads(space, names, source)
+    else:
+        names = _one_of_each(space, source)
+    from bertvision.pipelines.finetuning.latency import measure_latency
+
+    found = measure_latency(
+        space,
+        [(source, name) for name in names],
+        tag=target,
+        windows=windows,
+        batch_size=batch_size,
+        rounds=rounds,
+        precision=precision,
+    )
+    return LatencyTable.model_validate(found.model_dump())
+
+
+def _one_of_each(space: Workspace, tag: str) -> list[str]:
+    """The heads trained on a snapshot, without those that differ in seed or data alone.
+
+    Of a class of one's own none is taken: its module is imported where its path was named.
+    """
+    kept: dict[tuple[str, str], str] = {}
+    for name in (name for on, name in trained_heads(space) if on == tag):
+        config = read_run_config(space.head_dir(tag, name))
+        if ":" not in config.head:
+            kept.setdefault((config.head, config.variant), name)
+    return list(kept.values())
+
+
+def latency_table(result: Values) -> str:
+    """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
+    rows = [
+        [
+            system["name"],
+            f"{system['layers']}",
+            f"{1e3 * system['seconds']:.1f}",
+            f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
+            f"{system['speed_up']:.2f}",
+        ]
+        for system in result["systems"]
+    ]
+    head = ["system", "layers run", "ms per window", "fastest to slowest round", "speed-up"]
+    legend = (
+        f"Medians of {result['rounds']} rounds, in each of which every system answers the same "
+        f"{counted(result['windows'], 'window')} of {result['tokens']:.0f} tokens in the mean, "
+        f"{result['batch_size']} at a time, on {result['device']} with "
+        f"{counted(result['threads'], 'thread')} in precision {result['precision']}.  Layers run: "
+        "the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
+        "time over the system's."
+    )
+    return f"{format_table(head, rows)}\n\n{fill(legend)}"
