@@ -26,9 +26,9 @@ _MODULES = {
     "verbs.latency": ("latency",),
     "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions", "table"),
-    "verbs.probe": ("probe",),
-    "verbs.rank": ("rank",),
-    "verbs.analysis": ("cka", "isotropy"),
+    "verbs.analyses.probe": ("probe",),
+    "verbs.analyses.rank": ("rank",),
+    "verbs.analyses.layers": ("cka", "isotropy"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -108,8 +108,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
-    from bertvision.verbs.analysis import cka as cka
-    from bertvision.verbs.analysis import isotropy as isotropy
+    from bertvision.verbs.analyses.layers import cka as cka
+    from bertvision.verbs.analyses.layers import isotropy as isotropy
+    from bertvision.verbs.analyses.probe import probe as probe
+    from bertvision.verbs.analyses.rank import rank as rank
     from bertvision.verbs.errors import error_analysis as error_analysis
     from bertvision.verbs.experiment import quickstart as quickstart
     from bertvision.verbs.experiment import report as report
@@ -120,8 +122,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.heads import evaluate as evaluate
     from bertvision.verbs.heads import train as train
     from bertvision.verbs.latency import latency as latency
-    from bertvision.verbs.probe import probe as probe
-    from bertvision.verbs.rank import rank as rank
     from bertvision.verbs.results import predictions as predictions
     from bertvision.verbs.results import results as results
     from bertvision.verbs.results import table as table

@@ -17,7 +17,9 @@ from typing import Annotated, Any
 import typer
 
 import bertvision
-from bertvision.commands.analysis import cka, isotropy
+from bertvision.commands.analyses.layers import cka, isotropy
+from bertvision.commands.analyses.probe import probe
+from bertvision.commands.analyses.rank import rank
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.errors import errors
 from bertvision.commands.experiment import quickstart, report, score, status
@@ -26,8 +28,6 @@ from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.latency import latency
 from bertvision.commands.options import CommandGroup
-from bertvision.commands.probe import probe
-from bertvision.commands.rank import rank
 from bertvision.commands.results import table
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep

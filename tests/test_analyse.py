@@ -17,7 +17,7 @@ from bertvision.pipelines.analysis.run import cka as run_cka
 from bertvision.pipelines.analysis.run import isotropy as run_isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs import analysis as verbs
+from bertvision.verbs.analyses import layers as verbs
 
 
 @pytest.fixture

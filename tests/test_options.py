@@ -12,12 +12,12 @@ import pytest
 import typer
 
 from bertvision.cli import app
+from bertvision.commands.analyses.probe import probe
+from bertvision.commands.analyses.rank import rank
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import train
-from bertvision.commands.probe import probe
-from bertvision.commands.rank import rank
 from bertvision.commands.sweep import sweep
 from bertvision.errors import InputError
 from bertvision.pipelines.options import Options, declared, flag

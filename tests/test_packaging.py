@@ -160,8 +160,8 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart status score report finetune extract train evaluate sweep ensemble compare
-    error_analysis results predictions table probe rank cka isotropy Row Rows ensure_features
-    load_head
+    latency error_analysis results predictions table probe rank cka isotropy Row Rows
+    ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning

@@ -24,7 +24,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.probe import probe_table
+from bertvision.verbs.analyses.probe import probe_table
 
 TRAIN = [("a", 0), ("a", 1), ("a", 1), ("b", 0), ("c", 1), ("c", None)]
 

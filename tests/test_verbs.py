@@ -16,18 +16,17 @@ from terminal import done, with_heads
 
 import bertvision
 from bertvision.commands import (
-    analysis,
     errors,
     experiment,
     extract,
     finetune,
     heads,
-    probe,
-    rank,
+    latency,
     results,
     sweep,
     systems,
 )
+from bertvision.commands.analyses import layers, probe, rank
 from bertvision.commands.declared_options import with_options
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
@@ -58,8 +57,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(systems.ensemble, systems.compare, probe.probe, rank.rank),
-        *(analysis.cka, analysis.isotropy, errors.errors),
+        *(systems.ensemble, systems.compare, latency.latency, probe.probe, rank.rank),
+        *(layers.cka, layers.isotropy, errors.errors),
     )
 }
 

@@ -40,7 +40,7 @@ class LatencyTable(Shown, Latencies):
 
 
 def latency(
-    heads: Names = (),
+    heads: Names | None = None,
     *,
     checkpoint: Tag | None = None,
     trained_on: Tag | None = None,

@@ -117,7 +117,7 @@ class _Sample(NamedTuple):
     batches: list[Batch]
     windows: int
     tokens: float
-    """Of a window, in the mean."""
+    """Mean length of a window."""
 
     @classmethod
     def of(cls, workspace: Workspace, snapshot: Snapshot, most: int, batch_size: int) -> _Sample:

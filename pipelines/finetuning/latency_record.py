@@ -19,9 +19,9 @@ class Latency(Record):
     seconds: float
     """Per window: median over rounds."""
     low: float
-    """Of the fastest round."""
+    """Seconds of the fastest round."""
     high: float
-    """Of the slowest round."""
+    """Seconds of the slowest round."""
     speed_up: float
     """BERT's seconds over these: median of the ratios within a round."""
 
@@ -31,10 +31,10 @@ class Latencies(Record):
 
     tag: Tag
     weights_sha256: str
-    """Of the snapshot."""
+    """Digest of the snapshot's weights."""
     windows: Count
     tokens: float
-    """Of a window, in the mean."""
+    """Mean length of a window."""
     batch_size: Count
     rounds: Count
     precision: str

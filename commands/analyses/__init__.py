@@ -1,0 +1,1 @@
+"""The commands that ask what hidden states hold; they learn nothing that would be kept."""
