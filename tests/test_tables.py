@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,16 @@ from bertvision.errors import UnknownNameError
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.captions import basis
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
-from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read_tables
+from bertvision.pipelines.report.side_by_side import (
+    DIFFERENT,
+    columns_of_all,
+    find_table,
+    read_tables,
+)
+from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.answers import per_item
 from bertvision.pipelines.results.bootstrap import paired_bootstrap
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.systems import read_predictions
@@ -209,6 +217,14 @@ def test_different_data_are_told_apart(
         file.write(table.csv())
     with (tmp_path / "t.csv").open() as file:
         assert len({row["data"] for row in csv.DictReader(file)}) == 2
+
+
+def test_a_score_of_two_metrics_is_called_by_both() -> None:
+    first = Table("t", "", [Column("name", "head", "text"), Column("1e", "F1 at 1e")], [], "", "")
+    other = replace(first, columns=[Column("1e", "Pearson at 1e"), Column("3e", "Pearson at 3e")])
+    assert [column.label for column in columns_of_all([first, other])] == [
+        *("head", "F1 at 1e / Pearson at 1e", "Pearson at 3e")
+    ]
 
 
 def test_workspaces_of_one_name_have_their_paths(

@@ -58,9 +58,6 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
     if first.group:
         groups = list(dict.fromkeys(row[first.group] for row in rows))
         rows.sort(key=lambda row: groups.index(row[first.group]))
-    seen: dict[str, Column] = {}
-    for table in tables:
-        seen |= {column.key: column for column in table.columns if column.key not in seen}
     differ = any(
         len({row["data"] for row in rows if row.get(first.group) == group}) > 1
         for group in {row.get(first.group) for row in rows}
@@ -70,12 +67,27 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
         first,
         title=f"{first.title}; of several workspaces",
         basis="",
-        columns=[*own, *seen.values()],
+        columns=[*own, *columns_of_all(tables)],
         rows=rows,
         more=list(dict.fromkeys(key for table in tables for key in table.more))
         + ["data"] * (not differ),
         remarks=[DIFFERENT] if differ else [],
     )
+
+
+def columns_of_all(tables: Sequence[Table]) -> list[Column]:
+    """The columns of several tables; one that is called otherwise in another has both names.
+
+    So it is with the score, which is another metric where the task is another.
+    """
+    found: dict[str, list[Column]] = {}
+    for table in tables:
+        for column in table.columns:
+            found.setdefault(column.key, []).append(column)
+    return [
+        replace(columns[0], label=" / ".join(dict.fromkeys(column.label for column in columns)))
+        for columns in found.values()
+    ]
 
 
 def _found(workspace: Workspace, name: str) -> Table:
