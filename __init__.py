@@ -27,7 +27,7 @@ _MODULES = {
     "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions", "table"),
     "verbs.analyses.probe": ("probe",),
-    "verbs.analyses.rank": ("rank",),
+    "verbs.analyses.pairs": ("rank", "similarity"),
     "verbs.analyses.layers": ("cka", "isotropy"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
@@ -47,6 +47,7 @@ _MODULES = {
     "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
     "pipelines.probing.options": ("ProbeOptions",),
     "pipelines.ranking.options": ("RankOptions",),
+    "pipelines.similarity.options": ("SimilarityOptions",),
     # heads of one's own
     "models.registry": ("build_head",),
     "models.heads": ("SpanHead",),
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
     from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.ranking.options import RankOptions as RankOptions
+    from bertvision.pipelines.similarity.options import SimilarityOptions as SimilarityOptions
     from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
     from bertvision.pipelines.tasks.data import TaskData as TaskData
@@ -110,8 +112,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
     from bertvision.verbs.analyses.layers import cka as cka
     from bertvision.verbs.analyses.layers import isotropy as isotropy
+    from bertvision.verbs.analyses.pairs import rank as rank
+    from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe
-    from bertvision.verbs.analyses.rank import rank as rank
     from bertvision.verbs.errors import error_analysis as error_analysis
     from bertvision.verbs.experiment import quickstart as quickstart
     from bertvision.verbs.experiment import report as report

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from bertvision.cli import app
+from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
-from bertvision.commands.analyses.rank import rank
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
@@ -23,6 +23,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.options import Options, declared, flag
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.ranking.options import RankOptions
+from bertvision.pipelines.similarity.options import SimilarityOptions
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import ExtractOptions, FinetuneOptions, TrainOptions
@@ -34,6 +35,7 @@ COMMANDS = {
     "sweep": (sweep, TrainOptions),
     "probe": (probe, ProbeOptions),
     "rank": (rank, RankOptions),
+    "similarity": (similarity, SimilarityOptions),
 }
 
 

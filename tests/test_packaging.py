@@ -160,12 +160,12 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart status score report finetune extract train evaluate sweep ensemble compare
-    latency error_analysis results predictions table probe rank cka isotropy Row Rows
-    ensure_features load_head
+    latency error_analysis results predictions table probe rank similarity cka isotropy
+    Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
-    FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions
+    FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
     SentenceTask RawSentence SentenceRows require_fields

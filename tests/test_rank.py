@@ -15,12 +15,13 @@ import torch
 from byhand import change, fields
 from rankings import write_aligned
 from terminal import cells, done, run
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.ranking.metrics import Candidates, score_questions
 from bertvision.pipelines.ranking.rank import rank
 from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 PEOPLE = ["anna", "boris", "clara", "david"]
@@ -254,3 +255,82 @@ def test_test_alone_can_be_ranked_without_training(tiny_bert: Path, tmp_path: Pa
     result = run(*arguments, "--scorers", "mlp")
     assert result.exit_code == 2
     assert "no part train" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def tuned(tiny_bert: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace of the tiny BERT, fine-tuned on the pairs of train."""
+    root = tmp_path_factory.mktemp("tuned") / "workspace"
+    done(
+        *("finetune", "--model", tiny_bert, "--task", "wikiqa_pairs", "--data", data, "-w", root),
+        *("--epochs", 1, "--save-at", "0,1", "--lr", "1e-3", "--precision", "32"),
+    )
+    return root
+
+
+def test_a_fine_tuned_encoder_ranks_by_its_own_scores_and_gives_features(
+    tuned: Path, data: Path
+) -> None:
+    text = done(
+        *("rank", "wikiqa", "--data", data, "-w", tuned, "--checkpoint", "0e,1e", *EXACT),
+        *("--scorers", "cross-encoder,cosine", "--layers", "last", *FAST, "--json"),
+    )
+    first, chance, *rows = json.loads(text)["rows"]
+    assert (first["system"], chance["system"]) == ("bm25", "random order")
+    assert [(r["system"], r["checkpoint"]) for r in rows] == [
+        ("cross-encoder", "0e"),
+        ("cross-encoder", "1e"),
+        ("cosine", "0e"),
+        ("cosine", "1e"),
+    ]
+    # 1e is other weights than 0e, in both ways
+    assert rows[0]["map"] != rows[1]["map"] or rows[2]["map"] != rows[3]["map"]
+    for row in rows:
+        assert row["difference"] == pytest.approx(row["map"] - first["map"])
+
+    space = Workspace.find(tuned)
+    model = AutoModelForSequenceClassification.from_pretrained(space.snapshot_dir("1e")).eval()
+    tokenizer = AutoTokenizer.from_pretrained(space.snapshot_dir("1e"))
+    texts = read_ranking(str(data))
+    test = Candidates.of(texts, "test")
+    scores = []
+    for q, p in zip(test.query, test.passage, strict=True):
+        given = tokenizer(texts.queries[q].text, texts.passages[p].text, return_tensors="pt")
+        with torch.inference_mode():
+            none, answer = model(**given).logits[0].tolist()
+        scores.append(answer - none)
+    found = score_questions(np.array(scores), test.label, test.question, test.tie)
+    assert rows[1]["map"] == pytest.approx(100 * found.ap.mean(), abs=0.5)
+
+    done("report", "-w", tuned)
+    table = json.loads((tuned / "report" / "tables" / "rankings.json").read_text())
+    shown = {r["checkpoint"]: r["map"] for r in table["rows"] if r["system"] == "cross-encoder"}
+    assert shown == {"0e": pytest.approx(rows[0]["map"]), "1e": pytest.approx(rows[1]["map"])}
+
+
+def test_an_encoder_that_saw_no_pairs_is_no_cross_encoder(copy: Path) -> None:
+    result = run("rank", "wikiqa", "-w", copy, "--scorers", "cross-encoder", *FAST)
+    assert result.exit_code == 2
+    assert "bertvision finetune --task wikiqa_pairs" in result.stderr
+
+
+def test_pairs_of_test_that_the_encoder_learned_are_told(tuned: Path, data: Path) -> None:
+    space = Workspace.find(tuned)
+    pairs = load_task("wikiqa_pairs")
+    train = pairs.read(str(data), "train", space.config.task).items
+    assert [(x.text, x.pair, x.label) for x in space.items("train")] == [
+        (x.text, x.pair, x.label) for x in train if x in space.items("train")
+    ]
+    assert {x.label for x in train} == {0, 1}
+    other = data.parent / "other"
+    shutil.copytree(data, other)
+    for name in ("a.toks", "b.toks", "sim.txt", "id.txt"):
+        shutil.copy(data / "train" / name, other / "test" / name)
+    root = data.parent / "leaking"
+    shutil.copytree(tuned, root)
+    shutil.rmtree(root / "datasets", ignore_errors=True)
+    result = run(
+        *("rank", "wikiqa", "--data", other, "-w", root, "--scorers", "cross-encoder"),
+        *("--checkpoint", "0e", "--precision", "32", *FAST),
+    )
+    assert "have a text that is in train too" in result.stderr

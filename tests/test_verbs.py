@@ -26,7 +26,7 @@ from bertvision.commands import (
     sweep,
     systems,
 )
-from bertvision.commands.analyses import layers, probe, rank
+from bertvision.commands.analyses import layers, pairs, probe
 from bertvision.commands.declared_options import with_options
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
@@ -57,7 +57,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(systems.ensemble, systems.compare, latency.latency, probe.probe, rank.rank),
+        *(systems.ensemble, systems.compare, latency.latency, probe.probe),
+        *(pairs.rank, pairs.similarity),
         *(layers.cka, layers.isotropy, errors.errors),
     )
 }

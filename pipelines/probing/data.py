@@ -11,6 +11,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Fold, Labelled, partition
 from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.sentences.similarity import SimilarityTask
 from bertvision.pipelines.tasks.sentences.wikiqa import WikiqaTask
 from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
 from bertvision.pipelines.workspace.dataset import Dataset
@@ -63,6 +64,11 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         raise InputError(
             f"{what} has no labels of single texts, only of pairs of a question and a passage: "
             f"rank them with `bertvision rank {what}`"
+        )
+    if isinstance(dataset.task, SimilarityTask):
+        raise InputError(
+            f"{what} has no labels of single texts, only scores of pairs: correlate with them by "
+            f"`bertvision similarity {what}`"
         )
     if not dataset.classes:
         raise InputError(

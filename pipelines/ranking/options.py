@@ -9,6 +9,8 @@ from bertvision.pipelines.options import Option, Options
 
 ScorerName = Literal["cosine", "bilinear", "logistic", "mlp", "logistic-uv", "mlp-uv"]
 SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
+CROSS_ENCODER = "cross-encoder"
+"""What is no scorer of stored states: the fine-tuned encoder itself, which reads both texts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Rank the candidate passages of questions by stored hidden states, beside BM25."""
+"""Rank the candidate passages of questions by hidden states or by the encoder, beside BM25."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import layers_text, needed_layers, parse_inputs
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.ranking.bm25 import SETTINGS, TOKENS, bm25
+from bertvision.pipelines.ranking.cross_encoder import (
+    check_cross_encoder,
+    rank_together,
+    report_shared,
+)
 from bertvision.pipelines.ranking.metrics import Candidates
-from bertvision.pipelines.ranking.options import SCORERS, RankOptions, ScorerName
+from bertvision.pipelines.ranking.options import CROSS_ENCODER, SCORERS, RankOptions, ScorerName
 from bertvision.pipelines.ranking.records import Ranking, find_ranking, qrels_file
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
@@ -35,6 +41,7 @@ def rank(
     tags: Sequence[str],
     *,
     scorers: Sequence[ScorerName] = ("cosine",),
+    cross_encoder: bool = False,
     poolings: Sequence[TokenPooling] = ("mean",),
     layers: str = "all",
     seeds: int = 1,
@@ -50,7 +57,8 @@ def rank(
         workspace: that the data set was added to.
         dataset: its name, such as ``wikiqa``.
         tags: snapshots.
-        scorers: of `SCORERS`.
+        scorers: of `SCORERS`, which read stored states.
+        cross_encoder: also by each snapshot itself, reading question and passage together.
         poolings: of a text's tokens.
         layers: as `parse_inputs` reads it.
         seeds: how many, from 0; a scorer without a random part has the first alone.
@@ -61,35 +69,43 @@ def rank(
         scheduler: see `ensure_features`.
 
     Returns:
-        ``rows``, the first of which are BM25 and a random order, and what they are of.
+        ``rows``, the first of which are BM25, a random order and the encoders themselves, and what
+        they are of.
 
     Raises:
-        InputError: a name is not known, the data lacks a part, or a part has no positive passage.
+        InputError: a name is not known, the data lacks a part, a part has no positive passage, or
+            the encoder was not fine-tuned on pairs.
         ProvenanceError: hidden states were not extracted alike; names the field.
         WorkspaceError: the data changed, or a ranking was made with other settings.
         LockedError: another process ranks the same data set.
     """
-    job = _job(workspace, dataset, scorers, seeds, options or RankOptions())
+    if not (scorers or cross_encoder) or seeds < 1:
+        raise InputError(f"{len(scorers)} scorers and {seeds} seeds: give at least one of each")
+    job = _job(workspace, dataset, scorers, options or RankOptions())
+    if cross_encoder:
+        check_cross_encoder(job)
+    report_shared(job)
     depth = workspace.config.model.num_hidden_layers
     choice = partial(parse_inputs, layers, depth)
-    ensure_features(
-        workspace,
-        tags,
-        dataset,
-        SPLITS,
-        poolings,
-        layers=needed_layers(choice, poolings, depth),
-        encoding=encoding,
-        precision=precision,
-        scheduler=scheduler,
-    )
+    if scorers:
+        ensure_features(
+            workspace,
+            tags,
+            dataset,
+            SPLITS,
+            poolings,
+            layers=needed_layers(choice, poolings, depth),
+            encoding=encoding,
+            precision=precision,
+            scheduler=scheduler,
+        )
     job.folder.mkdir(parents=True, exist_ok=True)
     with exclusive(job.folder / ".lock", f"ranking {dataset}"):
         baseline = _baseline(job)
+        whole = {tag: rank_together(job, tag, precision) for tag in tags if cross_encoder}
         records: dict[System, Ranking] = {}
-        for tag in tags:
-            for pooling in poolings:
-                records |= rank_systems(job, tag, pooling, scorers, choice, seeds)
+        for tag, pooling in product(tags, poolings if scorers else ()):
+            records |= rank_systems(job, tag, pooling, scorers, choice, seeds)
     groups: dict[System, list[Ranking]] = {}
     for system, record in records.items():
         groups.setdefault(replace(system, seed=0), []).append(record)
@@ -107,6 +123,12 @@ def rank(
     ]
     mark_best(rows, ("system", "checkpoint", "pooling"))
     first = system_row([baseline], None, resamples=resamples, system="bm25")
+    together = [
+        system_row(
+            [record], baseline, resamples=resamples, system=CROSS_ENCODER, checkpoint=str(tag)
+        )
+        for tag, record in whole.items()
+    ]
     chance = random_row(job.candidates.get("dev"), job.candidates["test"], system="random order")
     return {
         "dataset": dataset,
@@ -115,18 +137,14 @@ def rank(
         "training": asdict(job.training),
         "resamples": resamples,
         "folder": str(job.folder),
-        "rows": [first, chance, *rows],
+        "rows": [first, chance, *together, *rows],
     }
 
 
-def _job(
-    workspace: Workspace, name: str, scorers: Sequence[str], seeds: int, training: RankOptions
-) -> Job:
+def _job(workspace: Workspace, name: str, scorers: Sequence[str], training: RankOptions) -> Job:
     """Read and check everything that is not the encoder's."""
     if unknown := [scorer for scorer in scorers if scorer not in SCORERS]:
         raise InputError(f"{unknown[0]!r} is no scorer: choose from {', '.join(SCORERS)}")
-    if not scorers or seeds < 1:
-        raise InputError(f"{len(scorers)} scorers and {seeds} seeds: give at least one of each")
     dataset = workspace.dataset(name)
     if not isinstance(dataset.task, WikiqaTask):
         raise InputError(f"{name} has nothing to rank: the ranking task is wikiqa")

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.records import leaving_out
-from bertvision.pipelines.report.analyses import layers, probing, rankings
+from bertvision.pipelines.report.analyses import layers, probing, rankings, similarity
 from bertvision.pipelines.report.analyses.layers import layers_section
 from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
 from bertvision.pipelines.report.analyses.rankings import rankings_section
+from bertvision.pipelines.report.analyses.similarity import similarity_section
 from bertvision.pipelines.report.budget import costs, parameters
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
@@ -110,7 +111,7 @@ def read_contents(workspace: Workspace) -> Contents:
     found = _sections(workspace, results, damaged) if results.runs else []
     analyses = [
         section
-        for make in (probing_section, rankings_section, layers_section)
+        for make in (probing_section, rankings_section, similarity_section, layers_section)
         if (section := make(workspace, damaged)) is not None
     ]
     if not results.runs and not analyses:
@@ -245,7 +246,7 @@ def _damaged_section(damaged: Sequence[str]) -> Section:
 def _newest(workspace: Workspace, results: Results) -> str:
     """When the newest result was written, the only time that the report knows."""
     files = [workspace.root / run["file"] for run in results.runs]
-    for pattern in (probing.FILES, rankings.FILES, layers.FILES):
+    for pattern in (probing.FILES, rankings.FILES, similarity.FILES, layers.FILES):
         files += workspace.root.glob(pattern)
     seconds = max(path.stat().st_mtime for path in files)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -66,6 +66,10 @@ def _probing() -> TaskEntry:
     return _sentences("sentences.senteval:ProbingTask", "accuracy")
 
 
+def _similarity() -> TaskEntry:
+    return _sentences("sentences.similarity:SimilarityTask", "spearman", learns=False)
+
+
 def _downstream() -> TaskEntry:
     return _sentences("sentences.senteval:DownstreamTask", "accuracy")
 
@@ -102,6 +106,14 @@ TASKS: dict[str, TaskEntry] = {
     "trec": _downstream(),
     "csv": _sentences("sentences.labelled:LabelledTask", "accuracy"),
     "wikiqa": _sentences("sentences.wikiqa:WikiqaTask", "map", learns=False),
+    "wikiqa_pairs": _sentences("sentences.wikiqa:WikiqaPairsTask", "f1"),
+    "sick": _similarity(),
+    "sts_benchmark": _similarity(),
+    "sts12": _similarity(),
+    "sts13": _similarity(),
+    "sts14": _similarity(),
+    "sts15": _similarity(),
+    "sts16": _similarity(),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),

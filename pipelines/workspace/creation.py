@@ -79,7 +79,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     if not find_task(name).learns:
         raise InputError(
             f"--task {name} cannot be fine-tuned on: it is for `bertvision probe`, `bertvision "
-            "rank` or `bertvision extract`; choose another task"
+            "rank`, `bertvision similarity` or `bertvision extract`; choose another task (of "
+            "wikiqa it is wikiqa_pairs)"
         )
     given = {"max_length": find_task(name).max_length, **options.given(TaskConfig), "name": name}
     given["linked"] = load_task(name).linked

@@ -11,6 +11,7 @@ import numpy as np
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.ranking.metrics import expected_at_random, summary
+from bertvision.pipelines.ranking.options import CROSS_ENCODER
 from bertvision.pipelines.ranking.records import FILE, Ranking
 from bertvision.pipelines.ranking.rows import mark_best, system_row
 from bertvision.pipelines.records import leaving_out, read_record
@@ -101,7 +102,7 @@ def _rows(workspace: Workspace, folder: Path, damaged: list[str]) -> list[Row]:
         rows.append(row)
         if system == "bm25":
             rows += _by_chance(folder, row)
-    learned = [row for row in rows if "checkpoint" in row]
+    learned = [row for row in rows if "pooling" in row]
     mark_best(learned, ("data", "system", "checkpoint", "pooling"))
     for row in learned:
         row["mark"] = "best" if row["best"] and row["dev_map"] is not None else None
@@ -113,6 +114,8 @@ def _key(record: Ranking) -> tuple[str, ...]:
     of: dict[str, Any] = dict(record.settings)
     if of["scorer"] == "bm25":
         return str(of["data_sha256"]), "bm25"
+    if of["scorer"] == CROSS_ENCODER:
+        return str(of["data_sha256"]), CROSS_ENCODER, str(of["checkpoint"])
     place = str(of["checkpoint"]), str(of["pooling"]), layers_text(tuple(of["layers"]))
     return str(of["data_sha256"]), str(of["scorer"]), *place
 
@@ -121,6 +124,8 @@ def _place(key: Sequence[str]) -> tuple[object, ...]:
     data, system, *rest = key
     if not rest:
         return data, -1.0, "", "", (), system
+    if len(rest) == 1:
+        return data, SnapshotTag(rest[0]).fraction, "", system, (), ""
     tag, pooling, layers = rest
     numbers = tuple(int(layer) for layer in layers.split("+"))
     return data, SnapshotTag(tag).fraction, pooling, system, (len(numbers), *numbers), ""

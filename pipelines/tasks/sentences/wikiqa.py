@@ -1,9 +1,10 @@
-"""Answer ranking in the manner of WikiQA, as data for extraction.
+"""Answer ranking in the manner of WikiQA, as data for extraction and for fine-tuning.
 
-A question and its candidate passages are encoded by themselves, so the splits are ``queries`` and
-``passages``: every distinct text of train, dev and test once. Which passage stands beside which
-question, and whether it answers, is in the pairs of `read_ranking`; `bertvision.pipelines.ranking`
-ranks by them.
+To extract, a question and its candidate passages are encoded by themselves, so the splits are
+``queries`` and ``passages``: every distinct text of train, dev and test once. Which passage stands
+beside which question, and whether it answers, is in the pairs of `read_ranking`;
+`bertvision.pipelines.ranking` ranks by them. To fine-tune, a question and a passage are one window
+and the label is the pair's, with the splits of the data.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import NoReturn
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence, TaskData
-from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, RankingData, read_ranking
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 
 SPLITS = ("queries", "passages")
+ANSWERS = ("no answer", "answer")
+"""Classes of a pair."""
 
 
 class WikiqaTask(SentenceTask):
@@ -47,5 +50,43 @@ class WikiqaTask(SentenceTask):
         """
         raise InputError(
             f"no encoder can be fine-tuned on {self.name}, whose labels are of pairs of texts that "
-            f"are encoded by themselves: use `bertvision rank {self.name} --data {source}`"
+            f"are encoded by themselves: fine-tune it on wikiqa_pairs, or use `bertvision rank "
+            f"{self.name} --data {source}`"
         )
+
+
+class WikiqaPairsTask(SentenceTask):
+    """Questions with a candidate passage each, in one window: whether the passage answers."""
+
+    positive = 1
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Those of train, dev and test that there are."""
+        there = {pair.part for pair in read_ranking(source).pairs}
+        return tuple(part for part in PARTS if part in there)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """The pairs of a part of a folder, in their order.
+
+        Raises:
+            InputError: the folder is malformed, or has no such part.
+        """
+        data = read_ranking(source)
+        items = pairs_of(data, split)
+        if not items:
+            raise InputError(f"{source}: has no part {split}: add {split}/ or {split}.tsv")
+        return TaskData(items, data.sha256, data.skipped, ANSWERS)
+
+
+def pairs_of(data: RankingData, part: str) -> list[Sentence]:
+    """The pairs of train, dev or test, each question beside a passage, in their order."""
+    return [
+        Sentence(
+            f"{pair.question} {data.passages[pair.passage].id}",
+            data.queries[pair.query].text,
+            data.passages[pair.passage].text,
+            pair.label,
+        )
+        for pair in data.pairs
+        if pair.part == part
+    ]

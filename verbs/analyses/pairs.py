@@ -1,4 +1,4 @@
-"""Candidate passages of questions, beside BM25."""
+"""Pairs of texts from their pooled states: candidate passages of questions, similarity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from bertvision.featurestore.format.names import EncodingName
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.ranking.options import SCORERS, RankOptions
+from bertvision.pipelines.ranking.options import CROSS_ENCODER, SCORERS, RankOptions
+from bertvision.pipelines.similarity.options import SCORERS as SIMILARITY_SCORERS
+from bertvision.pipelines.similarity.options import SimilarityOptions
 from bertvision.pipelines.text import csv_text
 from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
@@ -26,7 +28,7 @@ from bertvision.verbs.arguments.reading import (
     path_of,
     text_of,
 )
-from bertvision.verbs.rows import RowsField, ShownRecord
+from bertvision.verbs.rows import Row, Rows, RowsField, ShownRecord
 from bertvision.verbs.tables import Values
 
 
@@ -83,7 +85,8 @@ def rank(
         task: questions with candidate passages: ``wikiqa``.
         data: where the data are, to be said once: a file, a folder or a data set on the hub.
         checkpoint: snapshots, such as ``0e,1e``; ``untrained`` has random weights.
-        scorers: of ``cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv``.
+        scorers: of ``cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv``; and ``cross-encoder``, in
+            a workspace of ``wikiqa_pairs``.
         pool: pooling of a text's tokens: cls, sep, mean or max.
         layers: ``all``: each hidden state alone; numbers, first (1), last; ``+`` puts them end to
             end: ``all,first+last``.
@@ -106,7 +109,8 @@ def rank(
         LockedError: another process ranks the same data set.
     """
     options = chosen(RankOptions, options, changes)
-    names = [parse_choice(name, SCORERS, "--scorers") for name in parse_names(scorers)]
+    offered = (*SCORERS, CROSS_ENCODER)
+    names = [parse_choice(name, offered, "--scorers") for name in parse_names(scorers)]
     parse_choice(precision, PRECISIONS, "--precision")
     if encoding is not None:
         parse_choice(encoding, ENCODINGS, "--encoding")
@@ -123,7 +127,8 @@ def rank(
         space.at(text_of(store)),
         dataset or task,
         tags,
-        scorers=names,
+        scorers=[name for name in names if name != CROSS_ENCODER],
+        cross_encoder=CROSS_ENCODER in names,
         poolings=poolings,
         layers=layers,
         seeds=seeds,
@@ -136,3 +141,98 @@ def rank(
     if (file := path_of(csv)) is not None:
         write_text(file, csv_text(result["rows"]))
     return Ranked.model_validate(result)
+
+
+@takes(SimilarityOptions)
+def similarity(
+    task: Names,
+    *,
+    data: StrPath | None = None,
+    checkpoint: Tags = "0e",
+    untrained: bool = False,
+    scorers: Names = "cosine,trained",
+    pool: Names = "mean",
+    layers: str = "all",
+    options: SimilarityOptions | None = None,
+    model: StrPath | None = None,
+    encoding: EncodingName | None = None,
+    precision: PrecisionName = "auto",
+    scheduler: str | None = None,
+    csv: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+    **changes: Any,
+) -> Rows[Row]:
+    """Score pairs of sentences by their similarity, and correlate with people's scores.
+
+    Extracts what is missing; ``data`` is needed the first time, a folder may hold several data
+    sets. The cosine learns nothing; a softmax regression on both vectors is trained where there
+    is a training part. A second call does only what is missing.
+
+    Args:
+        task: data sets by their task: ``sick``, ``sts_benchmark``, ``sts12`` to ``sts16``; several.
+        data: where the data are, to be said once: a folder.
+        checkpoint: snapshots, such as ``0e,1e``.
+        untrained: also the twin with random weights.
+        scorers: of ``cosine,trained``.
+        pool: pooling of a sentence's tokens: cls, sep, mean or max.
+        layers: ``all``: each hidden state alone; numbers, first (1), last; ``+`` puts them end to
+            end: ``all,first+last``.
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        model: make a workspace for the hidden states of this encoder alone.
+        encoding: how to store what is extracted: int8 (default), int4, bfloat16, float16, float32.
+        precision: arithmetic of the extraction: auto, 32 or bf16.
+        scheduler: ``tcp://HOST:PORT`` of a Dask cluster whose workers extract.
+        csv: write the table to this file too, with the sub-sets.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Returns:
+        A row for each score and sub-set, the trivial baselines among them (see
+        `similarity_rows`).
+
+    Raises:
+        InputError: a name is not known, or the data are none of pairs with scores.
+        UnknownNameError: there is no such snapshot.
+        ProvenanceError: hidden states were not extracted alike, or scores were made of others;
+            names the field.
+        WorkspaceError: the data changed since they were added.
+        LockedError: another process measures the same data set.
+    """
+    options = chosen(SimilarityOptions, options, changes)
+    names = [parse_choice(n, SIMILARITY_SCORERS, "--scorers") for n in parse_names(scorers)]
+    parse_choice(precision, PRECISIONS, "--precision")
+    if encoding is not None:
+        parse_choice(encoding, ENCODINGS, "--encoding")
+    check_cluster(scheduler)
+    poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
+    root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
+    for name in tasks:
+        if (there := check_data(root, encoder, name, text_of(data))) is not None:
+            check_snapshots(there, tags)
+    from bertvision.pipelines.similarity.rows import similarity_rows
+    from bertvision.pipelines.similarity.run import similarity as run
+    from bertvision.pipelines.similarity.table import table
+
+    found = []
+    for space, dataset, name in [
+        (*open_data(root, encoder, name, text_of(data)), name) for name in tasks
+    ]:
+        found += run(
+            space.at(text_of(store)),
+            dataset or name,
+            tags,
+            scorers=names,
+            poolings=poolings,
+            layers=layers,
+            untrained=untrained,
+            options=options,
+            encoding=encoding,
+            precision=precision,
+            scheduler=scheduler,
+        )
+    rows = similarity_rows(found)
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(rows))
+    return Rows(map(Row, rows), table)

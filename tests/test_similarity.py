@@ -1,0 +1,286 @@
+"""`bertvision similarity`: the metrics, the trained scorer, and from files to the report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from similarities import SIZES, write_glue_sts, write_sick, write_sts
+from terminal import cells, done, run
+from transformers import AutoModel, AutoTokenizer
+
+from bertvision.errors import NonFiniteError
+from bertvision.pipelines.similarity.metrics import (
+    accuracy,
+    agreement,
+    weighted_pearson,
+    weighted_ranks,
+)
+from bertvision.pipelines.similarity.options import SimilarityOptions
+from bertvision.pipelines.similarity.trainer import target_distribution, train_scorer
+from bertvision.pipelines.tasks.sentences.similarity_data import read_similarity
+
+EXACT = ["--encoding", "float32", "--precision", "32"]
+FAST = ["--epochs", 4, "--resamples", 50]
+DATA = ["sick", "sts_benchmark", "sts14"]
+CPU = torch.device("cpu")
+
+
+def test_ranks_and_correlations_of_a_sample_are_those_of_the_values_drawn() -> None:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 5, 40).astype(float)  # with many ties
+    y = x + random.normal(size=40)
+    counts = random.multinomial(40, np.full(40, 1 / 40), 20).astype(float)
+    ranks = weighted_ranks(x, counts)
+    linear = weighted_pearson(x[None], y[None], counts)
+    ranked = weighted_pearson(ranks, weighted_ranks(y, counts), counts)
+    for i, drawn in enumerate(counts.astype(int)):
+        rows = np.repeat(np.arange(40), drawn)
+        np.testing.assert_allclose(np.repeat(ranks[i], drawn), stats.rankdata(x[rows]))
+        assert linear[i] == pytest.approx(100 * stats.pearsonr(x[rows], y[rows])[0])
+        assert ranked[i] == pytest.approx(100 * stats.spearmanr(x[rows], y[rows])[0])
+
+
+def test_means_over_sub_sets_are_sentevals_and_all_is_one_sample() -> None:
+    random = np.random.default_rng(1)
+    subset = np.repeat([0, 1], [30, 10])
+    gold = random.normal(size=40)
+    predicted = gold + random.normal(size=40) + 5 * subset  # each sub-set on a scale of its own
+    found = {a.subset: a for a in agreement(predicted[None], gold, subset, ["a", "b"], 200)}
+    a, b = (stats.spearmanr(predicted[subset == i], gold[subset == i])[0] * 100 for i in (0, 1))
+    assert found["a"].spearman.value == pytest.approx(a)
+    assert found["mean"].spearman.value == pytest.approx((a + b) / 2)
+    assert found["wmean"].spearman.value == pytest.approx((3 * a + b) / 4)
+    whole = 100 * stats.spearmanr(predicted, gold)[0]
+    assert found["all"].spearman.value == pytest.approx(whole)
+    assert whole < min(a, b)
+    assert [found[name].pairs for name in ("a", "b", "all")] == [30, 10, 40]
+    for one in found.values():
+        assert one.spearman.low < one.spearman.value < one.spearman.high
+
+
+def test_an_interval_of_a_correlation_is_about_that_of_theory() -> None:
+    random = np.random.default_rng(2)
+    gold = random.normal(size=400)
+    predicted = gold + random.normal(size=400)
+    (found,) = agreement(predicted[None], gold, np.zeros(400, np.int64), ["one"], 1000)
+    z = np.arctanh(found.pearson.value / 100)  # Fisher's
+    for end, value in ((-1.96, found.pearson.low), (1.96, found.pearson.high)):
+        assert value == pytest.approx(100 * np.tanh(z + end / np.sqrt(397)), abs=1.5)
+
+
+def test_a_constant_scorer_has_no_correlation_and_seeds_have_a_deviation() -> None:
+    gold, flat = np.arange(10.0), np.zeros(10)
+    (found,) = agreement(np.stack([gold, flat]), gold, np.zeros(10, np.int64), ["one"], 50)
+    assert found.pearson.value == found.spearman.value == pytest.approx(50)
+    assert found.pearson.sd == pytest.approx(100 / np.sqrt(2))
+    right = np.array([[True, True, False, False], [True, False, False, False]])
+    assert accuracy(right, 50).value == pytest.approx(37.5)
+
+
+def test_the_target_distribution_has_the_score_as_its_mean() -> None:
+    classes, scores = np.arange(1, 6), np.array([1.0, 3.3, 4.9, 5.0])
+    found = target_distribution(scores, classes)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(found @ classes, scores, rtol=1e-6)
+    assert found[1] == pytest.approx([0, 0, 0.7, 0.3, 0], abs=1e-6)
+
+
+def test_the_trained_scorer_learns_a_softmax_regression() -> None:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(600, 8)).astype(np.float32) * 1e-3 + 7  # small beside its mean
+    logits = (x - 7) @ (random.normal(size=(8, 4)) * 3e3)
+    labels = logits.argmax(1)
+    parts = x[:400], x[400:500], x[500:]
+    targets = np.eye(4, dtype=np.float32)[labels[:400]]
+    options = SimilarityOptions(epochs=60, seeds=3, lr=0.05, patience=20)
+
+    def quality(p: Any) -> float:
+        return float((p.argmax(1) == labels[400:500]).mean())
+
+    found = train_scorer(parts, targets, quality, options, CPU)
+    right = (found.probabilities.argmax(2) == labels[500:]).mean(1)
+    assert right.min() > 0.9
+    assert len({p.tobytes() for p in found.probabilities}) == 3  # seeds differ
+    alone = train_scorer(
+        parts, targets, quality, SimilarityOptions(epochs=60, seeds=1, lr=0.05, patience=20), CPU
+    )
+    np.testing.assert_allclose(alone.probabilities[0], found.probabilities[0], atol=1e-3)
+    x[0, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="store verify"):
+        train_scorer(parts, targets, quality, options, CPU)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sts")
+    write_sick(folder)
+    write_glue_sts(folder / "STS-B")
+    write_sts(folder / "2014", {"images": 20, "OnWN": 12})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(
+    tiny_bert: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]]]:
+    """A workspace of the tiny BERT with similarities, and what the command said of them."""
+    root = tmp_path_factory.mktemp("similarity") / "workspace"
+    text = done(
+        *("similarity", *DATA, "--data", data, "--model", tiny_bert, "-w", root),
+        *("--untrained", "--layers", "all,first+last", *EXACT, *FAST, "--json"),
+    )
+    return root, json.loads(text)
+
+
+@pytest.fixture
+def copy(measured: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> Path:
+    shutil.copytree(measured[0], tmp_path / "workspace")
+    return tmp_path / "workspace"
+
+
+def test_every_data_set_has_its_baselines_and_its_scorers(
+    measured: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    rows = [r for r in measured[1] if r["subset"] == "all"]
+    for name, scorers in (
+        ("sick", ["word overlap", "majority", "cosine", "trained", "trained"]),
+        ("sts_benchmark", ["word overlap", "cosine", "trained"]),
+        ("sts14", ["word overlap", "cosine"]),
+    ):
+        mine = [r for r in rows if r["dataset"] == name]
+        systems = list(dict.fromkeys((r["scorer"], r["target"]) for r in mine))
+        assert [s for s, _ in systems] == scorers
+        for r in mine:
+            if r["tag"]:
+                assert r["layers"] in ("0", "1", "2", "1+2")
+        assert {r["tag"] for r in mine if r["tag"]} == {"0e", "untrained"}
+    overlap = next(r for r in rows if r["scorer"] == "word overlap")
+    assert overlap["spearman"] > 80  # as these data were made
+    majority = next(r for r in rows if r["scorer"] == "majority")
+    judged = [r for r in rows if r["target"] == "entailment" and r["scorer"] == "trained"]
+    assert len(judged) == 2 * 4
+    for r in judged:
+        assert r["accuracy_low"] <= r["accuracy"] <= r["accuracy_high"]
+        assert (r["pairs"], r["seeds"]) == (SIZES["SICK_test_annotated.txt"], 3)
+    assert 0 < majority["accuracy"] < 100
+    assert {r["scored_part"] for r in rows if r["dataset"] == "sts_benchmark"} == {"dev"}
+    related = [r for r in rows if r["scorer"] == "trained" and r["mse"] is not None]
+    assert len(related) == 2 * 2 * 4  # data sets × snapshots × inputs
+
+
+def test_cosines_are_those_of_the_encoders_own_hidden_states(
+    measured: tuple[Path, list[dict[str, Any]]], tiny_bert: Path, data: Path
+) -> None:
+    found = read_similarity("sts14", str(data))
+    model = AutoModel.from_pretrained(tiny_bert).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+
+    def states(text: str) -> torch.Tensor:
+        with torch.inference_mode():
+            output = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+        return torch.stack(output.hidden_states)[:, 0].mean(1)  # (layers, hidden)
+
+    vectors = torch.stack([states(text.text) for text in found.texts])
+    u, v = (vectors[[pair[i] for pair in found.pairs]] for i in (2, 3))
+    scores = torch.cosine_similarity(u, v, dim=-1).T.numpy()
+    gold = np.array([pair.score for pair in found.pairs])
+    inside = np.array([pair.subset == "images" for pair in found.pairs])
+    for layer, values in enumerate(scores):
+        rows = {
+            r["subset"]: r
+            for r in measured[1]
+            if (r["dataset"], r["scorer"], r["tag"], r["layers"])
+            == ("sts14", "cosine", "0e", str(layer))
+        }
+        assert list(rows) == ["all", "mean", "wmean", "images", "OnWN"]
+        theirs = 100 * stats.pearsonr(values[inside], gold[inside])[0]
+        assert rows["images"]["pearson"] == pytest.approx(theirs, abs=0.1)
+        assert rows["all"]["pearson"] == pytest.approx(
+            100 * stats.pearsonr(values, gold)[0], abs=0.1
+        )
+
+
+def test_the_best_layer_is_chosen_on_held_out_pairs_alone(
+    measured: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    rows = [r for r in measured[1] if r["subset"] == "all" and r["tag"]]
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for r in rows:
+        key = (r["dataset"], r["target"], r["scorer"], r["tag"])
+        groups.setdefault(key, []).append(r)
+    for (name, *_), mine in groups.items():
+        best = [r for r in mine if r["best"]]
+        single = [r["dev"] for r in mine if "+" not in r["layers"]]
+        if name == "sts14":  # nothing to choose on
+            assert (best, set(single)) == ([], {None})
+        else:
+            assert [r["dev"] for r in best] == [max(single)]
+
+
+def test_a_second_call_measures_nothing_again(copy: Path) -> None:
+    folder = copy / "similarity"
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
+    assert len(before) == 3 * 2
+    text = done("similarity", *DATA, "-w", copy, "--untrained", *FAST)
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")} == before
+    rows = cells(text.split("\n\n")[0])
+    assert rows[0][:6] == ["data", "scorer", "snapshot", "pool", "layers", "pairs"]
+    assert "sts14: 32 pairs of test are scored; 11 that nobody judged are left out" in text
+    assert "without the sub-sets deft-forum, deft-news" in text
+    assert "sts_benchmark: 30 pairs of dev are scored" in text
+    assert "held out of train" in text
+
+
+def test_the_csv_has_the_sub_sets(copy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sts.csv"
+    done("similarity", "sts14", "-w", copy, "--scorers", "cosine", *FAST, "--csv", path)
+    with path.open() as file:
+        subsets = [row["subset"] for row in csv.DictReader(file) if row["scorer"] == "cosine"]
+    assert subsets[:5] == ["all", "mean", "wmean", "images", "OnWN"]
+
+
+def test_the_report_has_a_section_with_the_number_of_pairs(copy: Path) -> None:
+    done("report", "-w", copy)
+    page = (copy / "report" / "index.html").read_text()
+    assert "Similarity of sentences" in page
+    assert "40 pairs of sick" in page
+    table = json.loads((copy / "report" / "tables" / "similarity.json").read_text())
+    assert table["rows"][0]["scorer"] == "word overlap"
+    names = {path.stem for path in (copy / "report" / "tables").glob("*.csv")}
+    assert names == {"similarity", "similarity_subsets", "similarity_entailment"}
+
+
+def test_what_cannot_be_measured_is_refused(
+    tiny_bert: Path, copy: Path, data: Path, tmp_path: Path
+) -> None:
+    result = run("similarity", "sick", "-w", copy, "--scorers", "dot")
+    assert (result.exit_code, "--scorers 'dot': choose one of cosine" in result.stderr) == (2, True)
+    result = run("probe", "sick", "-w", copy)
+    assert (result.exit_code, "bertvision similarity sick" in result.stderr) == (2, True)
+    result = run(
+        *("finetune", "--model", tiny_bert, "--task", "sick", "--data", data),
+        *("-w", tmp_path / "w"),
+    )
+    assert (result.exit_code, "bertvision similarity" in result.stderr) == (2, True)
+    (tmp_path / "own.csv").write_text("text,label\nGood.,1\nBad.,0\n")
+    result = run("similarity", "csv", "--data", tmp_path / "own.csv", "-w", copy)
+    assert (result.exit_code, "has no similarities" in result.stderr) == (2, True)
+
+
+def test_data_that_changed_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = write_sts(tmp_path / "2014", {"images": 6})
+    arguments = ["similarity", "sts14", "-w", tmp_path / "w", "--layers", "last", *EXACT, *FAST]
+    done(*arguments, "--model", tiny_bert, "--data", folder)
+    path = folder / "images.test.tsv"
+    path.write_text(path.read_text().replace("book", "king", 1))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "changed since" in result.stderr
