@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from workspaces import answerable_options
 
 import bertvision
-from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning import latency as measuring
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.latency import measure_latency
 from bertvision.pipelines.finetuning.latency_record import latency_file, read_latencies
+from bertvision.pipelines.report.latency import latency_section
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
@@ -65,10 +66,14 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
     for system in found.systems:
         assert 0 < system.low <= system.seconds <= system.high
     assert found.systems[0].speed_up == 1
-    assert read_latencies(space) == [found]
+    damaged: list[str] = []
+    assert read_latencies(space, damaged) == [found]
+    (section,) = latency_section(space, damaged)
+    assert [row["name"] for row in section.tables[0].rows] == ["BERT", *HEADS]
+    assert damaged == []
     latency_file(space, "0.5e").write_text("{")
-    with pytest.raises(WorkspaceError, match=r"latency/0\.5e\.json is damaged"):
-        read_latencies(space)
+    assert latency_section(space, damaged) == []
+    assert "latency/0.5e.json is damaged" in damaged[0]
 
 
 def test_a_head_answers_as_it_does_on_stored_activations(

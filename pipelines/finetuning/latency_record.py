@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertvision.pipelines.records import Count, Record, read_record
+from bertvision.pipelines.records import Count, Record, leaving_out, read_record
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
+
+FILES = "latency/*.json"
+"""Where the records are, in a workspace."""
 
 
 class Latency(Record):
@@ -49,12 +52,17 @@ def latency_file(workspace: Workspace, tag: str) -> Path:
     return workspace.root / "latency" / f"{tag}.json"
 
 
-def read_latencies(workspace: Workspace) -> list[Latencies]:
+def read_latencies(workspace: Workspace, damaged: list[str]) -> list[Latencies]:
     """What was measured in a workspace, a record for each snapshot.
 
-    Raises:
-        WorkspaceError: one is damaged.
+    Args:
+        workspace: where it was measured.
+        damaged: gets a message for each file that is damaged and left out.
     """
-    files = [latency_file(workspace, tag) for tag in workspace.snapshots()]
-    again = "bertvision latency --checkpoint "
-    return [read_record(path, Latencies, again + path.stem) for path in files if path.is_file()]
+    found = []
+    for tag in workspace.snapshots():
+        with leaving_out(damaged):
+            if (path := latency_file(workspace, tag)).is_file():
+                command = f"bertvision latency --checkpoint {tag}"
+                found.append(read_record(path, Latencies, command, "delete it, or measure again"))
+    return found

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.files import new_folder
+from bertvision.pipelines.finetuning import latency_record
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.analyses import layers, probing, rankings, similarity
 from bertvision.pipelines.report.analyses.layers import layers_section
@@ -20,6 +21,7 @@ from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
 from bertvision.pipelines.report.headline import sentences
 from bertvision.pipelines.report.intervals import add_intervals
+from bertvision.pipelines.report.latency import latency_section
 from bertvision.pipelines.report.listing import (
     all_results,
     control,
@@ -229,6 +231,7 @@ def _sections(workspace: Workspace, results: Results, damaged: list[str]) -> lis
         pooling_section(workspace, damaged),
         parameters(results),
         costs(results),
+        *latency_section(workspace, damaged),
         ensembles(results),
         control(results),
         *other_task(results),
@@ -246,7 +249,8 @@ def _damaged_section(damaged: Sequence[str]) -> Section:
 def _newest(workspace: Workspace, results: Results) -> str:
     """When the newest result was written, the only time that the report knows."""
     files = [workspace.root / run["file"] for run in results.runs]
-    for pattern in (probing.FILES, rankings.FILES, similarity.FILES, layers.FILES):
+    rooms = probing, rankings, similarity, layers, latency_record
+    for pattern in (room.FILES for room in rooms):
         files += workspace.root.glob(pattern)
     seconds = max(path.stat().st_mtime for path in files)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
