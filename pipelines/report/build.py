@@ -15,12 +15,8 @@ from bertvision.pipelines.report.analyses import layers, probing, rankings, simi
 from bertvision.pipelines.report.analyses.layers import layers_section
 from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
 from bertvision.pipelines.report.analyses.rankings import rankings_section
-<<<<<<< HEAD
 from bertvision.pipelines.report.analyses.similarity import similarity_section
-from bertvision.pipelines.report.budget import costs, parameters
-=======
 from bertvision.pipelines.report.budget import costs, latency_section, parameters
->>>>>>> d5b0bba (Latency stands with the other costs in the report)
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
 from bertvision.pipelines.report.headline import sentences
