@@ -62,7 +62,7 @@ class Head(nn.Module, ABC):
         """
 
     def logits(self, parts: Sequence[Tensor]) -> Tensor:
-        """The output layer on the concatenated parts: (tokens, outputs), in float32.
+        """The output layer on the concatenated parts: (tokens, outputs), at least in float32.
 
         Also under autocast: in bfloat16 the best tokens of a window are often equal, and which of
         them is answered is chance (0.2 F1 on SQuAD).
@@ -79,12 +79,13 @@ class Head(nn.Module, ABC):
                 f"list of tensors (tokens, width) whose widths sum to {self.output.in_features}"
             )
         # W [a, b] = W_a a + W_b b: the concatenation, without copying the features.
-        weight, bias = self.output.weight.float(), self.output.bias.float()
+        dtype = torch.promote_types(self.output.weight.dtype, torch.float32)
+        weight, bias = self.output.weight.to(dtype), self.output.bias.to(dtype)
         weights = torch.split(weight, [part.shape[1] for part in parts], dim=1)
-        with without_autocast(parts[0]):
-            logits = F.linear(parts[0].float(), weights[0], bias)
+        with without_autocast(weight):
+            logits = F.linear(parts[0].to(dtype), weights[0], bias)
             for part, weight in zip(parts[1:], weights[1:], strict=True):
-                logits = logits + F.linear(part.float(), weight)
+                logits = logits + F.linear(part.to(dtype), weight)
         return logits
 
     def check(self, hidden_states: Tensor) -> None:

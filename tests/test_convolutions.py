@@ -238,7 +238,7 @@ def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
             output = head(states, lengths)
     real = torch.arange(16) < lengths[:, None]
     for ours, theirs in zip(output, reference, strict=True):
-        assert ours.dtype == torch.bfloat16
+        assert ours.dtype == torch.float32  # in bfloat16 the best tokens would often be equal
         assert (ours[real].float() - theirs[real]).norm() / theirs[real].norm() < 0.04
 
 
