@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.calibration import (
+    POOLED,
     Calibration,
     Calibrator,
     ChannelStatsAccumulator,
@@ -253,3 +254,18 @@ def test_a_damaged_error_is_measured_again(space: Workspace) -> None:
     damaged.write_bytes(b"")
     assert "error_ordinary" in "".join(repair(space, "1e", "dev").damage)
     assert damaged.read_bytes() == whole
+
+
+@pytest.mark.parametrize("share", [0.05, 0.31])
+@pytest.mark.parametrize("encoding", ["int8", "int4"])
+def test_the_smaller_of_two_classes_is_no_exception_among_pooled_states(
+    encoding: str, share: float
+) -> None:
+    """Saturated pooler outputs of a classifier: two tight groups, of which none may be lost."""
+    torch.manual_seed(0)
+    sign = torch.where(torch.arange(256) < share * 256, -1.0, 1.0)[:, None, None]
+    states = torch.tanh(1.5 * sign * torch.randn(384).sign() + 0.3 * torch.randn(256, 1, 384))
+    found = calibrated(states, np.full(256, POOLED), encoding)
+    assert found.plain is not None
+    torch.testing.assert_close(found.stats.mean, found.plain.mean)
+    assert found.errors[POOLED].max() < {"int8": 0.02, "int4": 0.3}[encoding]

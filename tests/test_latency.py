@@ -66,11 +66,16 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
     for system in found.systems:
         assert 0 < system.low <= system.seconds <= system.high
     assert found.systems[0].speed_up == 1
+    assert [system.trained_on for system in found.systems] == [None, "1e", "1e", "1e"]
     damaged: list[str] = []
     assert read_latencies(space, damaged) == [found]
     (section,) = latency_section(space, damaged)
-    assert [row["name"] for row in section.tables[0].rows] == ["BERT", *HEADS]
+    rows = section.tables[0].rows
+    assert [row["name"] for row in rows] == ["BERT", *(f"{h} trained on 1e" for h in HEADS)]
     assert damaged == []
+    shutil.copy(latency_file(space, "0.5e"), latency_file(space, "1e"))
+    assert read_latencies(space, damaged) == [found]  # that of 1e is of other weights
+    latency_file(space, "1e").unlink()
     latency_file(space, "0.5e").write_text("{")
     assert latency_section(space, damaged) == []
     assert "latency/0.5e.json is damaged" in damaged[0]

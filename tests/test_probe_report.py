@@ -243,6 +243,15 @@ def test_probes_of_several_workspaces_stand_under_their_data_set(
     assert DIFFERENT in table.notes
 
 
+@pytest.mark.parametrize("name", ["probes", "probe_layers", "probe_means"])
+def test_workspaces_of_the_same_data_are_not_said_to_differ(
+    name: str, copy: Workspace, tmp_path: Path
+) -> None:
+    put_probes(copy, ("cr", "mr", "past_present"), ("0e",), ("mean",), 3)
+    twin = Workspace.find(shutil.copytree(copy.root, tmp_path / "twin"))
+    assert DIFFERENT not in find_table(copy, name, [twin]).notes
+
+
 def test_a_damaged_file_of_probes_is_left_out(copy: Workspace) -> None:
     put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 3)
     (path,) = (copy.root / "probes" / "cr").glob("*.json")

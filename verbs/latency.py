@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertvision.errors import counted
-from bertvision.pipelines.finetuning.latency_record import Latencies
+from bertvision.pipelines.finetuning.latency_record import Latencies, system_name
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
@@ -125,7 +125,7 @@ def latency_table(result: Values) -> str:
     """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
     rows = [
         [
-            system["name"],
+            system_name(system["name"], system["trained_on"], result["tag"]),
             f"{system['layers']}",
             f"{1e3 * system['seconds']:.1f}",
             f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",

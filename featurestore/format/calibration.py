@@ -30,6 +30,12 @@ _FAR = 5.0
 """A token is left out of a layer's moments where it is so many times as far from the middle as half
 of the tokens are. The farthest of all-MiniLM-L6-v2 on SQuAD is 1.3 times, in the last layer 3.6,
 and there, fine-tuned, more than 5."""
+_RARE = 1 / 3
+"""Tokens are left out only where they are no more than this part of the sample, as the first of a
+window of three is: more are no exception."""
+POOLED = "pooled"
+"""Kind of the vectors of a pooling. None of them is left out: those far from the others may well be
+the smaller of two classes, and nothing else is stored of them."""
 ERROR = "error_"
 """What names of arrays with a kind's error begin with."""
 _MIDDLE_TOKENS = 128
@@ -87,7 +93,7 @@ class Calibrator:
     def __init__(self, encoding: Encoding, kinds: npt.NDArray[np.str_]) -> None:
         self._encoding = encoding
         self._kinds = kinds
-        self._accumulator = ChannelStatsAccumulator()
+        self._accumulator = ChannelStatsAccumulator(rare=0 if (kinds == POOLED).any() else _RARE)
         self._seen = 0
         self._measured = np.zeros(len(kinds), bool)
         for kind in np.unique(kinds):
@@ -159,7 +165,13 @@ class ChannelStatsAccumulator:
     squares loses on channels whose mean is far larger than their spread (Chan et al. 1983).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rare: float = _RARE) -> None:
+        """Begin with nothing.
+
+        Args:
+            rare: part of the tokens up to which those with massive activations are left out.
+        """
+        self._rare = rare
         self._n = 0
         self._shift: Tensor | None = None
         self._sum: Tensor
@@ -221,11 +233,10 @@ class ChannelStatsAccumulator:
         """Mean and standard deviation of each channel."""
         if self._shift is None:
             raise InputError("no hidden states were given to calibrate on")
-        if without_far:
-            n, total, square = self._n - self._far_n, self._sum, self._square
-        else:
-            n = torch.full_like(self._far_n, self._n)
-            total, square = self._sum + self._far_sum, self._square + self._far_square
+        rare = self._far_n <= (self._rare if without_far else 0) * self._n  # (layers, 1)
+        n = self._n - self._far_n * rare
+        total = self._sum + self._far_sum * ~rare
+        square = self._square + self._far_square * ~rare
         mean = total / n
         std = (square / n - mean.square()).clamp_min(0).sqrt()
         mean = mean + self._shift

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import NonFiniteError
-from bertvision.featurestore.format.calibration import Calibration, Calibrator
+from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -83,7 +83,7 @@ def _kinds(
 ) -> npt.NDArray[np.str_]:
     """The kind of each vector that is kept of some windows: poolings are all of one."""
     if kept != "all":
-        return np.full(len(rows), "pooled")
+        return np.full(len(rows), POOLED)
     first, lengths = windows.first_token[rows], windows.n_tokens[rows]
     spans = [np.arange(start, start + n) for start, n in zip(first, lengths, strict=True)]
     of_sample = np.isin(windows.input_ids[np.concatenate(spans)], [*special])

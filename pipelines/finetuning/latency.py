@@ -37,6 +37,7 @@ class _System(NamedTuple):
     """Something that answers windows."""
 
     name: str
+    trained_on: str | None
     layers: int
     """Transformer layers that are run."""
     answer: Callable[[Batch], object]
@@ -81,7 +82,8 @@ def measure_latency(
     for trained_on, name in trained:
         head = load_head(find_head(workspace, trained_on, name), Run.parse(name))
         deepest = min(max(head.config.layers), workspace.config.model.num_hidden_layers)
-        systems.append(_with_head(name, head, encoder(deepest), deepest))
+        answer = _with_head(head, encoder(deepest))
+        systems.append(_System(name, str(SnapshotTag(trained_on)), deepest, answer))
     seconds = _measured(systems, sample.batches, rounds, arithmetic)
     latencies = Latencies(
         tag=str(tag),
@@ -96,6 +98,7 @@ def measure_latency(
         systems=tuple(
             Latency(
                 name=system.name,
+                trained_on=system.trained_on,
                 layers=system.layers,
                 seconds=float(np.median(spent)) / sample.windows,
                 low=float(spent.min()) / sample.windows,
@@ -146,10 +149,11 @@ def _on_device(batch: Batch) -> dict[str, Tensor]:
 def _bert(model: PreTrainedModel) -> _System:
     """The encoder with the output layer that it was fine-tuned with."""
     _to_device(model)
-    return _System("BERT", int(model.config.num_hidden_layers), lambda b: model(**_on_device(b)))
+    layers = int(model.config.num_hidden_layers)
+    return _System("BERT", None, layers, lambda batch: model(**_on_device(batch)))
 
 
-def _with_head(name: str, head: LoadedHead, model: PreTrainedModel, layers: int) -> _System:
+def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], object]:
     """As much of the encoder as a head takes hidden states of, and the head."""
     module = head.module.to(device())
 
@@ -167,7 +171,7 @@ def _with_head(name: str, head: LoadedHead, model: PreTrainedModel, layers: int)
     def stacked(states: Sequence[Tensor], dim: int) -> Tensor:
         return torch.stack([states[layer] for layer in head.config.layers], dim=dim)
 
-    return _System(name, layers, answer)
+    return answer
 
 
 @torch.inference_mode()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.finetuning.latency_record import FILES, Latencies, read_latencies
+from bertvision.pipelines.finetuning.latency_record import (
+    FILES,
+    Latencies,
+    read_latencies,
+    system_name,
+)
 from bertvision.pipelines.report.captions import basis, counts, scored
 from bertvision.pipelines.report.drawing import charts
 from bertvision.pipelines.report.section import (
@@ -211,7 +216,7 @@ def _latency_rows(measured: Latencies) -> list[Row]:
             "checkpoint": measured.tag,
             "device": measured.device,
             "threads": measured.threads,
-            "name": system.name,
+            "name": system_name(system.name, system.trained_on, measured.tag),
             "layers": system.layers,
             "ms": 1e3 * system.seconds,
             "low_ms": 1e3 * system.low,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bertvision.errors import UnknownNameError, did_you_mean
 from bertvision.pipelines.report.build import read_contents
@@ -58,10 +59,7 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
     if first.group:
         groups = list(dict.fromkeys(row[first.group] for row in rows))
         rows.sort(key=lambda row: groups.index(row[first.group]))
-    differ = any(
-        len({row["data"] for row in rows if row.get(first.group) == group}) > 1
-        for group in {row.get(first.group) for row in rows}
-    )
+    differ = _differ(rows, first)
     own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
     return replace(
         first,
@@ -88,6 +86,24 @@ def columns_of_all(tables: Sequence[Table]) -> list[Column]:
         replace(columns[0], label=" / ".join(dict.fromkeys(column.label for column in columns)))
         for columns in found.values()
     ]
+
+
+def _differ(rows: Sequence[Mapping[str, Any]], table: Table) -> bool:
+    """Whether rows that stand for the same in several workspaces are of different data.
+
+    They are those of one group. A group that holds several data sets of a workspace (a snapshot's
+    probes) is parted by its first column, which names them.
+    """
+    of_one: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        of_one.setdefault((row.get(table.group), row["workspace"]), set()).add(row["data"])
+    several = {group for (group, _), data in of_one.items() if len(data) > 1}
+    same: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        group = row.get(table.group)
+        part = row.get(table.columns[0].key) if group in several else None
+        same.setdefault((group, part), set()).add(row["data"])
+    return any(len(data) > 1 for data in same.values())
 
 
 def _found(workspace: Workspace, name: str) -> Table:

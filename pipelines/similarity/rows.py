@@ -27,7 +27,7 @@ def similarity_rows(files: Iterable[SimilarityFile]) -> list[Row]:
         ``_low``, ``_high`` and ``_sd`` (over ``seeds``); ``dev``; ``best``: whether ``dev`` is the
         highest of the single layers of this scorer, snapshot and pooling; ``train``,
         ``chosen_on``, ``unscored`` (pairs), ``missing`` (sub-sets), ``doubts``, ``settings`` (a
-        digest). What was not measured is None.
+        digest), ``data`` (its digest's first digits). What was not measured is None.
     """
     rows: list[Row] = []
     seen: set[tuple[str, str]] = set()
@@ -147,6 +147,7 @@ def _row(
         "missing": ", ".join(file.missing),
         "doubts": _doubts(file),
         "settings": file.settings.digest,
+        "data": str(file.made_from.get("data_sha256", ""))[:12],
     }
 
 
