@@ -198,6 +198,7 @@ def test_a_warning_is_one_line(space: Path, dev_json: Path) -> None:
 def test_analyses_print_a_table_and_write_a_plot(
     copy: Path, args: list[Any], keys: set[str]
 ) -> None:
+    shutil.rmtree(copy / "analysis", ignore_errors=True)  # of other tests of the same workspace
     result = run(*args, "-w", copy)
     assert result.exit_code == 0
     parts = [part.strip("\n").split("\n")[-4:] for part in result.stdout.split("\n\n")[1:]]
