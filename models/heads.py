@@ -65,7 +65,7 @@ class Head(nn.Module, ABC):
         """The output layer on the concatenated parts: (tokens, outputs), at least in float32.
 
         Also under autocast: in bfloat16 the best tokens of a window are often equal, and which of
-        them is answered is chance (0.2 F1 on SQuAD).
+        them is answered is chance.
 
         Raises:
             InputError: the parts are no list of tensors whose widths sum to ``width``.
