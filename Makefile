@@ -58,9 +58,10 @@ check: $(STAMP) ## Lint, format, types, import contracts, contents of the wheel
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 
-docs: $(STAMP) ## Write docs/cli.md from the command line's help, docs/architecture/ from the sources
+docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of results
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_architecture.py
+	$(BIN)/python docs/generate_results.py
 
 bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks
 

@@ -1,0 +1,69 @@
+"""Copies the results of a workspace into docs/results/, from which docs/results.md is written.
+
+Usage: python docs/collect_results.py WORKSPACE [FIGURE...]
+
+The workspace's folder gives the name, such as ``squad_v2``. ``docs/results/squad_v2/tables/`` gets
+the tables of its report, ``figures/`` the figures that are named, and ``comparisons.json`` what
+``claims.toml`` there asks for: each pair by `bertvision compare --seeds all`, or with one seed
+where both systems were trained once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import bertvision
+from bertvision.errors import InputError
+
+RESULTS = Path(__file__).parent / "results"
+LEFT_OUT = {"runs", "waiting"}
+"""Tables of single runs, whose seeds the others have together, and of what is to be done."""
+
+
+def main(workspace: Path, *figures: str) -> None:
+    """Write all files of a run."""
+    folder = RESULTS / workspace.resolve().name
+    with tempfile.TemporaryDirectory() as temporary:
+        report = bertvision.report(out=Path(temporary) / "report", workspace=workspace)
+        _copy(report.page.parent / "tables", folder / "tables", set(report.tables) - LEFT_OUT)
+        _copy(report.page.parent / "figures", folder / "figures", set(figures))
+    claims = folder / "claims.toml"
+    if claims.exists():
+        asked = tomllib.loads(claims.read_text(encoding="utf-8"))["claim"]
+        pairs = dict.fromkeys(tuple(pair) for claim in asked for pair in claim["pairs"])
+        found = [compared(first, second, workspace) for first, second in pairs]
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        (folder / "comparisons.json").write_text(text, encoding="utf-8")
+
+
+def compared(first: str, second: str, workspace: Path) -> dict[str, Any]:
+    """A comparison over all seeds there are, with the systems as they were asked for."""
+    try:
+        found = bertvision.compare(first, second, seeds="all", workspace=workspace)
+    except InputError as error:
+        if "one seed each" not in str(error):
+            raise
+        found = bertvision.compare(first, second, workspace=workspace)
+    print(found.sentence, file=sys.stderr)
+    return {**found.to_json(), "first": first, "second": second}
+
+
+def _copy(source: Path, target: Path, names: set[str]) -> None:
+    """The files of these names without suffix, but for CSV, in place of all that was there."""
+    if target.exists():
+        shutil.rmtree(target)
+    if names:
+        target.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        if path.stem in names and path.suffix != ".csv":
+            shutil.copy(path, target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,133 @@
+"""Writes the tables of docs/results.md from the rows in docs/results/.
+
+Usage: python docs/generate_results.py
+
+Between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the page stands a table that
+``docs/results/views.toml`` describes: some rows and columns of a table of a run's report. Between
+``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
+the verdict that follows from the intervals in its ``comparisons.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertvision.pipelines.results.columns import Column
+
+PAGE = Path(__file__).parent / "results.md"
+RESULTS = Path(__file__).parent / "results"
+MARGIN = 1.0
+"""Points within which two scores count as the same."""
+_PLACE = re.compile(r"(<!-- (table|claims): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def render(text: str) -> str:
+    """The page with all tables as the committed rows have them."""
+    views = tomllib.loads((RESULTS / "views.toml").read_text(encoding="utf-8"))
+
+    def fill(match: re.Match[str]) -> str:
+        made = view(views[match[3]]) if match[2] == "table" else claims(match[3])
+        return f"{match[1]}{made}\n{match[4]}"
+
+    return _PLACE.sub(fill, text)
+
+
+def view(asked: Mapping[str, Any]) -> str:
+    """Rows of a table of a report, as Markdown, with what they rest on below.
+
+    Args:
+        asked: ``run`` and ``table``; ``columns``, each a key, a label and optionally ``count``,
+            ``signed``, ``text``, ``size`` or a number of digits; ``where``, values that rows have.
+    """
+    path = RESULTS / asked["run"] / "tables" / f"{asked['table']}.json"
+    held = json.loads(path.read_text(encoding="utf-8"))
+    columns = [_column(*spec) for spec in asked["columns"]]
+    where: Mapping[str, Any] = asked.get("where", {})
+    rows = [
+        row
+        for row in held["rows"]
+        if all(row.get(key) in (v if isinstance(v, list) else [v]) for key, v in where.items())
+    ]
+    if not rows:
+        raise SystemExit(f"{path} has no row with {where}")
+    if asked.get("sort"):
+        rows.sort(key=lambda row: row[asked["sort"]] or 0.0)
+    lines = [[column.text(row) for column in columns] for row in rows]
+    table = _markdown(columns, lines)
+    basis = asked.get("basis", held["basis"])
+    return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
+
+
+def claims(run: str) -> str:
+    """The claims of a run, a row for each comparison, with its verdict."""
+    folder = RESULTS / run
+    asked = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    held = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
+    found = {(c["first"], c["second"]): c for c in held}
+    lines = []
+    for claim in asked:
+        for first, second in claim["pairs"]:
+            c = found[first, second]
+            cells = {"difference": c["difference"], "difference_low": c["low"]}
+            shown = _DIFFERENCE.text({**cells, "difference_high": c["high"]})
+            lines.append(
+                [
+                    claim["text"] if (first, second) == tuple(claim["pairs"][0]) else "",
+                    f"{first} − {second}",
+                    shown,
+                    f"{c['seeds'][0]}, {c['seeds'][1]}",
+                    verdict(claim["kind"], c["low"], c["high"]),
+                ]
+            )
+    columns = [Column("", name, "text") for name in ("claim", "compared")]
+    columns += [Column("", "difference (95 %)"), Column("", "seeds"), Column("", "verdict", "text")]
+    first = held[0]
+    basis = (
+        f"Differences in points of {first['metric'].upper()}; paired bootstrap over "
+        f"{first['clusters']:,} contexts with {first['questions']:,} questions, and over seeds "
+        "where there are several; the intervals are of one comparison each, not of all together."
+    )
+    return f"{_markdown(columns, lines)}\n\n{basis}\n"
+
+
+def verdict(kind: str, low: float, high: float) -> str:
+    """What an interval of a difference says of a claim.
+
+    Args:
+        kind: ``better``: the first is better; ``match``: it is not worse by more than `MARGIN`;
+            ``alike``: the two are within `MARGIN` of each other.
+        low: lower end of the 95 % interval, points.
+        high: upper end.
+    """
+    holds, fails = {
+        "better": (low > 0, high < 0),
+        "match": (low > -MARGIN, high <= -MARGIN),
+        "alike": (low > -MARGIN and high < MARGIN, low >= MARGIN or high <= -MARGIN),
+    }[kind]
+    return "holds" if holds else "does not" if fails else "cannot be told"
+
+
+_DIFFERENCE = Column("difference", "", "signed", interval=True, sd=True)
+
+
+def _column(key: str, label: str, form: str | int = 1) -> Column:
+    if isinstance(form, int):
+        return Column(key, label, digits=form, sd=True)
+    if form == "interval":
+        return Column(key, label, sd=True, interval=True)
+    return Column(key, label, form)  # type: ignore[arg-type]
+
+
+def _markdown(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> str:
+    marks = ["---:" if column.is_number else "---" for column in columns]
+    rows = [[column.label for column in columns], marks, *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,77 @@
+"""docs/results.md: tables are what the committed rows make, verdicts follow from intervals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """The script that writes the page."""
+    spec = importlib.util.spec_from_file_location("results_page", DOCS / "generate_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_rows_make(generator: ModuleType) -> None:
+    page = generator.PAGE.read_text()
+    assert generator.render(page) == page, "run `make docs`"
+
+
+def test_every_view_stands_in_the_page_and_every_claim_was_compared(generator: ModuleType) -> None:
+    page = generator.PAGE.read_text()
+    views = tomllib.loads((generator.RESULTS / "views.toml").read_text())
+    assert set(re.findall(r"<!-- table: ([\w-]+) -->", page)) == set(views)
+    for path in generator.RESULTS.glob("*/claims.toml"):
+        claims = tomllib.loads(path.read_text())["claim"]
+        asked = {tuple(pair) for claim in claims for pair in claim["pairs"]}
+        held = json.loads((path.parent / "comparisons.json").read_text())
+        assert {(c["first"], c["second"]) for c in held} == asked
+        assert f"<!-- claims: {path.parent.name} -->" in page
+
+
+def test_a_changed_row_changes_the_page(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = json.loads
+
+    def raised(text: str) -> object:
+        held = real(text)
+        for row in held["rows"] if isinstance(held, dict) else held:
+            row.update({k: v + 1 for k, v in row.items() if isinstance(v, float)})
+        return held
+
+    monkeypatch.setattr(generator.json, "loads", raised)
+    page = generator.PAGE.read_text()
+    assert generator.render(page) != page
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "said"),
+    [
+        ("better", 0.1, 2.0, "holds"),
+        ("better", -0.1, 2.0, "cannot be told"),
+        ("better", -2.0, -0.1, "does not"),
+        ("match", -0.9, 2.0, "holds"),
+        ("match", -1.1, 2.0, "cannot be told"),
+        ("match", -3.0, -1.1, "does not"),
+        ("alike", -0.9, 0.9, "holds"),
+        ("alike", -0.9, 1.1, "cannot be told"),
+        ("alike", 1.1, 2.0, "does not"),
+        ("alike", -2.0, -1.1, "does not"),
+    ],
+)
+def test_verdicts(generator: ModuleType, kind: str, low: float, high: float, said: str) -> None:
+    assert generator.verdict(kind, low, high) == said
