@@ -6,7 +6,7 @@ Neither this module nor one that declares options imports anything heavy, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import PurePath
 from typing import (
@@ -56,6 +56,13 @@ class Options:
         values = {k: str(x) if isinstance(x, PurePath) else x for k, x in values.items()}
         for name, value in validated(model, values):
             object.__setattr__(self, name, value)
+
+    @property
+    def digest(self) -> str:
+        """Short name of these settings, for files."""
+        from bertvision.pipelines.records import digest_of
+
+        return digest_of(asdict(self))[:12]
 
 
 def declared(options: type[Options]) -> dict[str, tuple[Any, Option]]:

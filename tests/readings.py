@@ -21,7 +21,7 @@ from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.outputs import SpanOutput
 from bertvision.models.registry import HEADS, build_head
-from bertvision.pipelines.probing.results import read_all
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import is_evaluated
@@ -52,7 +52,7 @@ def readings(space: Workspace) -> dict[str, Any]:
         "rows": _rows(space),
         "runs": _runs(space),
         "evaluated": _evaluated(space),
-        "probes": probe_rows(read_all(space.root)),
+        "probes": probe_rows(ProbeFile.read_all(space.root)),
         "snapshots": {
             str(tag): load_snapshot(space.snapshot_dir(tag)).info.model_dump(mode="json")
             for tag in space.snapshots()

@@ -19,8 +19,6 @@ from bertvision.pipelines.probing.results import (
     ProbeFile,
     ProbeRecord,
     packed,
-    read_all,
-    write,
 )
 from bertvision.pipelines.probing.scores import accuracy
 from bertvision.pipelines.probing.summary import probe_rows
@@ -85,7 +83,7 @@ def put_probes(
                             bits=400, uniform_bits=900, compression=2.25, ends=[1, 900]
                         )
                     file.put(record)
-                write(space.root, file)
+                file.write(space.root)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def test_a_workspace_of_probes_alone_has_a_report(copy: Workspace) -> None:
         "probe-gains",
         "probe-poolings",
     ]
-    files = {(f.dataset, f.tag, f.pooling): f for f in read_all(copy.root)}
+    files = {(f.dataset, f.tag, f.pooling): f for f in ProbeFile.read_all(copy.root)}
     table = read_table(report.page, "probes")
     assert [(r["dataset"], r["tag"]) for r in table] == [
         (d, t) for d in ("bigram_shift", "cr") for t in tags
@@ -176,7 +174,7 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
     put_probes(copy, ("word_content",), ("untrained", "1e"), ("mean",), 3)
     rows = {
         (r["dataset"], r["tag"], r["pooling"], r["layers"]): r
-        for r in probe_rows(read_all(copy.root))
+        for r in probe_rows(ProbeFile.read_all(copy.root))
     }
     tables = read_tables(copy)
     grid = {(r["group"], r["name"]): r for r in tables["probe_layers"].rows}
@@ -213,9 +211,9 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
 def test_doubtful_data_are_in_no_mean(copy: Workspace) -> None:
     put_probes(copy, ("odd_man_out", "past_present", "subj_number"), ("1e",), ("mean",), 3)
     bad = SplitSoundness(rows=10, contradicting=8, ceiling=60.0, shared={})
-    for file in read_all(copy.root):
+    for file in ProbeFile.read_all(copy.root):
         if file.dataset == "odd_man_out":
-            write(copy.root, file.model_copy(update={"soundness": {"train": bad}}))
+            file.model_copy(update={"soundness": {"train": bad}}).write(copy.root)
     tables = read_tables(copy)
     names = [row["name"] for row in tables["probe_layers"].rows]
     assert names == ["past_present", "subj_number", "odd_man_out", "mean of semantic (2)"]
@@ -229,10 +227,10 @@ def test_probes_of_several_workspaces_stand_under_their_data_set(
     other = Workspace.find(shutil.copytree(space.root, tmp_path / "other"))
     put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 3)
     put_probes(other, ("cr", "mr"), ("3e",), ("mean",), 3)
-    for file in read_all(other.root):
+    for file in ProbeFile.read_all(other.root):
         if file.dataset == "mr":
             made_from = file.made_from | {"test: data_sha256": "0" * 64}
-            write(other.root, file.model_copy(update={"made_from": made_from}))
+            file.model_copy(update={"made_from": made_from}).write(other.root)
     table = find_table(copy, "probes", [other])
     assert [(r["dataset"], r["workspace"], r["tag"]) for r in table.rows] == [
         *(("mr", "probed", "0e"), ("mr", "other", "3e")),

@@ -27,10 +27,9 @@ from bertvision.pipelines.extraction.layers import (
     wanted_layers,
 )
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.probing import run as module
 from bertvision.pipelines.probing.cache import ProbeCache
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import best_layer, probe_rows
 from bertvision.pipelines.workspace.creation import feature_workspace
@@ -103,7 +102,7 @@ def test_the_probes_of_a_snapshot(space: Workspace) -> None:
     for file in found:
         assert [p.layers for p in file.probes] == [(0,), (1,), (2,), (1, 2)]
         assert file.examples == {"folds": 1, "train": 80, "held_out": 40, "scored": 40}
-        assert read(place(space.root, file)) == file
+        assert ProbeFile.read(file.place(space.root)) == file
         for p in file.probes:
             assert p.low <= p.accuracy <= p.high
             assert 100 * p.bits(40).mean() == pytest.approx(p.accuracy)
@@ -165,13 +164,13 @@ def test_a_second_call_trains_nothing_and_another_layer_alone(
     monkeypatch.setattr(
         ProbeCache, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
     )
-    before = place(space.root, run(space, layers=[2])[0]).read_bytes()
+    before = run(space, layers=[2])[0].place(space.root).read_bytes()
     assert not loaded
     found = run(space)
     assert loaded == [[("cls", (0,)), ("cls", (1,)), ("mean", (0,)), ("mean", (1,))]]
-    whole = place(space.root, found[0]).read_bytes()
+    whole = found[0].place(space.root).read_bytes()
     shutil.rmtree(space.root / "probes")
-    assert place(space.root, run(space)[0]).read_bytes() == whole != before
+    assert run(space)[0].place(space.root).read_bytes() == whole != before
 
 
 def test_control_and_code_are_added_to_what_is_there(
@@ -197,17 +196,17 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from bertvision.pipelines.probing import run as module
+from bertvision.pipelines.probing.results import ProbeFile
 from test_probe_run import OPTIONS, run
 from bertvision.pipelines.workspace.workspace import Workspace
 
-write, calls = module.write, []
-def killing(root, probes):
-    write(root, probes)
+write, calls = ProbeFile.write, []
+def killing(probes, root):
+    write(probes, root)
     calls.append(1)
     if len(calls) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-module.write = killing
+ProbeFile.write = killing
 run(Workspace.find(Path(sys.argv[1])), control=True, memory=1)
 """
 
@@ -216,21 +215,22 @@ def test_a_killed_run_is_finished_with_the_same_files(
     extracted: Workspace, space: Workspace, tmp_path: Path
 ) -> None:
     whole = Workspace.find(shutil.copytree(extracted.root, tmp_path / "whole"))
-    expected = [place(whole.root, f).read_bytes() for f in run(whole, control=True)]
+    expected = [f.place(whole.root).read_bytes() for f in run(whole, control=True)]
     code = run_code(KILLED, space.root, 5)
     assert code.returncode == -signal.SIGKILL, code.stderr
-    assert [len(f.probes) for f in read_all(space.root)] == [3]  # a probe and its control, twice
+    (begun,) = ProbeFile.read_all(space.root)
+    assert len(begun.probes) == 3  # a probe and its control, twice
     found = run(space, control=True)
-    assert [place(space.root, f).read_bytes() for f in found] == expected
+    assert [f.place(space.root).read_bytes() for f in found] == expected
 
 
 def test_other_settings_have_files_of_their_own(space: Workspace) -> None:
     run(space, poolings=("mean",))
     mlp = replace(OPTIONS, hidden=50)
     run(space, poolings=("mean",), options=mlp)
-    assert [f.settings.hidden for f in read_all(space.root)].count(50) == 1
-    assert len(read_all(space.root)) == 2
-    assert {row["probe"] for row in probe_rows(read_all(space.root))} == {"linear", "mlp-50"}
+    found = ProbeFile.read_all(space.root)
+    assert sorted(f.settings.hidden for f in found) == [0, 50]
+    assert {row["probe"] for row in probe_rows(found)} == {"linear", "mlp-50"}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_probes_of_something_else_are_refused_by_field(
     space: Workspace, field: str, value: object
 ) -> None:
     (file,) = run(space, poolings=("mean",), layers=[0])
-    path = place(space.root, file)
+    path = file.place(space.root)
     held = fields(path)
     (held["made_from"] if ":" in field else held)[field] = value
     rewrite(path, held)
@@ -252,7 +252,7 @@ def test_probes_of_something_else_are_refused_by_field(
 
 def test_a_damaged_file_is_named(space: Workspace) -> None:
     (file,) = run(space, poolings=("mean",), layers=[0])
-    place(space.root, file).write_text("{}")
+    file.place(space.root).write_text("{}")
     with pytest.raises(WorkspaceError, match="damaged"):
         run(space, poolings=("mean",), layers=[0])
 
@@ -459,7 +459,7 @@ def test_the_module_is_not_left_locked(space: Workspace) -> None:
     from bertvision.errors import LockedError
     from bertvision.featurestore.storage.lock import exclusive
 
-    folder = space.root / module.FOLDER / "bigram_shift"
+    folder = space.root / ProbeFile.folder / "bigram_shift"
     folder.mkdir(parents=True)
     with exclusive(folder / ".lock", "testing"), pytest.raises(LockedError, match="probing"):
         run(space)

@@ -17,7 +17,7 @@ from rankings import write_aligned
 from terminal import cells, done, run
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.ranking.metrics import Candidates, score_questions
 from bertvision.pipelines.ranking.rank import rank
 from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
@@ -182,10 +182,10 @@ def test_the_table_and_the_csv_say_the_same(copy: Path, tmp_path: Path) -> None:
 def test_other_settings_are_refused_by_the_name_of_the_field(copy: Path) -> None:
     result = run("rank", "wikiqa", "-w", copy, *FAST, "--margin", 0.5)
     assert result.exit_code == 2
-    assert "was ranked with margin = 1.0, now it is 0.5" in result.stderr
+    assert "was made with margin = 1.0, now it is 0.5" in result.stderr
     path = copy / "ranking" / "wikiqa" / "bm25" / "result.json"
     change(path, settings={**fields(path)["settings"], "k1": 2.0})
-    with pytest.raises(WorkspaceError, match=r"k1 = 2\.0, now it is 1\.5"):
+    with pytest.raises(ProvenanceError, match=r"k1 = 2\.0, now it is 1\.5"):
         rank(Workspace.find(copy), "wikiqa", ["0e"])
     path.write_text("{")
     with pytest.raises(WorkspaceError, match="is damaged"):

@@ -11,7 +11,7 @@ from reports import read_table
 from test_probe_report import put_probes
 from test_probe_run import OPTIONS, write_probing
 
-from bertvision.pipelines.probing.results import ProbeFile, place, read, read_all, write
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.records import write_record
@@ -107,9 +107,9 @@ def test_probes_carry_the_doubts_and_those_of_before_are_given_them(
     assert file.soundness["train"].contradicting == 40
     old = ProbeFile.model_validate(file.model_dump(exclude={"soundness"}))
     assert old.doubts is None
-    write_record(place(space.root, old), old)
+    write_record(old.place(space.root), old)
     probe(space, "bigram_shift", ["0e"], **arguments)  # type: ignore[arg-type]
-    assert read(place(space.root, old)) == file
+    assert ProbeFile.read(old.place(space.root)) == file
     table = probe_table(probe_rows([file]))
     assert "bigram_shift†" in table
     assert "† bigram_shift: 40 of" in table
@@ -120,10 +120,10 @@ def test_doubtful_data_are_marked_in_the_report_and_stay_out_of_its_means(
     space: Workspace,
 ) -> None:
     put_probes(space, ("odd_man_out", "cr"), ("0e", "1e"), ("cls", "mean"), 3, more=True)
-    for file in read_all(space.root):
+    for file in ProbeFile.read_all(space.root):
         if file.dataset == "odd_man_out":
             faults = soundness({"train": TRAIN})
-            write(space.root, file.model_copy(update={"soundness": faults}))
+            file.model_copy(update={"soundness": faults}).write(space.root)
     report = write_report(space)
     for name in ("probes", "probes_joined", "probes_control"):
         marks = {(r["dataset"], r["mark"]) for r in read_table(report.page, name)}

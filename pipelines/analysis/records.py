@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from bertvision.pipelines.records import Record, leaving_out, read_record
+from bertvision.pipelines.measurements import read_each
+from bertvision.pipelines.records import Record, read_record
 
 FOLDER = "analysis"
 """Where they are, in a workspace."""
@@ -32,9 +33,8 @@ def read_analyses(root: Path, damaged: list[str]) -> dict[Path, Analysis]:
         root: of the workspace.
         damaged: gets a message for each file that is damaged, which is then left out.
     """
-    found = {}
-    for path in sorted((root / FOLDER).glob("*.json")):
-        with leaving_out(damaged):
-            again = "bertvision " + path.name.partition("-")[0]
-            found[path] = read_record(path, Analysis, again)
-    return found
+    return read_each((root / FOLDER).glob("*.json"), _read, damaged)
+
+
+def _read(path: Path) -> Analysis:
+    return read_record(path, Analysis, "bertvision " + path.name.partition("-")[0])

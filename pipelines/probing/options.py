@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -53,10 +53,3 @@ class ProbeOptions(Options):
                 f"--weight-decays {','.join(map(str, decays))}: give numbers from 0 in increasing "
                 "order, such as 1e-5,1e-4"
             )
-
-    @property
-    def digest(self) -> str:
-        """Short name of these settings, for files."""
-        from bertvision.pipelines.records import digest_of
-
-        return digest_of(asdict(self))[:12]

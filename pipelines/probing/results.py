@@ -1,27 +1,20 @@
-"""Probes that were trained, as kept in ``probes/<data set>/``: what is there is not trained again.
-
-One file holds the probes of a snapshot and a pooling with the same settings, and what they were
-made from. It is replaced as a whole whenever probes are added.
-"""
+"""Probes that were trained, as kept in ``probes/<data set>/``: none of them is trained again."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertvision.errors import ProvenanceError
-from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.format.records import Provenance, first_difference
+from bertvision.pipelines.measurements import Measurements
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.records import digest_of, leaving_out, read_record, write_record
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
-
-FOLDER = "probes"
 
 
 class _Record(BaseModel):
@@ -74,17 +67,15 @@ class ProbeRecord(_Record):
         return np.unpackbits(packed, count=examples).astype(bool)
 
 
-class ProbeFile(_Record):
+class ProbeFile(Measurements):
     """All probes of a snapshot, a pooling and one choice of settings."""
 
-    dataset: str
-    """Name of the data set, or of the workspace's task."""
+    model_config = ConfigDict(frozen=False, extra="forbid")
+    folder: ClassVar[str] = "probes"
+    makes: ClassVar[str] = "bertvision probe"
+
     task: str
-    tag: str
-    pooling: TokenPooling
     settings: ProbeOptions
-    made_from: Provenance
-    """Provenance of the hidden states and of the data: any difference is refused."""
     classes: list[str]
     examples: dict[str, int]
     """How many train, are held out, and are scored; in a cross-validation, of the first fold and of
@@ -107,6 +98,19 @@ class ProbeFile(_Record):
         digests = {k: v for k, v in self.made_from.items() if k.endswith(": data_sha256")}
         return digest_of(digests)[:12]
 
+    def told(self) -> Mapping[str, object]:
+        """By field what decides the probes: all but these, and what was found of the data."""
+        without = {"probes", "made_from", "settings", "soundness"}
+        return {**self.made_from, **self.model_dump(mode="json", exclude=without)}
+
+    def resume(self, root: Path) -> Self:
+        """As `Measurements.resume`; a file of before is told of doubts about its data."""
+        held = super().resume(root)
+        if held.soundness is None and self.doubts:
+            held = held.model_copy(update={"soundness": self.soundness})
+            held.write(root)  # reports are to mark it, even where nothing is left to be trained
+        return held
+
     def find(self, layers: tuple[int, ...]) -> ProbeRecord | None:
         """The probe on an input, if it was trained."""
         return next((probe for probe in self.probes if probe.layers == layers), None)
@@ -124,77 +128,3 @@ def packed(correct: npt.NDArray[np.bool_]) -> str:
         correct: (examples,)
     """
     return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
-
-
-def place(root: Path, probes: ProbeFile) -> Path:
-    """Where a file of probes is kept in the workspace at ``root``."""
-    name = f"{probes.tag}-{probes.pooling}-{probes.settings.digest}.json"
-    return root / FOLDER / probes.dataset / name
-
-
-def write(root: Path, probes: ProbeFile) -> None:
-    """Keep probes; the file is whole at any time."""
-    path = place(root, probes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_record(path, probes)
-
-
-def resume(root: Path, new: ProbeFile) -> ProbeFile:
-    """What was kept before of the same snapshot, pooling and settings; ``new`` where nothing was.
-
-    Args:
-        root: of the workspace.
-        new: without probes, with what they would be made from now.
-
-    Raises:
-        ProvenanceError: what was kept was made from something else; names the field.
-        WorkspaceError: the file is damaged.
-    """
-    path = place(root, new)
-    if not path.exists():
-        return new
-    held = read(path)
-    if difference := first_difference(_told(held), _told(new)):
-        name, there, here = difference
-        raise ProvenanceError(
-            f"{path} holds probes made with {name} = {there!r}, now it is {here!r}: delete "
-            "that file to train them again, or use another --workspace"
-        )
-    if held.soundness is None and new.doubts:
-        held = held.model_copy(update={"soundness": new.soundness})
-        write(root, held)  # reports are to mark it, even where nothing is left to be trained
-    return held
-
-
-def read(path: Path) -> ProbeFile:
-    """Read a file of probes.
-
-    Raises:
-        WorkspaceError: it is damaged.
-    """
-    return read_record(path, ProbeFile, "bertvision probe")
-
-
-def read_all(root: Path, damaged: list[str] | None = None) -> list[ProbeFile]:
-    """All probes of the workspace at ``root``, by data set, snapshot and pooling.
-
-    Args:
-        root: of the workspace.
-        damaged: gets a message for each file that is damaged, which is then left out.
-
-    Raises:
-        WorkspaceError: a file is damaged, and there is no list of these.
-    """
-    found = []
-    for path in sorted((root / FOLDER).glob("*/*.json")):
-        with leaving_out(damaged):
-            found.append(read(path))
-    return sorted(
-        found, key=lambda f: (f.dataset, f.settings.digest, SnapshotTag(f.tag), f.pooling)
-    )
-
-
-def _told(file: ProbeFile) -> dict[str, object]:
-    """What a file says, by field, all but its probes."""
-    values = file.model_dump(mode="json", exclude={"probes", "made_from", "settings", "soundness"})
-    return {**file.made_from, **values}

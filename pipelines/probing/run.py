@@ -18,7 +18,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing.cache import Need, ProbeCache, Wanted
 from bertvision.pipelines.probing.data import ProbeData, read_data
 from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import FOLDER, ProbeFile, resume, write
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.scores import majority
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -99,7 +99,7 @@ def probe(
     needs: list[Need] = ["probe"]
     needs += ["control"] if control else []
     needs += ["mdl"] if mdl else []
-    folder = workspace.root / FOLDER / data.name
+    folder = workspace.root / ProbeFile.folder / data.name
     folder.mkdir(parents=True, exist_ok=True)
     found: list[ProbeFile] = []
     with exclusive(folder / ".lock", f"probing {data.name}"):
@@ -110,7 +110,7 @@ def probe(
                 splits[pooling] = [
                     PooledSplit(workspace, tag, source.name, name, pooling) for name in data.sizes
                 ]
-                files[pooling] = resume(workspace.root, _new(data, splits[pooling], options))
+                files[pooling] = _new(data, splits[pooling], options).resume(workspace.root)
                 stored = splits[pooling][0].stored.record.layers
                 wanted += [Wanted(pooling, key) for key in choice(stored)]
             cache = ProbeCache(workspace, data, tag, splits, files, options)
@@ -132,7 +132,7 @@ def _complete(cache: ProbeCache, wanted: list[Wanted], needs: list[Need], memory
             for need in group.needs:
                 cache.measure(need, inputs, group.inputs, bar.update)
                 for pooling in dict.fromkeys(key.pooling for key in group.inputs):
-                    write(cache.workspace.root, cache.files[pooling])
+                    cache.files[pooling].write(cache.workspace.root)
 
 
 def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) -> ProbeFile:

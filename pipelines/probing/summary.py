@@ -44,7 +44,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
             row: Row = {
                 "dataset": file.dataset,
                 "task": file.task,
-                "tag": file.tag,
+                "tag": str(file.tag),
                 "pooling": file.pooling,
                 "layers": layers_text(record.layers),
                 "probe": f"mlp-{file.settings.hidden}" if file.settings.hidden else "linear",

@@ -59,7 +59,8 @@ def rank_together(job: Job, tag: str, precision: str) -> Ranking:
 
     Raises:
         UnknownNameError: there is no such snapshot.
-        WorkspaceError: it is damaged, or the ranking was made with other settings; names the field.
+        ProvenanceError: the ranking was made with other settings; names the field.
+        WorkspaceError: the snapshot or the ranking is damaged.
     """
     ensure_snapshot(job.workspace, tag)
     arithmetic = resolve_precision(precision)

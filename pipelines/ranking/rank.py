@@ -75,8 +75,9 @@ def rank(
     Raises:
         InputError: a name is not known, the data lacks a part, a part has no positive passage, or
             the encoder was not fine-tuned on pairs.
-        ProvenanceError: hidden states were not extracted alike; names the field.
-        WorkspaceError: the data changed, or a ranking was made with other settings.
+        ProvenanceError: hidden states were not extracted alike, or a ranking was made with other
+            settings; names the field.
+        WorkspaceError: the data changed.
         LockedError: another process ranks the same data set.
     """
     if not (scorers or cross_encoder) or seeds < 1:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import new_folder
+from bertvision.pipelines.measurements import check_made_from
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
@@ -111,20 +110,25 @@ def find_ranking(folder: Path, settings: Mapping[str, Any]) -> Ranking | None:
     """The ranking in ``folder``, or None where there is none yet.
 
     Raises:
-        WorkspaceError: it is damaged, or was made with other settings; names the field.
+        ProvenanceError: it was made with other settings; names the field.
+        WorkspaceError: it is damaged.
     """
-    path = folder / FILE
-    if not path.is_file():
+    if not (folder / FILE).is_file():
         return None
-    mend = f"delete {folder} and give the command again"
-    held = read_record(path, Ranking, "bertvision rank", mend)
-    if difference := first_difference(held.settings, settings):
-        field, there, here = difference
-        raise WorkspaceError(
-            f"{folder} was ranked with {field} = {there!r}, now it is {here!r}: give the same, "
-            "use another --workspace, or delete that folder"
-        )
+    held = read_ranked(folder / FILE)
+    mend = "give the same, use another --workspace, or delete that folder"
+    check_made_from(folder, held.settings, settings, mend)
     return held
+
+
+def read_ranked(path: Path) -> Ranking:
+    """Read the ``result.json`` of a ranking.
+
+    Raises:
+        WorkspaceError: it is missing or damaged.
+    """
+    mend = f"delete {path.parent} and give the command again"
+    return read_record(path, Ranking, "bertvision rank", mend)
 
 
 def run_file(

@@ -112,7 +112,7 @@ def rank_systems(
 
     Raises:
         InputError: a layer is not stored.
-        WorkspaceError: a ranking was made with other settings; names the field.
+        ProvenanceError: a ranking was made with other settings; names the field.
     """
     sources = [PooledSplit(job.workspace, tag, job.dataset, split, pooling) for split in SPLITS]
     activations = _provenance(sources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from bertvision.pipelines.options import Option, Options
@@ -28,10 +28,3 @@ class SimilarityOptions(Options):
     dev_fraction: Annotated[float, Option(gt=0, lt=1)] = 0.1
     """Part of the training pairs that is held out where the data have no dev to choose on."""
     resamples: Annotated[int, Option("How often the bootstrap draws, for intervals.", ge=1)] = 1000
-
-    @property
-    def digest(self) -> str:
-        """Short name of these settings, for files."""
-        from bertvision.pipelines.records import digest_of
-
-        return digest_of(asdict(self))[:12]

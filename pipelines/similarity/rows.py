@@ -45,7 +45,7 @@ def similarity_rows(files: Iterable[SimilarityFile]) -> list[Row]:
             told = {
                 "scorer": score.scorer,
                 "target": score.target,
-                "tag": file.tag,
+                "tag": str(file.tag),
                 "pooling": file.pooling,
                 "layers": layers_text(score.layers),
                 "seeds": len(score.epochs) or 1,

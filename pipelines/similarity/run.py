@@ -18,7 +18,7 @@ from bertvision.pipelines.similarity.data import SimilarityParts, read_parts
 from bertvision.pipelines.similarity.measure import measure, targets_of
 from bertvision.pipelines.similarity.metrics import agreement
 from bertvision.pipelines.similarity.options import ScorerName, SimilarityOptions
-from bertvision.pipelines.similarity.records import FOLDER, SimilarityFile, resume, write
+from bertvision.pipelines.similarity.records import SimilarityFile
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.similarity import SPLIT
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -87,7 +87,7 @@ def similarity(
         precision=precision,
         scheduler=scheduler,
     )
-    folder = workspace.root / FOLDER / data.name
+    folder = workspace.root / SimilarityFile.folder / data.name
     folder.mkdir(parents=True, exist_ok=True)
     found: list[SimilarityFile] = []
     with exclusive(folder / ".lock", f"measuring the similarity of {data.name}"):
@@ -99,7 +99,7 @@ def similarity(
                         f"{data.name} has {len(data.texts)} texts and {len(pooled.stored)} stored "
                         f"windows of {tag}: extract it again into another --store"
                     )
-                file = resume(workspace.root, _new(data, pooled, options))
+                file = _new(data, pooled, options).resume(workspace.root)
                 missing = [
                     (inputs, scorer, target)
                     for inputs in choice(pooled.stored.record.layers)
@@ -109,7 +109,7 @@ def similarity(
                 ]
                 if missing:
                     file = file.adding(measure(data, pooled, missing, options))
-                    write(workspace.root, file)
+                    file.write(workspace.root)
                 found.append(file)
     return found
 

@@ -104,8 +104,9 @@ def rank(
 
     Raises:
         InputError: a name is not known, the data lacks a part, or a part has no positive passage.
-        ProvenanceError: hidden states were not extracted alike; names the field.
-        WorkspaceError: the data changed, or a ranking was made with other settings.
+        ProvenanceError: hidden states were not extracted alike, or a ranking was made with other
+            settings; names the field.
+        WorkspaceError: the data changed.
         LockedError: another process ranks the same data set.
     """
     options = chosen(RankOptions, options, changes)

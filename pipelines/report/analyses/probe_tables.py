@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.results import FOLDER
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.summary import DOUBTFUL, Row
 from bertvision.pipelines.report.analyses.probe_grid import grid_tables
 from bertvision.pipelines.report.table import Table
@@ -13,7 +13,7 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
 from bertvision.pipelines.text import signed
 
-SOURCE = f"{FOLDER}/<data set>/<snapshot>-<pooling>-<settings>.json"
+SOURCE = f"{ProbeFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
 COMMAND = "bertvision probe DATA… --checkpoint TAG,TAG --pool cls,sep,mean,max --untrained"
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import MOST_PANELS
 from bertvision.pipelines.drawing.svg import SERIES
-from bertvision.pipelines.probing.results import FOLDER, read_all
+from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.summary import DOUBTFUL, Row, probe_rows
 from bertvision.pipelines.report.analyses.probe_tables import (
     COMMAND,
@@ -28,7 +28,7 @@ from bertvision.pipelines.tasks.registry import POOLINGS
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
-FILES = f"{FOLDER}/*/*.json"
+FILES = f"{ProbeFile.folder}/*/*.json"
 """Where probes are, in a workspace."""
 
 
@@ -42,7 +42,7 @@ def probing_section(workspace: Workspace, damaged: list[str]) -> Section | None:
         workspace: that they are of.
         damaged: gets a message for each file that is damaged and left out.
     """
-    rows = probe_rows(read_all(workspace.root, damaged))
+    rows = probe_rows(ProbeFile.read_all(workspace.root, damaged))
     if not rows:
         return None
     single = _usual(rows)
@@ -72,7 +72,7 @@ def probing_sentence(workspace: Workspace, damaged: list[str]) -> str:
         workspace: that they are of.
         damaged: gets a message for each file that is damaged and left out.
     """
-    rows = _usual(probe_rows(read_all(workspace.root, damaged)))
+    rows = _usual(probe_rows(ProbeFile.read_all(workspace.root, damaged)))
     pooling = _best_pooling(rows)
     found = [r for r in rows if r["best"] and r["pooling"] == pooling]
     found = _sound(found)

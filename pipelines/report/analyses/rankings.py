@@ -10,11 +10,11 @@ import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.measurements import read_each
 from bertvision.pipelines.ranking.metrics import expected_at_random, summary
 from bertvision.pipelines.ranking.options import CROSS_ENCODER
-from bertvision.pipelines.ranking.records import FILE, Ranking
+from bertvision.pipelines.ranking.records import FILE, Ranking, read_ranked
 from bertvision.pipelines.ranking.rows import mark_best, system_row
-from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -76,11 +76,8 @@ def rankings_section(workspace: Workspace, damaged: list[str]) -> Section | None
 def _rows(workspace: Workspace, folder: Path, damaged: list[str]) -> list[Row]:
     """BM25, a random order, then a row for each scorer and input, its seeds together."""
     groups: dict[tuple[str, ...], dict[Path, Ranking]] = {}
-    for path in sorted(folder.glob(f"**/{FILE}")):
-        with leaving_out(damaged):
-            mend = f"delete {path.parent} and give the command again"
-            record = read_record(path, Ranking, "bertvision rank", mend)
-            groups.setdefault(_key(record), {})[path] = record
+    for path, record in read_each(folder.glob(f"**/{FILE}"), read_ranked, damaged).items():
+        groups.setdefault(_key(record), {})[path] = record
     baselines = {
         key[0]: next(iter(records.values())) for key, records in groups.items() if key[1] == "bm25"
     }

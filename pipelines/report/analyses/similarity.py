@@ -9,13 +9,13 @@ from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.similarity.metrics import ALL
-from bertvision.pipelines.similarity.records import FOLDER, read_all
+from bertvision.pipelines.similarity.records import SimilarityFile
 from bertvision.pipelines.similarity.rows import Row, notes, similarity_rows
 from bertvision.pipelines.workspace.workspace import Workspace
 
-FILES = f"{FOLDER}/*/*.json"
+FILES = f"{SimilarityFile.folder}/*/*.json"
 """Where similarities are, in a workspace."""
-_SOURCE = f"{FOLDER}/<data set>/<snapshot>-<pooling>-<settings>.json"
+_SOURCE = f"{SimilarityFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
 _COMMAND = "bertvision similarity DATA… --checkpoint TAG,TAG"
 
 
@@ -26,7 +26,7 @@ def similarity_section(workspace: Workspace, damaged: list[str]) -> Section | No
         workspace: that they are of.
         damaged: gets a message for each file that is damaged and left out.
     """
-    rows = similarity_rows(read_all(workspace.root, damaged))
+    rows = similarity_rows(SimilarityFile.read_all(workspace.root, damaged))
     if not rows:
         return None
     lead = (
