@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.storage.durable import write_durably
 from bertvision.featurestore.storage.seal import sealed, unsealed
 
+log = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=BaseModel)
 
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -112,19 +114,31 @@ def read_record(
 
 
 @contextmanager
-def leaving_out(damaged: list[str] | None) -> Iterator[None]:
+def leaving_out(left_out: list[str] | None) -> Iterator[None]:
     """Go on without what is damaged: its message is added to a list, once.
 
     Args:
-        damaged: the list; None lets the error be raised.
+        left_out: the list; None lets the error be raised.
     """
     try:
         yield
     except WorkspaceError as error:
-        if damaged is None:
+        if left_out is None:
             raise
-        if str(error) not in damaged:
-            damaged.append(str(error))
+        leave_out(str(error), left_out)
+
+
+def leave_out(message: str, left_out: list[str] | None) -> None:
+    """Say what is left out: its message is added to a list, once.
+
+    Args:
+        message: names it, and says what makes it again.
+        left_out: the list; None is to log it.
+    """
+    if left_out is None:
+        log.warning("%s", message)
+    elif message not in left_out:
+        left_out.append(message)
 
 
 def what_is_wrong(error: ValidationError) -> str:

@@ -52,7 +52,7 @@ def readings(space: Workspace) -> dict[str, Any]:
         "rows": _rows(space),
         "runs": _runs(space),
         "evaluated": _evaluated(space),
-        "probes": probe_rows(ProbeFile.read_all(space.root)),
+        "probes": probe_rows(ProbeFile.read_all(space)),
         "snapshots": {
             str(tag): load_snapshot(space.snapshot_dir(tag)).info.model_dump(mode="json")
             for tag in space.snapshots()

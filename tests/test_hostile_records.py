@@ -181,6 +181,8 @@ def test_scores_of_other_weights_are_left_out_and_named(
     shutil.rmtree(scores / "1e")
     shutil.copytree(scores / "0.5e", scores / "1e")
     whole = {(r.run, r.checkpoint): r for r in read_results(lab)}
+    named: list[str] = []
+    read_results(mixed, left_out=named)
     found = {(r.run, r.checkpoint): r for r in read_results(mixed)}
     assert set(whole) - set(found) == {("bert", "0.5e"), (HEAD, "1e")}
     for place, again in (("bert/0.5e", "bertvision finetune"), (f"{HEAD}/eval/1e", "evaluate")):
@@ -188,6 +190,8 @@ def test_scores_of_other_weights_are_left_out_and_named(
             place in line and "is of other weights than" in line and again in line
             for line in caplog.messages
         )
+    assert set(named) <= set(caplog.messages)
+    assert len(named) == 2
 
 
 def test_an_ensemble_of_left_out_scores_is_left_out_and_none_is_made(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from byhand import change
 from safetensors.torch import load_file
 from workspaces import answerable_options
 
@@ -67,18 +68,23 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
         assert 0 < system.low <= system.seconds <= system.high
     assert found.systems[0].speed_up == 1
     assert [system.trained_on for system in found.systems] == [None, "1e", "1e", "1e"]
-    damaged: list[str] = []
-    assert read_latencies(space, damaged) == [found]
-    (section,) = latency_section(space, damaged)
+    left_out: list[str] = []
+    assert read_latencies(space, left_out) == [found]
+    (section,) = latency_section(space, left_out)
     rows = section.tables[0].rows
     assert [row["name"] for row in rows] == ["BERT", *(f"{h} trained on 1e" for h in HEADS)]
-    assert damaged == []
+    assert left_out == []
     shutil.copy(latency_file(space, "0.5e"), latency_file(space, "1e"))
-    assert read_latencies(space, damaged) == [found]  # that of 1e is of other weights
+    assert read_latencies(space, left_out) == [found]
+    assert "latency/1e.json is of the snapshot 0.5e" in left_out[-1]
+    change(latency_file(space, "1e"), tag="1e")
+    assert read_latencies(space, left_out) == [found]
+    assert "latency/1e.json is of other weights" in left_out[-1]
+    assert "`bertvision latency --checkpoint 1e`" in left_out[-1]
     latency_file(space, "1e").unlink()
     latency_file(space, "0.5e").write_text("{")
-    assert latency_section(space, damaged) == []
-    assert "latency/0.5e.json is damaged" in damaged[0]
+    assert latency_section(space, left_out) == []
+    assert "latency/0.5e.json is damaged" in left_out[-1]
 
 
 def test_a_head_answers_as_it_does_on_stored_activations(

@@ -11,6 +11,10 @@ import pytest
 from bertvision.errors import ProvenanceError, WorkspaceError
 from bertvision.pipelines.measurements import Measurements, check_made_from
 from bertvision.pipelines.options import Options
+from bertvision.pipelines.workspace.creation import feature_workspace
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +63,48 @@ def test_of_something_else_it_is_refused_by_field_with_what_to_do(tmp_path: Path
     check_made_from(tmp_path, {"a": 1}, {"a": 1}, "nothing")
 
 
-def test_all_are_read_in_the_order_of_snapshots_without_the_damaged(tmp_path: Path) -> None:
+@pytest.fixture
+def space(tiny_bert: Path, tmp_path: Path) -> Workspace:
+    """A workspace with no more than the snapshot 0e."""
+    made = feature_workspace(tmp_path / "space", str(tiny_bert))
+    ensure_snapshot(made, "0e")
+    return made
+
+
+def test_all_are_read_in_the_order_of_snapshots_without_the_damaged(space: Workspace) -> None:
     for tag in ("10e", "untrained", "2e"):
-        kept(tag, 1).write(tmp_path)
-    assert [found.tag for found in Kept.read_all(tmp_path)] == ["untrained", "2e", "10e"]
-    kept("2e").place(tmp_path).write_text("{")
-    damaged: list[str] = []
-    assert [found.tag for found in Kept.read_all(tmp_path, damaged)] == ["untrained", "10e"]
-    assert len(damaged) == 1
-    assert damaged[0].endswith("run `bertvision measure` again")
+        kept(tag, 1).write(space.root)
+    assert [found.tag for found in Kept.read_all(space)] == ["untrained", "2e", "10e"]
+    kept("2e").place(space.root).write_text("{")
+    left_out: list[str] = []
+    assert [found.tag for found in Kept.read_all(space, left_out)] == ["untrained", "10e"]
+    assert len(left_out) == 1
+    assert left_out[0].endswith("run `bertvision measure` again")
     with pytest.raises(WorkspaceError, match="is damaged"):
-        Kept.read_all(tmp_path)
+        Kept.read_all(space)
+
+
+@pytest.mark.parametrize("field", ["weights_sha256", "train: weights_sha256"])
+def test_what_is_of_other_weights_is_left_out_and_named_or_logged(
+    space: Workspace, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = read_snapshot_info(space.snapshot_dir("0e")).weights_sha256
+    kept("0e").model_copy(update={"made_from": {field: weights}}).write(space.root)
+    kept("2e").model_copy(update={"made_from": {field: "gone"}}).write(space.root)
+    assert [found.tag for found in Kept.read_all(space)] == ["0e", "2e"]
+    kept("0e").model_copy(update={"made_from": {field: "other"}}).write(space.root)
+    left_out: list[str] = []
+    for _ in range(2):
+        assert [found.tag for found in Kept.read_all(space, left_out)] == ["2e"]
+    assert left_out == [
+        f"{kept('0e').place(space.root)} is of other weights than {space.snapshot_dir('0e')} has: "
+        "delete that file, and `bertvision measure sick --checkpoint 0e --pool mean` measures anew"
+    ]
+    assert caplog.messages == []
+    Kept.read_all(space)
+    assert caplog.messages == left_out
+    (space.snapshot_dir("0e") / "snapshot.json").write_text("{")  # nothing can be compared
+    assert [found.tag for found in Kept.read_all(space)] == ["0e", "2e"]
 
 
 def test_a_tag_that_is_none_is_damage(tmp_path: Path) -> None:

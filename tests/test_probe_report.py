@@ -30,6 +30,7 @@ from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.creation import feature_workspace
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 N = 500
@@ -111,7 +112,7 @@ def test_a_workspace_of_probes_alone_has_a_report(copy: Workspace) -> None:
         "probe-gains",
         "probe-poolings",
     ]
-    files = {(f.dataset, f.tag, f.pooling): f for f in ProbeFile.read_all(copy.root)}
+    files = {(f.dataset, f.tag, f.pooling): f for f in ProbeFile.read_all(copy)}
     table = read_table(report.page, "probes")
     assert [(r["dataset"], r["tag"]) for r in table] == [
         (d, t) for d in ("bigram_shift", "cr") for t in tags
@@ -174,7 +175,7 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
     put_probes(copy, ("word_content",), ("untrained", "1e"), ("mean",), 3)
     rows = {
         (r["dataset"], r["tag"], r["pooling"], r["layers"]): r
-        for r in probe_rows(ProbeFile.read_all(copy.root))
+        for r in probe_rows(ProbeFile.read_all(copy))
     }
     tables = read_tables(copy)
     grid = {(r["group"], r["name"]): r for r in tables["probe_layers"].rows}
@@ -211,7 +212,7 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
 def test_doubtful_data_are_in_no_mean(copy: Workspace) -> None:
     put_probes(copy, ("odd_man_out", "past_present", "subj_number"), ("1e",), ("mean",), 3)
     bad = SplitSoundness(rows=10, contradicting=8, ceiling=60.0, shared={})
-    for file in ProbeFile.read_all(copy.root):
+    for file in ProbeFile.read_all(copy):
         if file.dataset == "odd_man_out":
             file.model_copy(update={"soundness": {"train": bad}}).write(copy.root)
     tables = read_tables(copy)
@@ -227,7 +228,7 @@ def test_probes_of_several_workspaces_stand_under_their_data_set(
     other = Workspace.find(shutil.copytree(space.root, tmp_path / "other"))
     put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 3)
     put_probes(other, ("cr", "mr"), ("3e",), ("mean",), 3)
-    for file in ProbeFile.read_all(other.root):
+    for file in ProbeFile.read_all(other):
         if file.dataset == "mr":
             made_from = file.made_from | {"test: data_sha256": "0" * 64}
             file.model_copy(update={"made_from": made_from}).write(other.root)
@@ -255,9 +256,28 @@ def test_a_damaged_file_of_probes_is_left_out(copy: Workspace) -> None:
     (path,) = (copy.root / "probes" / "cr").glob("*.json")
     path.write_text("{")
     report = write_report(copy)
-    assert len(report.damaged) == 1
-    assert str(path) in report.damaged[0]
+    assert len(report.left_out) == 1
+    assert str(path) in report.left_out[0]
     assert {row["dataset"] for row in read_table(report.page, "probes")} == {"mr"}
+
+
+def test_probes_of_other_weights_are_left_out_and_named(
+    copy: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_probes(copy, ("cr", "mr"), ("0e", "1e"), ("mean",), 3)
+    assert write_report(copy).left_out == []  # there is no snapshot to compare them with
+    ensure_snapshot(copy, "0e")
+    report = write_report(copy)
+    assert {row["tag"] for row in read_table(report.page, "probes")} == {"1e"}
+    assert len(report.left_out) == 2
+    (file,) = (copy.root / "probes" / "cr").glob("0e-*.json")
+    assert report.left_out[0] == (
+        f"{file} is of other weights than {copy.snapshot_dir('0e')} has: delete that file, and "
+        "`bertvision probe cr --checkpoint 0e --pool mean` measures anew"
+    )
+    assert "2 files are left out" in report.page.read_text(encoding="utf-8")
+    assert {row["tag"] for row in read_tables(copy)["probes"].rows} == {"1e"}
+    assert any(report.left_out[0] in line for line in caplog.messages)
 
 
 def test_a_map_says_what_its_differences_are_from() -> None:

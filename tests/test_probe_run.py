@@ -218,7 +218,7 @@ def test_a_killed_run_is_finished_with_the_same_files(
     expected = [f.place(whole.root).read_bytes() for f in run(whole, control=True)]
     code = run_code(KILLED, space.root, 5)
     assert code.returncode == -signal.SIGKILL, code.stderr
-    (begun,) = ProbeFile.read_all(space.root)
+    (begun,) = ProbeFile.read_all(space)
     assert len(begun.probes) == 3  # a probe and its control, twice
     found = run(space, control=True)
     assert [f.place(space.root).read_bytes() for f in found] == expected
@@ -228,7 +228,7 @@ def test_other_settings_have_files_of_their_own(space: Workspace) -> None:
     run(space, poolings=("mean",))
     mlp = replace(OPTIONS, hidden=50)
     run(space, poolings=("mean",), options=mlp)
-    found = ProbeFile.read_all(space.root)
+    found = ProbeFile.read_all(space)
     assert sorted(f.settings.hidden for f in found) == [0, 50]
     assert {row["probe"] for row in probe_rows(found)} == {"linear", "mlp-50"}
 

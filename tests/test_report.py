@@ -244,12 +244,12 @@ def test_a_damaged_file_is_named_and_left_out_with_what_follows_from_it(
 ) -> None:
     (copy.root / file).write_text(content)
     report = write_report(copy)
-    assert len(report.damaged) == 1
-    assert re.search(re.escape(file) + r".*`bertvision ", report.damaged[0])
-    assert report.damaged[0] in str(report)
-    assert report.damaged == report.to_json()["damaged"]
+    assert len(report.left_out) == 1
+    assert re.search(re.escape(file) + r".*`bertvision ", report.left_out[0])
+    assert report.left_out[0] in str(report)
+    assert report.left_out == report.to_json()["left_out"]
     page = report.page.read_text(encoding="utf-8")
-    assert "1 damaged file is left out of all that follows" in page
+    assert "1 file is left out of all that follows" in page
     assert html.escape(file) in page
     runs = [run["file"] for run in read_table(report.page, "runs")]
     assert file not in runs
@@ -260,7 +260,7 @@ def test_a_damaged_file_is_named_and_left_out_with_what_follows_from_it(
 
 
 def test_a_whole_workspace_has_no_damaged_files(written: Report) -> None:
-    assert written.damaged == []
+    assert written.left_out == []
     assert "damaged" not in written.page.read_text(encoding="utf-8")
 
 

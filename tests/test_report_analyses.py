@@ -49,8 +49,8 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
     assert rows[0]["command"] == "bertvision isotropy 1e --split dev --max-tokens 100 --seed 3"
 
 
-def test_analyses_of_other_weights_are_left_out_and_damaged_ones_named(
-    space: OpenWorkspace, caplog: pytest.LogCaptureFixture
+def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
+    space: OpenWorkspace,
 ) -> None:
     isotropy(space, "0.5e", max_tokens=100)
     isotropy(space, "1e", max_tokens=100)
@@ -58,11 +58,13 @@ def test_analyses_of_other_weights_are_left_out_and_damaged_ones_named(
     change(folder / "isotropy-1e-dev.json", weights_sha256={"1e": "0" * 64})
     report = write_report(space)
     assert {row["of"][:4] for row in read_table(report.page, "isotropy")} == {"0.5e"}
-    assert any("isotropy-1e-dev.json is of other weights" in line for line in caplog.messages)
+    assert len(report.left_out) == 1
+    assert "isotropy-1e-dev.json is of other weights" in report.left_out[0]
+    assert "then `bertvision isotropy 1e --split dev --max-tokens 100`" in report.left_out[0]
     (folder / "isotropy-0.5e-dev.json").write_text("{")
     report = write_report(space)
-    assert len(report.damaged) == 1
-    assert "isotropy-0.5e-dev.json is damaged" in report.damaged[0]
+    assert len(report.left_out) == 2
+    assert "isotropy-0.5e-dev.json is damaged" in report.left_out[0]
     assert "isotropy" not in report.tables
 
 
@@ -112,13 +114,31 @@ def test_rankings_are_those_of_the_command(ranked: OpenWorkspace) -> None:
     assert told["logistic", "0e", "mean", "1"]["map_sd"] is not None
 
 
+def test_rankings_of_other_weights_are_left_out_and_named(
+    ranked: OpenWorkspace, tmp_path: Path
+) -> None:
+    copy = Workspace.find(shutil.copytree(ranked.root, tmp_path / "copy"))
+    change(copy.snapshot_dir("0e") / "snapshot.json", weights_sha256="0" * 64)
+    report = write_report(copy)
+    systems = [row["system"] for row in read_table(report.page, "rankings")]
+    assert systems == ["bm25", "random order"]  # which no encoder is needed for
+    assert len(report.left_out) == 2 * 3  # layers × the cosine and two seeds
+    folder = copy.root / "ranking" / "wikiqa" / "0e" / "mean" / "1" / "cosine"
+    (told,) = (line for line in report.left_out if str(folder) in line)
+    assert told == (
+        f"{folder / 'result.json'} is of other weights than {copy.snapshot_dir('0e')} has: delete "
+        f"{folder}, and `bertvision rank wikiqa --checkpoint 0e --scorers cosine --pool mean` "
+        "ranks anew"
+    )
+
+
 def test_a_damaged_ranking_is_left_out(ranked: OpenWorkspace, tmp_path: Path) -> None:
     copy = Workspace.find(shutil.copytree(ranked.root, tmp_path / "copy"))
     path = copy.root / "ranking" / "wikiqa" / "0e" / "mean" / "1" / "cosine" / "result.json"
     path.write_text("{")
     report = write_report(copy)
-    assert len(report.damaged) == 1
-    assert str(path) in report.damaged[0]
+    assert len(report.left_out) == 1
+    assert str(path) in report.left_out[0]
     assert len(read_table(report.page, "rankings")) == len(read_tables(ranked)["rankings"].rows) - 1
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from byhand import change
 from scipy import stats
 from similarities import SIZES, write_glue_sts, write_sick, write_sts
 from terminal import cells, done, run
@@ -256,6 +257,25 @@ def test_the_report_has_a_section_with_the_number_of_pairs(copy: Path) -> None:
     assert table["rows"][0]["scorer"] == "word overlap"
     names = {path.stem for path in (copy / "report" / "tables").glob("*.csv")}
     assert names == {"similarity", "similarity_subsets", "similarity_entailment"}
+
+
+def test_similarities_of_other_weights_are_left_out_and_named_with_what_makes_them(
+    copy: Path,
+) -> None:
+    """As after the snapshot was made anew, of another seed or other data."""
+    change(copy / "snapshots" / "0e" / "snapshot.json", weights_sha256="0" * 64)
+    text = done("report", "-w", copy, "--json")
+    left_out = json.loads(text)["left_out"]
+    assert len(left_out) == 3
+    (sick,) = (message for message in left_out if "/sick/0e-mean-" in message)
+    assert "is of other weights than" in sick
+    assert "`bertvision similarity sick --checkpoint 0e --pool mean`" in sick
+    for name in ("similarity", "similarity_subsets", "similarity_entailment"):
+        table = json.loads((copy / "report" / "tables" / f"{name}.json").read_text())
+        assert {row["tag"] for row in table["rows"]} <= {None, "untrained"}
+    result = run("table", "similarity", "-w", copy)
+    assert "left out: " in result.stderr
+    assert "0e-mean" in result.stderr
 
 
 def test_what_cannot_be_measured_is_refused(

@@ -120,7 +120,7 @@ def test_doubtful_data_are_marked_in_the_report_and_stay_out_of_its_means(
     space: Workspace,
 ) -> None:
     put_probes(space, ("odd_man_out", "cr"), ("0e", "1e"), ("cls", "mean"), 3, more=True)
-    for file in ProbeFile.read_all(space.root):
+    for file in ProbeFile.read_all(space):
         if file.dataset == "odd_man_out":
             faults = soundness({"train": TRAIN})
             file.model_copy(update={"soundness": faults}).write(space.root)

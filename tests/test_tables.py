@@ -109,7 +109,7 @@ def test_without_answers_there_is_no_interval_and_damaged_ones_are_named(
     assert len(damaged) == 1
     assert str(folder) in damaged[0]
     report = write_report(other)
-    assert report.damaged == damaged
+    assert report.left_out == damaged
     assert "score" in find_table(other, "learning_curve").json()
 
 

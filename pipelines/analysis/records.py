@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from bertvision.pipelines.measurements import read_each
+from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.workspace.workspace import Workspace
 
 FOLDER = "analysis"
 """Where they are, in a workspace."""
@@ -25,15 +26,25 @@ class Analysis(Record):
     result: dict[str, JsonValue]
     """What ``--json`` prints."""
 
+    @property
+    def weights(self) -> list[tuple[str, object]]:
+        """Snapshots, and the digests of their weights."""
+        return list(self.weights_sha256.items())
 
-def read_analyses(root: Path, damaged: list[str]) -> dict[Path, Analysis]:
-    """All analyses of the workspace at ``root``, by file.
+    def mend(self, path: Path) -> str:
+        """See `OfSnapshots`; first what is stored is to be of these weights."""
+        tags = ",".join(self.weights_sha256)
+        return f"`bertvision extract --checkpoint {tags}`, then `{self.command}`"
+
+
+def read_analyses(workspace: Workspace, left_out: list[str]) -> dict[Path, Analysis]:
+    """All analyses of a workspace, by file.
 
     Args:
-        root: of the workspace.
-        damaged: gets a message for each file that is damaged, which is then left out.
+        workspace: that they are of.
+        left_out: see `read_current`.
     """
-    return read_each((root / FOLDER).glob("*.json"), _read, damaged)
+    return read_current(workspace, (workspace.root / FOLDER).glob("*.json"), _read, left_out)
 
 
 def _read(path: Path) -> Analysis:

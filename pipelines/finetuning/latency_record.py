@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-from bertvision.pipelines.records import Count, Record, leaving_out, read_record
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.measurements import read_current
+from bertvision.pipelines.records import Count, Record, read_record
 from bertvision.pipelines.workspace.config import Tag
-from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
-
-log = logging.getLogger(__name__)
 
 FILES = "latency/*.json"
 """Where the records are, in a workspace."""
@@ -52,6 +51,15 @@ class Latencies(Record):
     systems: tuple[Latency, ...]
     """BERT first."""
 
+    @property
+    def weights(self) -> list[tuple[str, object]]:
+        """The snapshot, and the digest of its weights."""
+        return [(self.tag, self.weights_sha256)]
+
+    def mend(self, path: Path) -> str:
+        """See `OfSnapshots`."""
+        return f"`bertvision latency --checkpoint {self.tag}` measures anew"
+
 
 def system_name(name: str, trained_on: str | None, tag: str) -> str:
     """A system as it is shown: with the snapshot of its head where it is not ``tag``."""
@@ -63,25 +71,20 @@ def latency_file(workspace: Workspace, tag: str) -> Path:
     return workspace.root / "latency" / f"{tag}.json"
 
 
-def read_latencies(workspace: Workspace, damaged: list[str]) -> list[Latencies]:
+def read_latencies(workspace: Workspace, left_out: list[str]) -> list[Latencies]:
     """What was measured in a workspace, a record for each snapshot.
-
-    What was measured with other weights than stand there now is left out, which is logged.
 
     Args:
         workspace: where it was measured.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: see `read_current`.
     """
-    found = []
-    for tag in workspace.snapshots():
-        with leaving_out(damaged):
-            if not (path := latency_file(workspace, tag)).is_file():
-                continue
-            command = f"bertvision latency --checkpoint {tag}"
-            measured = read_record(path, Latencies, command, "delete it, or measure again")
-            weights = read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256
-            if (measured.tag, measured.weights_sha256) == (tag, weights):
-                found.append(measured)
-            else:
-                log.info("%s is of other weights, and left out: `%s` measures anew", path, command)
+    found = read_current(workspace, workspace.root.glob(FILES), _read, left_out)
+    return sorted(found.values(), key=lambda measured: SnapshotTag(measured.tag))
+
+
+def _read(path: Path) -> Latencies:
+    again = f"bertvision latency --checkpoint {path.stem}"
+    found = read_record(path, Latencies, again, "delete it, or measure again")
+    if found.tag != path.stem:
+        raise WorkspaceError(f"{path} is of the snapshot {found.tag}: `{again}` measures this one")
     return found

@@ -26,7 +26,10 @@ from bertvision.pipelines.ranking.metrics import (
 )
 from bertvision.pipelines.records import Record, read_record, write_record
 
-FILE = "result.json"
+FOLDER, FILE = "ranking", "result.json"
+"""Where rankings are in a workspace, and what is in the folder of each."""
+_OPTIONS = {"checkpoint": "checkpoint", "scorers": "scorer", "pool": "pooling"}
+"""Options of the command and what settings call them."""
 
 
 class PerQuestion(Record):
@@ -49,6 +52,21 @@ class Ranking(Record):
     """The chosen one; 0 where nothing was learned."""
     dev_map_by_epoch: list[float]
     """From epoch 0."""
+
+    @property
+    def weights(self) -> list[tuple[str, object]]:
+        """The snapshot, and the digest of its weights that the scores follow from; none of BM25."""
+        names = ("weights_sha256", "activations.weights_sha256")
+        of = self.settings
+        return [(str(of["checkpoint"]), of[name]) for name in names if name in of]
+
+    def mend(self, path: Path) -> str:
+        """See `OfSnapshots`."""
+        dataset = next(p.name for p in path.parents if p.parent.name == FOLDER)
+        command = f"bertvision rank {dataset}"
+        for option, name in _OPTIONS.items():
+            command += f" --{option} {self.settings[name]}" if name in self.settings else ""
+        return f"delete {path.parent}, and `{command}` ranks anew"
 
     @property
     def ap(self) -> Floats:

@@ -19,7 +19,7 @@ from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranking.inputs import scaled, stacked
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.options import RankOptions, ScorerName
-from bertvision.pipelines.ranking.records import Ranking, find_ranking, write_ranking
+from bertvision.pipelines.ranking.records import FOLDER, Ranking, find_ranking, write_ranking
 from bertvision.pipelines.ranking.scorers import DROPOUT, HIDDEN
 from bertvision.pipelines.ranking.training import Vectors, score, train
 from bertvision.pipelines.tasks.registry import TokenPooling
@@ -65,7 +65,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """Folder of the data set's rankings."""
-        return self.workspace.root / "ranking" / self.dataset
+        return self.workspace.root / FOLDER / self.dataset
 
     @property
     def passages(self) -> list[str]:

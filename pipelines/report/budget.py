@@ -166,14 +166,14 @@ def costs(results: Results) -> Section:
     return Section(ident, title, lead, figures=[figure], tables=[table])
 
 
-def latency_section(workspace: Workspace, damaged: list[str]) -> list[Section]:
+def latency_section(workspace: Workspace, left_out: list[str]) -> list[Section]:
     """What was measured of each snapshot; none where nothing was.
 
     Args:
         workspace: that it is of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
-    measured = read_latencies(workspace, damaged)
+    measured = read_latencies(workspace, left_out)
     if not measured:
         return []
     table = Table(

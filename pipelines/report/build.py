@@ -59,8 +59,9 @@ class Report(NamedTuple):
     """Results that it shows."""
     missing: list[str]
     """Titles of the sections whose data are not in the workspace."""
-    damaged: list[str]
-    """What is wrong with each damaged file, which is left out, and what to do about it."""
+    left_out: list[str]
+    """Each file that is left out: whether it is damaged or of other weights than there are now, and
+    what makes it again."""
 
     def to_json(self) -> dict[str, Any]:
         """Values by name, the page as text."""
@@ -75,7 +76,7 @@ class Report(NamedTuple):
         if self.missing:
             missing = ", ".join(self.missing)
             lines.append(fill(f"no data for: {missing}; the page says what makes them"))
-        lines += [fill(f"left out: {message}", 10) for message in self.damaged]
+        lines += [fill(f"left out: {message}", 10) for message in self.left_out]
         return "\n".join(lines)
 
 
@@ -90,14 +91,15 @@ class Contents(NamedTuple):
     """Sentences."""
     sections: list[Section]
     """In order."""
-    damaged: list[str]
-    """What is wrong with each damaged file."""
+    left_out: list[str]
+    """See `Report`."""
 
 
 def read_contents(workspace: Workspace) -> Contents:
     """Read everything that was scored on dev, and probes.
 
-    A damaged file is left out and named, and so is what follows from it.
+    What is damaged, or of other weights than there are now, is left out with what follows from it,
+    and named.
 
     Args:
         workspace: with results.
@@ -105,46 +107,46 @@ def read_contents(workspace: Workspace) -> Contents:
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
-    damaged: list[str] = []
-    results = with_marks(read_rows(workspace, damaged=damaged))
+    left_out: list[str] = []
+    results = with_marks(read_rows(workspace, left_out=left_out))
     rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
-    add_intervals(workspace, rows, damaged)
-    found = _sections(workspace, results, damaged) if results.runs else []
+    add_intervals(workspace, rows, left_out)
+    found = _sections(workspace, results, left_out) if results.runs else []
     analyses = [
         section
         for make in (probing_section, rankings_section, similarity_section, layers_section)
-        if (section := make(workspace, damaged)) is not None
+        if (section := make(workspace, left_out)) is not None
     ]
     if not results.runs and not analyses:
-        if damaged:
-            raise WorkspaceError(damaged[0])
+        if left_out:
+            raise WorkspaceError(left_out[0])
         raise WorkspaceError(
             f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
             "snapshots; `bertvision status` says what can be run next"
         )
     at = _ANALYSES_AT if found else 0
     found[at:at] = analyses
-    about = facts(workspace, results, damaged)
+    about = facts(workspace, results, left_out)
     headline = sentences(results)
     if not results.runs:
         titles = ", ".join(section.title.lower() for section in analyses)
         headline = [f"No head and no snapshot was scored yet; below: {titles}."]
         if analyses[0].ident == "probing":
-            headline = [probing_sentence(workspace, damaged)]
-    with leaving_out(damaged):
+            headline = [probing_sentence(workspace, left_out)]
+    with leaving_out(left_out):
         found += waiting_section(workspace)
-    if damaged:
-        found.append(_damaged_section(damaged))
-        count = counted(len(damaged), "damaged file") + (" is" if len(damaged) == 1 else " are")
-        headline.insert(0, f"{count} left out of all that follows; the last section says which.")
-    return Contents(results, about, headline, found, damaged)
+    if left_out:
+        found.append(_left_out_section(left_out))
+        count = counted(len(left_out), "file") + (" is" if len(left_out) == 1 else " are")
+        headline.insert(0, f"{count} left out of all that follows; the last section says why.")
+    return Contents(results, about, headline, found, left_out)
 
 
 def write_report(workspace: Workspace, out: Path | None = None) -> Report:
     """Write the report of everything that was scored on dev, and of probes.
 
-    The same workspace gives the same bytes. An older report at the same place is replaced. Damaged
-    files are left out and named.
+    The same workspace gives the same bytes. An older report at the same place is replaced. Files
+    that are damaged, or of other weights than there are now, are left out and named.
 
     Args:
         workspace: with results.
@@ -156,7 +158,7 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
     """
     target = (workspace.root / "report" if out is None else out).expanduser().resolve()
     check_place(target)
-    results, about, headline, found, damaged = read_contents(workspace)
+    results, about, headline, found, left_out = read_contents(workspace)
     page = render(
         name=workspace.root.name,
         facts=about,
@@ -183,7 +185,7 @@ def write_report(workspace: Workspace, out: Path | None = None) -> Report:
         bytes=len(page),
         results=len(results.runs),
         missing=[section.title for section in found if section.missing],
-        damaged=damaged,
+        left_out=left_out,
     )
 
 
@@ -222,27 +224,30 @@ def _holds(path: Path, mark: str) -> bool:
         return False
 
 
-def _sections(workspace: Workspace, results: Results, damaged: list[str]) -> list[Section]:
+def _sections(workspace: Workspace, results: Results, left_out: list[str]) -> list[Section]:
     return [
         learning_curve(results),
         cross_checkpoint(results),
         data_fractions(results),
-        pooling_section(workspace, damaged),
+        pooling_section(workspace, left_out),
         parameters(results),
         costs(results),
-        *latency_section(workspace, damaged),
+        *latency_section(workspace, left_out),
         ensembles(results),
         control(results),
         *other_task(results),
-        error_analysis(workspace, results, damaged),
+        error_analysis(workspace, results, left_out),
         all_results(results),
         sources(results),
     ]
 
 
-def _damaged_section(damaged: Sequence[str]) -> Section:
-    lead = "These files are not as they were written. What follows from them is not in this report."
-    return Section("damaged", "Damaged files", lead, notes=damaged)
+def _left_out_section(left_out: Sequence[str]) -> Section:
+    lead = (
+        "These files are not as they were written, or of other weights than there are now. What "
+        "follows from them is not in this report."
+    )
+    return Section("left-out", "Left out", lead, notes=left_out)
 
 
 def _newest(workspace: Workspace, results: Results) -> str:

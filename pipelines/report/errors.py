@@ -32,16 +32,16 @@ _COLUMNS = 6
 """Systems side by side in a table; CSV and JSON have all."""
 
 
-def error_analysis(workspace: Workspace, results: Results, damaged: list[str]) -> Section:
+def error_analysis(workspace: Workspace, results: Results, left_out: list[str]) -> Section:
     """Groups of items, agreement with BERT, and examples to read.
 
     Args:
         workspace: of the results.
         results: whose errors may have been analysed.
-        damaged: gets a message for each ``errors.json`` that is damaged and left out.
+        left_out: gets a message for each ``errors.json`` that is damaged and left out.
     """
     ident, title = "errors", "Where they err"
-    analyses = _read(workspace, results, damaged)
+    analyses = _read(workspace, results, left_out)
     if not analyses:
         missing = (
             "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, for "
@@ -89,14 +89,14 @@ def error_analysis(workspace: Workspace, results: Results, damaged: list[str]) -
     )
 
 
-def _read(workspace: Workspace, results: Results, damaged: list[str]) -> list[Row]:
+def _read(workspace: Workspace, results: Results, left_out: list[str]) -> list[Row]:
     found = []
     for run in results.runs:
         path = (workspace.root / run["file"]).with_name("errors.json")
         if not path.is_file():
             continue
         command = f"bertvision errors {run['written']}"
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             row: Row = read_record(path, ErrorAnalysis, command).to_json()
             row["score"], row["command"] = run["score"], command
             row["file"] = path.relative_to(workspace.root).as_posix()

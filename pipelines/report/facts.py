@@ -19,14 +19,14 @@ from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
 def facts(
-    workspace: Workspace, results: Results, damaged: list[str]
+    workspace: Workspace, results: Results, left_out: list[str]
 ) -> list[tuple[str, list[str]]]:
     """Names and values, a line each.
 
     Args:
         workspace: that they are of.
         results: its rows.
-        damaged: gets a message for each head whose ``config.json`` is damaged and left out.
+        left_out: gets a message for each head whose ``config.json`` is damaged and left out.
     """
     config = workspace.config
     model, task, tuned = config.model, config.task, config.finetune
@@ -64,7 +64,7 @@ def facts(
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
             f"precision {tuned.precision}, seed {tuned.seed}",
         ),
-        ("Heads", _heads(workspace, damaged)),
+        ("Heads", _heads(workspace, left_out)),
         ("Activations", _stored(workspace)),
         ("Ensembles", f"{len(results.ensembles)}" if results.ensembles else ""),
         ("Versions", ", ".join(f"{name} {version}" for name, version in config.versions.items())),
@@ -85,11 +85,11 @@ def _snapshots(workspace: Workspace) -> str:
     return ", ".join(parts)
 
 
-def _heads(workspace: Workspace, damaged: list[str]) -> str:
+def _heads(workspace: Workspace, left_out: list[str]) -> str:
     """How many runs, and the settings that occur among them."""
     configs = []
     for tag, run in trained_heads(workspace):
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             configs.append(read_run_config(workspace.root / "heads" / tag / run))
     if not configs:
         return "none trained yet"

@@ -43,7 +43,7 @@ class _Items(NamedTuple):
 def add_intervals(
     workspace: Workspace,
     rows: Sequence[Row],
-    damaged: list[str],
+    left_out: list[str],
     *,
     split: str = "dev",
     resamples: int = RESAMPLES,
@@ -57,14 +57,14 @@ def add_intervals(
     Args:
         workspace: with the answers and the data.
         rows: of `read_rows`, whose ``file`` says which results they are of.
-        damaged: gets a message for each file of answers that is damaged.
+        left_out: gets a message for each file of answers that is damaged.
         split: what was scored.
         resamples: how often to draw.
         seed: of the draws.
     """
     by_file = {
         (result.folder / "metrics.json").relative_to(workspace.root).as_posix(): result
-        for result in read_results(workspace, split, damaged)
+        for result in read_results(workspace, split, left_out)
     }
     try:
         data = workspace.dataset()
@@ -79,7 +79,7 @@ def add_intervals(
     sums: dict[str, dict[str, Floats]] = {}
     for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
         if (by_file[file].folder / "predictions.json").is_file():
-            with leaving_out(damaged):
+            with leaving_out(left_out):
                 sums[file] = _sums(by_file[file], of)
     if not sums:
         return

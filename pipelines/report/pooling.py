@@ -24,14 +24,14 @@ from bertvision.pipelines.workspace.workspace import Workspace
 Row = dict[str, Any]
 
 
-def pooling_section(workspace: Workspace, damaged: list[str]) -> Section:
+def pooling_section(workspace: Workspace, left_out: list[str]) -> Section:
     """Learned weights of the layers.
 
     Args:
         workspace: with the heads.
-        damaged: gets a message for each head whose files are damaged, which is then left out.
+        left_out: gets a message for each head whose files are damaged, which is then left out.
     """
-    rows, layers = pooling_rows(workspace, damaged), workspace.config.model.num_hidden_layers
+    rows, layers = pooling_rows(workspace, left_out), workspace.config.model.num_hidden_layers
     ident, title = "pooling-weights", "Pooling weights by layer"
     if not rows:
         return Section(
@@ -79,7 +79,7 @@ def pooling_section(workspace: Workspace, damaged: list[str]) -> Section:
     return Section(ident, title, figures=[figure], tables=[table])
 
 
-def pooling_rows(workspace: Workspace, damaged: list[str]) -> list[Row]:
+def pooling_rows(workspace: Workspace, left_out: list[str]) -> list[Row]:
     """Weights of every learned pooling of runs on all examples, seeds together.
 
     A pooling is a pair of tensors ``….scalars`` (one for each hidden state) and ``….gamma``, as
@@ -87,7 +87,7 @@ def pooling_rows(workspace: Workspace, damaged: list[str]) -> list[Row]:
 
     Args:
         workspace: with the heads.
-        damaged: gets a message for each head whose files are damaged, which is then left out.
+        left_out: gets a message for each head whose files are damaged, which is then left out.
 
     Returns:
         By head and snapshot: ``name`` (with the pooling's own name where a head has several),
@@ -96,7 +96,7 @@ def pooling_rows(workspace: Workspace, damaged: list[str]) -> list[Row]:
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for tag, run in trained_heads(workspace):
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             for part, row in _poolings(workspace, workspace.root / "heads" / tag / run):
                 groups.setdefault((row.pop("name"), part, tag), []).append(row)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.workspace.workspace import Workspace
 
+log = logging.getLogger(__name__)
 DIFFERENT = (
     "The workspaces have different data (the column says which): their scores are of other items "
     "and are not to be compared."
@@ -21,12 +23,15 @@ DIFFERENT = (
 
 
 def read_tables(workspace: Workspace) -> dict[str, Table]:
-    """The tables that a report has, by name.
+    """The tables that a report has, by name; what they leave out is logged.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
-    sections = read_contents(workspace).sections
+    contents = read_contents(workspace)
+    for message in contents.left_out:
+        log.warning("left out: %s", message)
+    sections = contents.sections
     return {table.name: table for section in sections for table in section.tables}
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
-from bertvision.errors import StoreNotFoundError, WorkspaceError
+from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.measurements import is_current, weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned
 from bertvision.pipelines.workspace.records import (
@@ -26,7 +27,6 @@ from bertvision.pipelines.workspace.records import (
     HeadScores,
     read_run_config,
     read_run_metrics,
-    read_snapshot_info,
 )
 from bertvision.pipelines.workspace.reproduce import (
     BERT_COMMAND,
@@ -88,14 +88,15 @@ class Result(NamedTuple):
 
 
 def read_results(
-    workspace: Workspace, split: str = "dev", damaged: list[str] | None = None
+    workspace: Workspace, split: str = "dev", left_out: list[str] | None = None
 ) -> list[Result]:
     """All results on one split.
 
     Args:
         workspace: that they are of.
         split: what was scored.
-        damaged: gets a message for each result whose files are damaged, which is then left out.
+        left_out: gets a message for each result whose files are damaged, or of other weights than
+            there are now, and which is left out.
 
     Returns:
         Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, heads,
@@ -105,8 +106,8 @@ def read_results(
         WorkspaceError: a file is damaged and there is no list of these; the message names it and
             the command that makes it again.
     """
-    found = [*_bert(workspace, split, damaged), *_heads(workspace, split, damaged)]
-    found += _ensembles(workspace, split, {result.folder for result in found}, damaged)
+    found = [*_bert(workspace, split, left_out), *_heads(workspace, split, left_out)]
+    found += _ensembles(workspace, split, {result.folder for result in found}, left_out)
     systems = get_args(System)
     return sorted(
         found,
@@ -122,15 +123,15 @@ def read_results(
     )
 
 
-def _bert(workspace: Workspace, split: str, damaged: list[str] | None) -> Iterator[Result]:
+def _bert(workspace: Workspace, split: str, left_out: list[str] | None) -> Iterator[Result]:
     for path in (workspace.root / "bert").glob("*/metrics.json"):
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             tag = path.parent.name
             scores = read_record(path, BertScores, BERT_COMMAND)
             if SnapshotTag.is_valid(tag) and scores.split == split:
-                place = str(workspace.snapshot_dir(tag))
-                weights = scores.weights_sha256, _weights_of_snapshot(workspace, tag)
-                if _are_others(path.parent, {place: weights}, BERT_COMMAND):
+                there = weights_of_snapshot(workspace, tag)
+                weights = [(workspace.snapshot_dir(tag), scores.weights_sha256, there)]
+                if not is_current(path, weights, f"`{BERT_COMMAND}`", left_out):
                     continue
                 yield Result(
                     system="bert",
@@ -150,13 +151,13 @@ def _bert(workspace: Workspace, split: str, damaged: list[str] | None) -> Iterat
                 )
 
 
-def _heads(workspace: Workspace, split: str, damaged: list[str] | None) -> Iterator[Result]:
+def _heads(workspace: Workspace, split: str, left_out: list[str] | None) -> Iterator[Result]:
     read_config = cache(read_run_config)
     weights_of = cache(_weights_of_head)
-    snapshots = cache(partial(_weights_of_snapshot, workspace))
+    snapshots = cache(partial(weights_of_snapshot, workspace))
     suffix = "" if split == "dev" else f"-{split}"
     for path in (workspace.root / "heads").glob(f"*/[!.]*/eval/[!.]*{suffix}/metrics.json"):
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
             trained_on = folder.parent.name
             if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
@@ -165,16 +166,14 @@ def _heads(workspace: Workspace, split: str, damaged: list[str] | None) -> Itera
             training = config.training
             again = evaluation_command(config.run.text, trained_on, checkpoint, split)
             scores = read_record(path, HeadScores, again)
-            if damaged is not None:
+            if left_out is not None:
                 read_run_metrics(folder)  # the costs of all that it is part of
-            made = {
-                str(folder): (scores.weights_sha256, weights_of(folder)),
-                str(workspace.snapshot_dir(checkpoint)): (
-                    scores.provenance.get("weights_sha256"),
-                    snapshots(checkpoint),
-                ),
-            }
-            if _are_others(path.parent, made, again):
+            encoder = scores.provenance.get("weights_sha256")
+            weights = [
+                (folder, scores.weights_sha256, weights_of(folder)),
+                (workspace.snapshot_dir(checkpoint), encoder, snapshots(checkpoint)),
+            ]
+            if not is_current(path, weights, f"`{again}`", left_out):
                 continue
             yield Result(
                 system="head",
@@ -195,17 +194,17 @@ def _heads(workspace: Workspace, split: str, damaged: list[str] | None) -> Itera
 
 
 def _ensembles(
-    workspace: Workspace, split: str, current: set[Path], damaged: list[str] | None
+    workspace: Workspace, split: str, current: set[Path], left_out: list[str] | None
 ) -> Iterator[Result]:
     """Those whose members are among the current scores, or not scored on their own any more."""
     for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
-        with leaving_out(damaged):
+        with leaving_out(left_out):
             scores = read_record(path, EnsembleScores, "bertvision ensemble")
             if scores.split != split:
                 continue
             members, trained_on, checkpoint = scores.members, scores.trained_on, scores.checkpoint
             again = ensemble_command(members, scores.combine, trained_on, checkpoint, split)
-            if _is_stale(workspace, scores, current, damaged):
+            if _is_stale(workspace, scores, current, left_out):
                 log.warning(
                     "%s is of other weights than its members have: `%s`", path.parent, again
                 )
@@ -229,24 +228,6 @@ def _ensembles(
             )
 
 
-def _are_others(folder: Path, weights: Mapping[str, tuple[object, str | None]], again: str) -> bool:
-    """Whether scores are of other weights than those that stand there now; then it is logged.
-
-    So it is where a part of another workspace was copied into this one. What was removed since, and
-    what an earlier version did not record, cannot be compared.
-
-    Args:
-        folder: of the scores.
-        weights: by what has them the digest that was scored, and the one there is.
-        again: the command that makes the scores.
-    """
-    for place, (scored, found) in weights.items():
-        if None not in (scored, found) and scored != found:
-            log.warning("%s is of other weights than %s has: `%s`", folder, place, again)
-            return True
-    return False
-
-
 def _weights_of_head(folder: Path) -> str | None:
     """Nothing is known of a head whose record is damaged: whoever loads it is told."""
     with suppress(WorkspaceError):
@@ -254,18 +235,11 @@ def _weights_of_head(folder: Path) -> str | None:
     return None
 
 
-def _weights_of_snapshot(workspace: Workspace, tag: str) -> str | None:
-    folder = workspace.snapshot_dir(tag)
-    with suppress(WorkspaceError, StoreNotFoundError):
-        return read_snapshot_info(folder).weights_sha256
-    return None
-
-
 def _is_stale(
     workspace: Workspace,
     ensemble: EnsembleScores,
     current: set[Path],
-    damaged: list[str] | None,
+    left_out: list[str] | None,
 ) -> bool:
     """Whether a member was trained and scored anew, or its scores are of other weights, or gone."""
     suffix = "" if ensemble.split == "dev" else f"-{ensemble.split}"
@@ -279,7 +253,7 @@ def _is_stale(
         if not path.is_file():
             continue
         of = (path, head / "config.json", head / "metrics.json")
-        if any(str(file) in message for message in damaged or () for file in of):
+        if any(str(file) in message for message in left_out or () for file in of):
             return True
         scores = read_record(path, model, ensemble.command)
         listed = folder in current or scores.split != ensemble.split

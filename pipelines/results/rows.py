@@ -109,19 +109,19 @@ def is_control(row: Mapping[str, Any]) -> bool:
 
 
 def read_rows(
-    workspace: Workspace, split: str = "dev", damaged: list[str] | None = None
+    workspace: Workspace, split: str = "dev", left_out: list[str] | None = None
 ) -> Results:
     """Rows of all results on a split.
 
     Args:
         workspace: that they are of.
         split: what was scored.
-        damaged: gets a message for each result whose files are damaged, which is then left out.
+        left_out: see `read_results`.
 
     Raises:
         WorkspaceError: a file is damaged and there is no list of these; the message names it.
     """
-    results = read_results(workspace, split, damaged)
+    results = read_results(workspace, split, left_out)
     task = workspace.config.task.name
     kind = find_task(task).kind
     runs = [_run(workspace, result, task) for result in results]

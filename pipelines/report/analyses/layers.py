@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.pipelines.analysis.records import FOLDER, Analysis, read_analyses
 from bertvision.pipelines.drawing.figures import NARROW
 from bertvision.pipelines.drawing.layers import layer_maps
@@ -17,27 +14,24 @@ from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.report.section import Figure, Section, make_figure
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
-log = logging.getLogger(__name__)
 FILES = f"{FOLDER}/*.json"
 """Where they are, in a workspace."""
 _MAPS = 6
 """Heat maps that are drawn; the table has all pairs."""
 
 
-def layers_section(workspace: Workspace, damaged: list[str]) -> Section | None:
+def layers_section(workspace: Workspace, left_out: list[str]) -> Section | None:
     """Every CKA and isotropy that was measured in the workspace; None where none was.
 
     Args:
         workspace: that they are of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
     found = {
         path.relative_to(workspace.root).as_posix(): analysis
-        for path, analysis in read_analyses(workspace.root, damaged).items()
-        if not _is_of_others(workspace, path, analysis)
+        for path, analysis in read_analyses(workspace, left_out).items()
     }
     if not found:
         return None
@@ -52,18 +46,6 @@ def layers_section(workspace: Workspace, damaged: list[str]) -> Section | None:
     figures = [_map(file, a) for file, a in list(alike.items())[:_MAPS]]
     tables = [*([_cka(alike)] if alike else []), *([_isotropy(spread)] if spread else [])]
     return Section("layers", "Layers beside layers", lead, figures=figures, tables=tables)
-
-
-def _is_of_others(workspace: Workspace, path: Path, analysis: Analysis) -> bool:
-    """Whether it is of other weights than those that stand there now; then it is logged."""
-    for tag, digest in analysis.weights_sha256.items():
-        folder = workspace.snapshot_dir(tag)
-        with suppress(WorkspaceError, StoreNotFoundError):
-            if read_snapshot_info(folder).weights_sha256 != digest:
-                again = analysis.command
-                log.warning("%s is of other weights than %s has: `%s`", path, folder, again)
-                return True
-    return False
 
 
 def _title(of: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ FILES = f"{ProbeFile.folder}/*/*.json"
 """Where probes are, in a workspace."""
 
 
-def probing_section(workspace: Workspace, damaged: list[str]) -> Section | None:
+def probing_section(workspace: Workspace, left_out: list[str]) -> Section | None:
     """Probes of every data set; None where there are none.
 
     Figures show the settings that most probes were trained with, and of poolings the one with the
@@ -40,9 +40,9 @@ def probing_section(workspace: Workspace, damaged: list[str]) -> Section | None:
 
     Args:
         workspace: that they are of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
-    rows = probe_rows(ProbeFile.read_all(workspace.root, damaged))
+    rows = probe_rows(ProbeFile.read_all(workspace, left_out))
     if not rows:
         return None
     single = _usual(rows)
@@ -65,14 +65,14 @@ def probing_section(workspace: Workspace, damaged: list[str]) -> Section | None:
     return Section("probing", "What each layer knows", lead, notes, figures, tables)
 
 
-def probing_sentence(workspace: Workspace, damaged: list[str]) -> str:
+def probing_sentence(workspace: Workspace, left_out: list[str]) -> str:
     """What probes found, in one sentence: the best pooling of the last snapshot on average.
 
     Args:
         workspace: that they are of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
-    rows = _usual(probe_rows(ProbeFile.read_all(workspace.root, damaged)))
+    rows = _usual(probe_rows(ProbeFile.read_all(workspace, left_out)))
     pooling = _best_pooling(rows)
     found = [r for r in rows if r["best"] and r["pooling"] == pooling]
     found = _sound(found)

@@ -10,10 +10,10 @@ import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
-from bertvision.pipelines.measurements import read_each
+from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.ranking.metrics import expected_at_random, summary
 from bertvision.pipelines.ranking.options import CROSS_ENCODER
-from bertvision.pipelines.ranking.records import FILE, Ranking, read_ranked
+from bertvision.pipelines.ranking.records import FILE, FOLDER, Ranking, read_ranked
 from bertvision.pipelines.ranking.rows import mark_best, system_row
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table
@@ -21,21 +21,21 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.workspace.workspace import Workspace
 
-FILES = f"ranking/*/**/{FILE}"
+FILES = f"{FOLDER}/*/**/{FILE}"
 """Where rankings are, in a workspace."""
 _RESAMPLES = 2_000
 
 
-def rankings_section(workspace: Workspace, damaged: list[str]) -> Section | None:
+def rankings_section(workspace: Workspace, left_out: list[str]) -> Section | None:
     """Every ranking of the workspace, beside BM25 and a random order; None where there is none.
 
     Args:
         workspace: that they are of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
     rows: list[Row] = []
-    for folder in sorted((workspace.root / "ranking").glob("[!.]*")):
-        rows += _rows(workspace, folder, damaged)
+    for folder in sorted((workspace.root / FOLDER).glob("[!.]*")):
+        rows += _rows(workspace, folder, left_out)
     if not rows:
         return None
     table = Table(
@@ -73,10 +73,11 @@ def rankings_section(workspace: Workspace, damaged: list[str]) -> Section | None
     return Section("rankings", "Answer ranking", lead, tables=[table])
 
 
-def _rows(workspace: Workspace, folder: Path, damaged: list[str]) -> list[Row]:
+def _rows(workspace: Workspace, folder: Path, left_out: list[str]) -> list[Row]:
     """BM25, a random order, then a row for each scorer and input, its seeds together."""
     groups: dict[tuple[str, ...], dict[Path, Ranking]] = {}
-    for path, record in read_each(folder.glob(f"**/{FILE}"), read_ranked, damaged).items():
+    files = folder.glob(f"**/{FILE}")
+    for path, record in read_current(workspace, files, read_ranked, left_out).items():
         groups.setdefault(_key(record), {})[path] = record
     baselines = {
         key[0]: next(iter(records.values())) for key, records in groups.items() if key[1] == "bm25"

@@ -19,14 +19,14 @@ _SOURCE = f"{SimilarityFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.j
 _COMMAND = "bertvision similarity DATA… --checkpoint TAG,TAG"
 
 
-def similarity_section(workspace: Workspace, damaged: list[str]) -> Section | None:
+def similarity_section(workspace: Workspace, left_out: list[str]) -> Section | None:
     """Similarities of every data set; None where there are none.
 
     Args:
         workspace: that they are of.
-        damaged: gets a message for each file that is damaged and left out.
+        left_out: gets a message for each file that is damaged and left out.
     """
-    rows = similarity_rows(SimilarityFile.read_all(workspace.root, damaged))
+    rows = similarity_rows(SimilarityFile.read_all(workspace, left_out))
     if not rows:
         return None
     lead = (
