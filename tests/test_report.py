@@ -259,6 +259,22 @@ def test_a_damaged_file_is_named_and_left_out_with_what_follows_from_it(
     assert any(run.startswith("ensembles/") for run in runs) is not (gone or "bert" in file)
 
 
+def test_what_an_extraction_cost_is_unknown_where_its_record_is_damaged(
+    copy: OpenWorkspace,
+) -> None:
+    path = copy.root / "extraction" / "1e" / "train.json"
+    path.write_text("{")
+    report = write_report(copy)
+    (message,) = report.left_out
+    assert message.startswith(f"{path} is damaged (")
+    costs = {row["title"]: row for row in read_table(report.page, "costs")}
+    of_1e = [row for title, row in costs.items() if title.startswith("1e → ")]
+    assert of_1e
+    assert {row["extraction_seconds"] for row in of_1e} == {""}
+    assert all(row["training_seconds"] for row in of_1e)
+    assert {row["extraction_seconds"] for title, row in costs.items() if "0.5e →" in title} != {""}
+
+
 def test_a_whole_workspace_has_no_damaged_files(written: Report) -> None:
     assert written.left_out == []
     assert "damaged" not in written.page.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from byhand import change
+from byhand import change, fields, rewrite
 from reports import read_table
 from test_rank import write_people
 
@@ -66,6 +66,37 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     assert len(report.left_out) == 2
     assert "isotropy-0.5e-dev.json is damaged" in report.left_out[0]
     assert "isotropy" not in report.tables
+
+
+@pytest.mark.parametrize(
+    ("kind", "change_it", "told"),
+    [
+        ("cka", {"result": {}}, "result.x: Field required"),
+        ("cka", {"cka": [[1.0]]}, "result: cka has 1 values where 3 belong"),
+        ("cka", {"layers_y": []}, "result.layers_y: "),
+        ("isotropy", {"result": {}}, "result.name: Field required"),
+        ("isotropy", {"explained_variance": [[0.5]] * 3}, "result: explained_variance has 1"),
+        ("isotropy", {"mean_norm": ["1"] * 3}, "result.mean_norm.0: "),
+        ("isotropy", {"weights_sha256": {"../1e": "0"}}, "weights_sha256.../1e"),
+    ],
+)
+def test_an_analysis_that_says_something_else_is_damaged(
+    space: OpenWorkspace, kind: str, change_it: dict[str, object], told: str
+) -> None:
+    cka(space, "0.5e", "1e", max_tokens=100)
+    isotropy(space, "1e", max_tokens=100)
+    (path,) = (space.root / "analysis").glob(f"{kind}-*.json")
+    values = fields(path)
+    for name, value in change_it.items():
+        (values if name in values else values["result"])[name] = value
+    rewrite(path, values)
+    report = write_report(space)
+    (message,) = report.left_out
+    assert f"{path} is damaged ({told}" in message
+    assert f"run `bertvision {kind}` again" in message
+    assert [name for name in ("cka", "isotropy") if name in report.tables] == (
+        ["isotropy"] if kind == "cka" else ["cka"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +171,52 @@ def test_a_damaged_ranking_is_left_out(ranked: OpenWorkspace, tmp_path: Path) ->
     assert len(report.left_out) == 1
     assert str(path) in report.left_out[0]
     assert len(read_table(report.page, "rankings")) == len(read_tables(ranked)["rankings"].rows) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("scorer", "settings: scorer: "), ("checkpoint", "settings: checkpoint: Field required")],
+)
+def test_a_ranking_that_does_not_say_what_it_is_of_is_damaged(
+    ranked: OpenWorkspace, tmp_path: Path, name: str, told: str
+) -> None:
+    copy = Workspace.find(shutil.copytree(ranked.root, tmp_path / "copy"))
+    path = copy.root / "ranking" / "wikiqa" / "0e" / "mean" / "1" / "cosine" / "result.json"
+    settings = fields(path)["settings"]
+    change(path, settings={k: v for k, v in settings.items() if k != name})
+    (message,) = write_report(copy).left_out
+    assert f"{path} is damaged ({told}" in message
+    change(path, settings=settings, metrics={"test": {"map": 1.0}})
+    (message,) = write_report(copy).left_out
+    assert "(metrics.test." in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"0 0 p",
+        b"0 0 p 2\n",
+        b"0 0 p yes\n",
+        b"\n",
+        b"\xff 0 p 1\n",
+        b"0 0 p 0\n",
+        b"0 0 p 1\n",
+    ],
+    ids=["empty", "cut", "label", "word", "blank", "bytes", "none", "lost"],
+)
+def test_labels_that_are_damaged_take_the_random_order_alone(
+    ranked: OpenWorkspace, tmp_path: Path, content: bytes
+) -> None:
+    copy = Workspace.find(shutil.copytree(ranked.root, tmp_path / "copy"))
+    path = copy.root / "ranking" / "wikiqa" / "qrels" / "test.qrels"
+    path.write_bytes(content)
+    report = write_report(copy)
+    (message,) = report.left_out
+    assert message.startswith(f"{path} is damaged (")
+    assert message.endswith("`bertvision rank wikiqa` writes it again")
+    systems = {row["system"] for row in read_table(report.page, "rankings")}
+    assert systems == {"bm25", "cosine", "logistic"}
 
 
 def test_what_waits_is_told_with_its_command(space: OpenWorkspace) -> None:

@@ -13,7 +13,7 @@ from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.cka import cka as cka_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
-from bertvision.pipelines.analysis.records import FOLDER, Analysis
+from bertvision.pipelines.analysis.records import FOLDER, Analysis, CkaAnalysis, IsotropyAnalysis
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -67,7 +67,7 @@ def cka(
         seed=seed,
         scheduler=scheduler,
     )
-    _keep(workspace, name, Analysis(kind="cka", command=command, **_made((x, y), result)))
+    _keep(workspace, name, CkaAnalysis(command=command, **_made((x, y), result)))
     _plot(result, path)
     return result
 
@@ -108,7 +108,7 @@ def isotropy(
         layers=x.record.layers,
     )
     command = f"bertvision isotropy {tag} --split {split}" + _sample(max_tokens, 100_000, seed)
-    _keep(workspace, name, Analysis(kind="isotropy", command=command, **_made((x,), result)))
+    _keep(workspace, name, IsotropyAnalysis(command=command, **_made((x,), result)))
     _plot(result, path)
     return result
 

@@ -24,9 +24,10 @@ from bertvision.pipelines.ranking.cross_encoder import (
 )
 from bertvision.pipelines.ranking.metrics import Candidates
 from bertvision.pipelines.ranking.options import CROSS_ENCODER, SCORERS, RankOptions, ScorerName
-from bertvision.pipelines.ranking.records import Ranking, find_ranking, qrels_file
+from bertvision.pipelines.ranking.records import Ranking, find_ranking
 from bertvision.pipelines.ranking.rows import mark_best, random_row, system_row
 from bertvision.pipelines.ranking.systems import Job, System, rank_systems
+from bertvision.pipelines.ranking.trec_eval import qrels_file
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, read_ranking
 from bertvision.pipelines.tasks.sentences.wikiqa import SPLITS, WikiqaTask

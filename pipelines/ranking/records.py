@@ -9,22 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.measurements import check_made_from
 from bertvision.pipelines.ranking.metrics import (
     Candidates,
     Floats,
-    ranks,
+    Metrics,
     score_questions,
     summary,
 )
-from bertvision.pipelines.records import Record, read_record, write_record
+from bertvision.pipelines.ranking.options import CROSS_ENCODER
+from bertvision.pipelines.ranking.trec_eval import run_file
+from bertvision.pipelines.records import (
+    Count,
+    Record,
+    read_record,
+    what_is_wrong,
+    write_record,
+)
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.config import Tag
 
 FOLDER, FILE = "ranking", "result.json"
 """Where rankings are in a workspace, and what is in the folder of each."""
@@ -40,6 +50,26 @@ class PerQuestion(Record):
     p1: list[float]
 
 
+class _System(Record):
+    """What settings say of any system."""
+
+    data_sha256: str
+    scorer: str
+
+
+class _OfSnapshot(_System):
+    """What they say of a system that reads an encoder's states, or is the encoder."""
+
+    checkpoint: Tag
+
+
+class _OfStates(_OfSnapshot):
+    """What they say of a scorer of stored states."""
+
+    pooling: TokenPooling
+    layers: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
 class Ranking(Record):
     """What ``result.json`` says."""
 
@@ -52,6 +82,23 @@ class Ranking(Record):
     """The chosen one; 0 where nothing was learned."""
     dev_map_by_epoch: list[float]
     """From epoch 0."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Ranking:
+        kinds: dict[str, type[_System]] = {"bm25": _System, CROSS_ENCODER: _OfSnapshot}
+        try:
+            kinds.get(str(self.settings.get("scorer")), _OfStates).model_validate(self.settings)
+        except ValidationError as error:
+            raise ValueError(f"settings: {what_is_wrong(error)}") from None
+        lacking = [
+            f"metrics.{part}.{field}"
+            for part, found in {"test": {}, **self.metrics}.items()
+            for field in Metrics._fields
+            if field not in found
+        ]
+        if lacking:
+            raise ValueError(f"{lacking[0]} is missing")
+        return self
 
     @property
     def weights(self) -> list[tuple[str, object]]:
@@ -147,26 +194,3 @@ def read_ranked(path: Path) -> Ranking:
     """
     mend = f"delete {path.parent} and give the command again"
     return read_record(path, Ranking, "bertvision rank", mend)
-
-
-def run_file(
-    scores: npt.NDArray[np.float32], candidates: Candidates, passages: Sequence[str], name: str
-) -> str:
-    """A ranking as trec_eval reads it: ``question Q0 passage rank score name``, a line each."""
-    place = ranks(scores, candidates.question, candidates.tie)
-    order = np.lexsort((place, candidates.question))
-    return "".join(
-        f"{candidates.questions[candidates.question[i]]} Q0 {passages[candidates.passage[i]]} "
-        f"{place[i]} {scores[i]:.9g} {name}\n"
-        for i in order
-    )
-
-
-def qrels_file(candidates: Candidates, passages: Sequence[str]) -> str:
-    """The labels as trec_eval reads them: ``question 0 passage label``, a line each."""
-    return "".join(
-        f"{candidates.questions[q]} 0 {passages[p]} {label}\n"
-        for q, p, label in zip(
-            candidates.question, candidates.passage, candidates.label, strict=True
-        )
-    )

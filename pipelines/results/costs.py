@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.records import read_record
+from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.scores import (
     headline,
@@ -78,17 +78,21 @@ class _Parts(NamedTuple):
     whole: bool = True
 
 
-def read_costs(workspace: Workspace, results: Sequence[Result]) -> list[Costs]:
+def read_costs(
+    workspace: Workspace, results: Sequence[Result], left_out: list[str] | None = None
+) -> list[Costs]:
     """Costs of results, in their order.
 
     Args:
         workspace: which they are of.
         results: of `read_results`; BERT's among them give the retention.
+        left_out: gets a message for each record of an extraction that is damaged; its costs are
+            then unknown.
 
     Raises:
         WorkspaceError: a file is damaged; the message names it and the command that makes it again.
     """
-    records = _Records(workspace)
+    records = _Records(workspace, left_out)
     tags = workspace.snapshots()
     last = tags[-1] if tags else None
     reference: dict[tuple[str, bool], Mapping[str, float]] = {
@@ -155,8 +159,9 @@ def _parts(workspace: Workspace, result: Result) -> _Parts:
 class _Records:
     """What fine-tuning and extraction recorded, each file read once."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, left_out: list[str] | None) -> None:
         self._workspace = workspace
+        self._left_out = left_out
         self._tags = workspace.snapshots()
         self.encoder = cache(self._encoder)
         self.fine_tuning = cache(self._fine_tuning)
@@ -189,8 +194,10 @@ class _Records:
         if not path.is_file():
             return None
         mend = "delete it, and the costs of extraction are unknown"
-        costs = read_record(path, ExtractionCosts, "bertvision extract", mend)
-        return costs if costs.examples_written >= costs.examples else None
+        with leaving_out(self._left_out):
+            costs = read_record(path, ExtractionCosts, "bertvision extract", mend)
+            return costs if costs.examples_written >= costs.examples else None
+        return None
 
     def _stored_split(self, run: Path) -> tuple[str, str]:
         """Snapshot and split of the store that a run was trained on."""

@@ -125,7 +125,7 @@ def read_rows(
     task = workspace.config.task.name
     kind = find_task(task).kind
     runs = [_run(workspace, result, task) for result in results]
-    costs = read_costs(workspace, results)
+    costs = read_costs(workspace, results, left_out)
     for run, cost in zip(runs, costs, strict=True):
         run.update(cost)
     _add_best_members(runs)

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.pipelines.analysis.records import FOLDER, Analysis, read_analyses
+from bertvision.pipelines.analysis.records import (
+    FOLDER,
+    CkaAnalysis,
+    CkaValues,
+    IsotropyAnalysis,
+    read_analyses,
+)
 from bertvision.pipelines.drawing.figures import NARROW
 from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
@@ -29,14 +35,10 @@ def layers_section(workspace: Workspace, left_out: list[str]) -> Section | None:
         workspace: that they are of.
         left_out: gets a message for each file that is damaged and left out.
     """
-    found = {
-        path.relative_to(workspace.root).as_posix(): analysis
-        for path, analysis in read_analyses(workspace, left_out).items()
-    }
-    if not found:
+    alike = read_analyses(workspace, CkaAnalysis, left_out)
+    spread = read_analyses(workspace, IsotropyAnalysis, left_out)
+    if not alike and not spread:
         return None
-    alike = {file: a for file, a in found.items() if a.kind == "cka"}
-    spread = {file: a for file, a in found.items() if a.kind == "isotropy"}
     lead = (
         "Linear CKA says how alike the hidden states of two layers are, whatever turns or scales "
         "them: 1 are the same. Few channels of large variance may decide it; the files have it "
@@ -48,25 +50,25 @@ def layers_section(workspace: Workspace, left_out: list[str]) -> Section | None:
     return Section("layers", "Layers beside layers", lead, figures=figures, tables=tables)
 
 
-def _title(of: dict[str, Any]) -> str:
-    kind = "" if of["unbiased"] else ", biased"
-    return f"{of['x']} × {of['y']}{kind}, {of['n_tokens']:,} of {of['n_available']:,} tokens"
+def _title(of: CkaValues) -> str:
+    kind = "" if of.unbiased else ", biased"
+    return f"{of.x} × {of.y}{kind}, {of.n_tokens:,} of {of.n_available:,} tokens"
 
 
-def _map(file: str, analysis: Analysis) -> Figure:
-    of: dict[str, Any] = dict(analysis.result)
-    values = np.array(of["cka"], np.float64)  # null is NaN
-    rows, columns = (of["x"], of["layers_x"]), (of["y"], of["layers_y"])
+def _map(file: str, analysis: CkaAnalysis) -> Figure:
+    of = analysis.result
+    values = np.array(of.cka, np.float64)  # null is NaN
 
     def draw(_: float) -> Canvas:
-        drawing = layer_maps("CKA", {"all channels": values}, rows, columns)
+        sides = (of.x, of.layers_x), (of.y, of.layers_y)
+        drawing = layer_maps("CKA", {"all channels": values}, *sides)
         canvas = Canvas(max(drawing.width + 8, NARROW), drawing.height)  # room for its scale
         canvas.put(drawing, 0, 0)
         return canvas
 
     return make_figure(
         Path(file).stem.replace(".", "-"),
-        f"CKA of layers, {of['x']} × {of['y']}",
+        f"CKA of layers, {of.x} × {of.y}",
         f"Linear CKA of layers, {_title(of)}; the deeper the colour, the more alike.",
         file,
         analysis.command,
@@ -74,18 +76,18 @@ def _map(file: str, analysis: Analysis) -> Figure:
     )
 
 
-def _cka(found: dict[str, Analysis]) -> Table:
+def _cka(found: dict[str, CkaAnalysis]) -> Table:
     lines: list[dict[str, Any]] = []
     layers: set[int] = set()
     for file, analysis in found.items():
-        of: dict[str, Any] = dict(analysis.result)
-        layers |= set(of["layers_y"])
-        for i, layer in enumerate(of["layers_x"]):
-            line = {"pair": _title(of), "layer": str(layer), "file": file}
-            line |= {"command": analysis.command, "x": of["x"], "y": of["y"], "seed": of["seed"]}
-            for j, other in enumerate(of["layers_y"]):
-                line[f"layer_{other}"] = of["cka"][i][j]
-                line[f"layer_{other}_dropped"] = of["cka_dropped"][i][j]
+        of = analysis.result
+        layers |= set(of.layers_y)
+        for i, layer in enumerate(of.layers_x):
+            line: dict[str, Any] = {"pair": _title(of), "layer": str(layer), "file": file}
+            line |= {"command": analysis.command, "x": of.x, "y": of.y, "seed": of.seed}
+            for j, other in enumerate(of.layers_y):
+                line[f"layer_{other}"] = of.cka[i][j]
+                line[f"layer_{other}_dropped"] = of.cka_dropped[i][j]
             lines.append(line)
     return Table(
         "cka",
@@ -103,21 +105,24 @@ def _cka(found: dict[str, Analysis]) -> Table:
     )
 
 
-def _isotropy(found: dict[str, Analysis]) -> Table:
+def _isotropy(found: dict[str, IsotropyAnalysis]) -> Table:
     lines: list[dict[str, Any]] = []
     components: dict[int, None] = {}
     for file, analysis in found.items():
-        of: dict[str, Any] = dict(analysis.result)
-        components |= dict.fromkeys(of["components"])
-        for i, layer in enumerate(of["layers"]):
+        of = analysis.result
+        components |= dict.fromkeys(of.components)
+        for i, layer in enumerate(of.layers):
+            variance = zip(of.components, of.explained_variance[i], strict=True)
             lines.append(
                 {
-                    "of": f"{of['name']}, {of['n_tokens']:,} of {of['n_available']:,} tokens",
+                    "of": f"{of.name}, {of.n_tokens:,} of {of.n_available:,} tokens",
                     "layer": str(layer),
-                    **{key: of[key][i] for key in ("mean_cosine", "top_cosine", "mean_norm")},
-                    **{f"ev_{k}": of["explained_variance"][i][j] for j, k in enumerate(components)},
-                    "outliers": len(of["outlier_channels"][i]),
-                    "seed": of["seed"],
+                    "mean_cosine": of.mean_cosine[i],
+                    "top_cosine": of.top_cosine[i],
+                    "mean_norm": of.mean_norm[i],
+                    **{f"ev_{k}": share for k, share in variance},
+                    "outliers": len(of.outlier_channels[i]),
+                    "seed": of.seed,
                     **{"file": file, "command": analysis.command},
                 }
             )

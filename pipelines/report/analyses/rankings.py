@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.ranking.metrics import expected_at_random, summary
 from bertvision.pipelines.ranking.options import CROSS_ENCODER
-from bertvision.pipelines.ranking.records import FILE, FOLDER, Ranking, read_ranked
+from bertvision.pipelines.ranking.records import (
+    FILE,
+    FOLDER,
+    Ranking,
+    read_ranked,
+)
 from bertvision.pipelines.ranking.rows import mark_best, system_row
+from bertvision.pipelines.ranking.trec_eval import read_qrels
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -99,7 +105,7 @@ def _rows(workspace: Workspace, folder: Path, left_out: list[str]) -> list[Row]:
         }
         rows.append(row)
         if system == "bm25":
-            rows += _by_chance(folder, row)
+            rows += _by_chance(folder, row, left_out)
     learned = [row for row in rows if "pooling" in row]
     mark_best(learned, ("data", "system", "checkpoint", "pooling"))
     for row in learned:
@@ -129,16 +135,20 @@ def _place(key: Sequence[str]) -> tuple[object, ...]:
     return data, SnapshotTag(tag).fraction, pooling, system, (len(numbers), *numbers), ""
 
 
-def _by_chance(folder: Path, beside: Row) -> list[Row]:
+def _by_chance(folder: Path, beside: Row, left_out: list[str]) -> list[Row]:
     """The exact expectation of a random order, from the labels that are kept for trec_eval."""
     path = folder / "qrels" / "test.qrels"
     if not path.is_file():
         return []
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    numbers: dict[str, int] = {}
-    question = np.array([numbers.setdefault(line[0], len(numbers)) for line in lines], np.int64)
-    label = np.array([int(line[-1]) for line in lines], np.int64)
-    expected = summary(expected_at_random(label, question), len(numbers))
-    kept = {key: beside[key] for key in ("group", "data", "command")}
-    file = (Path(beside["file"]).parents[1] / "qrels" / path.name).as_posix()
-    return [{"system": "random order", **kept, "file": file, **expected._asdict()}]
+    with leaving_out(left_out):
+        question, label = read_qrels(path)
+        expected = summary(expected_at_random(label, question), int(question.max()) + 1)
+        if expected.questions != beside["questions"]:
+            raise WorkspaceError(
+                f"{path} is damaged ({expected.questions} of its questions have a positive "
+                f"passage, of BM25's {beside['questions']}): `{beside['command']}` writes it again"
+            )
+        kept = {key: beside[key] for key in ("group", "data", "command")}
+        file = (Path(beside["file"]).parents[1] / "qrels" / path.name).as_posix()
+        return [{"system": "random order", **kept, "file": file, **expected._asdict()}]
+    return []
