@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from byhand import change
+from processes import run_code
 from scipy import stats
 from similarities import SIZES, write_glue_sts, write_sick, write_sts
 from terminal import cells, done, run
@@ -25,6 +27,7 @@ from bertvision.pipelines.similarity.metrics import (
     weighted_ranks,
 )
 from bertvision.pipelines.similarity.options import SimilarityOptions
+from bertvision.pipelines.similarity.records import SimilarityFile
 from bertvision.pipelines.similarity.trainer import target_distribution, train_scorer
 from bertvision.pipelines.tasks.sentences.similarity_data import read_similarity
 
@@ -238,6 +241,48 @@ def test_a_second_call_measures_nothing_again(copy: Path) -> None:
     assert "without the sub-sets deft-forum, deft-news" in text
     assert "sts_benchmark: 30 pairs of dev are scored" in text
     assert "held out of train" in text
+
+
+KILLED = """
+import os, signal, sys
+from bertvision.pipelines.similarity.records import SimilarityFile
+from test_similarity import measure_sick
+
+write, calls = SimilarityFile.write, []
+def killing(file, root):
+    write(file, root)
+    calls.append(file)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+SimilarityFile.write = killing
+measure_sick(sys.argv[1])
+"""
+
+
+def measure_sick(root: Path | str) -> None:
+    """Measure what `measured` has of SICK at 0e."""
+    done("similarity", "sick", "-w", root, "--layers", "all,first+last", *FAST)
+
+
+def test_a_killed_run_keeps_its_scores_and_is_finished_with_the_same_file(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside of a snapshot and a pooling too, which may take hours."""
+    (file,) = (copy / "similarity" / "sick").glob("0e-*.json")
+    expected = file.read_bytes()
+    file.unlink()
+    code = run_code(KILLED, copy, 5)
+    assert code.returncode == -signal.SIGKILL, code.stderr
+    begun = json.loads(file.read_text())["scores"]
+    assert len(begun) == 5
+    written: list[SimilarityFile] = []
+    write = SimilarityFile.write
+    monkeypatch.setattr(
+        SimilarityFile, "write", lambda self, root: written.append(self) or write(self, root)
+    )
+    measure_sick(copy)
+    assert file.read_bytes() == expected
+    assert len(written) == len(json.loads(expected)["scores"]) - len(begun) == 7
 
 
 def test_the_csv_has_the_sub_sets(copy: Path, tmp_path: Path) -> None:

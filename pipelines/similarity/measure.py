@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,10 @@ def measure(
     pooled: PooledSplit,
     missing: Sequence[tuple[Layers, ScorerName, Target]],
     options: SimilarityOptions,
-) -> list[SimilarityScore]:
-    """Each scorer on each input that is missing, input by input.
+) -> Iterator[SimilarityScore]:
+    """Each scorer on each input that is missing, input by input, as it is measured.
+
+    What a score is does not depend on which others are measured beside it.
 
     Args:
         data: whose pairs are scored.
@@ -54,7 +56,6 @@ def measure(
     Raises:
         NonFiniteError: vectors hold NaN or infinity.
     """
-    done = []
     with progress(len(missing), f"{data.name} {pooled.tag} {pooled.pooling}", "score") as bar:
         for inputs in dict.fromkeys(inputs for inputs, _, _ in missing):
             layers = sorted(inputs)
@@ -62,11 +63,10 @@ def measure(
             vectors = read.reshape(len(read), -1)
             for scorer, target in ((s, t) for i, s, t in missing if i == inputs):
                 if scorer == "cosine":
-                    done.append(_cosine(data, vectors, inputs, options))
+                    yield _cosine(data, vectors, inputs, options)
                 else:
-                    done.append(_trained(data, vectors, inputs, target, options))
+                    yield _trained(data, vectors, inputs, target, options)
                 bar.update(1)
-    return done
 
 
 def cosines(vectors: Float32Array, pairs: Pairs) -> Floats:

@@ -67,10 +67,10 @@ class SimilarityFile(Measurements):
         found = (s for s in self.scores if (s.layers, s.scorer, s.target) == key)
         return next(found, None)
 
-    def adding(self, scores: list[SimilarityScore]) -> SimilarityFile:
-        """The same with more scores, in order of target, scorer and layers."""
+    def adding(self, score: SimilarityScore) -> SimilarityFile:
+        """The same with one more score, in order of target, scorer and layers."""
         ordered = sorted(
-            [*self.scores, *scores],
+            [*self.scores, score],
             key=lambda s: (s.target == "entailment", s.scorer, len(s.layers), s.layers),
         )
         return self.model_copy(update={"scores": ordered})

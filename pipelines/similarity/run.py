@@ -43,6 +43,9 @@ def similarity(
 ) -> list[SimilarityFile]:
     """Score pairs of sentences with every scorer × input × pooling × snapshot, where not done yet.
 
+    Each score is kept as soon as it is measured, so that it does not matter how often this is
+    stopped and called again.
+
     Args:
         workspace: that the data set was added to.
         dataset: its name, such as ``sick``.
@@ -107,8 +110,8 @@ def similarity(
                     for target in targets_of(data, scorer)
                     if file.find(inputs, scorer, target) is None
                 ]
-                if missing:
-                    file = file.adding(measure(data, pooled, missing, options))
+                for score in measure(data, pooled, missing, options) if missing else ():
+                    file = file.adding(score)
                     file.write(workspace.root)
                 found.append(file)
     return found
