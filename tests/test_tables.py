@@ -17,6 +17,8 @@ from bertvision.errors import UnknownNameError
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.captions import basis
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
+from bertvision.pipelines.report.listing import control
+from bertvision.pipelines.report.scores import data_fractions, learning_curve
 from bertvision.pipelines.report.side_by_side import (
     DIFFERENT,
     columns_of_all,
@@ -85,6 +87,29 @@ def test_intervals_are_the_same_twice_and_hold_the_score(lab: OpenWorkspace) -> 
     assert all(row["score_low"] <= row["score"] <= row["score_high"] for row in rows)
     # who never answers scores the same on every context
     assert max(row["score_high"] - row["score_low"] for row in rows) > 5
+
+
+def test_bert_has_its_interval_in_every_table_whose_caption_promises_them(
+    lab: OpenWorkspace,
+) -> None:
+    results = read_rows(lab)
+    add_intervals(lab, [*results.bert, *results.heads], [])
+    of = {r["checkpoint"]: (r["score_low"], r["score"], r["score_high"]) for r in results.bert}
+    controls = [r | {"trained_on": "0e"} for r in results.heads if r["trained_on"] == "0.5e"]
+    sections = (
+        learning_curve(results),
+        data_fractions(results),
+        control(results._replace(heads=controls)),
+    )
+    for section in sections:
+        (table,) = section.tables
+        assert "95 % intervals" in table.basis
+        assert {"bert_low", "bert_high"} <= set(table.keys())
+        rows = [row for row in table.rows if row.get("bert") is not None]
+        assert {(row["bert_low"], row["bert"], row["bert_high"]) for row in rows} == set(
+            of.values()
+        )
+    assert "–" in sections[1].tables[0].text().splitlines()[-2].split()[-1]  # in brackets
 
 
 def test_a_correlation_of_sums_is_the_correlation() -> None:

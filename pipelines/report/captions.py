@@ -21,6 +21,17 @@ def scored(r: Row, key: str, metric: str = "score") -> Row:
     return {key: r.get(metric), **{f"{key}_{end}": r.get(f"{metric}_{end}") for end in ENDS}}
 
 
+def of_bert(results: Results, r: Row) -> Row:
+    """BERT's score that a row is compared with, under ``bert``, with its interval.
+
+    Args:
+        results: of the workspace.
+        r: row of a system.
+    """
+    there = (b for b in results.bert if b["checkpoint"] == r["checkpoint"])
+    return scored({} if r["bert"] is None else next(there), "bert")
+
+
 def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
     """What scores rest on, for a caption: how many items, seeds, and what an interval covers.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertvision.errors import StoreError
-from bertvision.pipelines.report.captions import basis
+from bertvision.pipelines.report.captions import basis, of_bert
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
@@ -98,9 +98,10 @@ def control(results: Results) -> Section:
             Column("fraction", "part", digits=2),
             Column("seeds", "seeds", "count"),
             *results.metrics,
-            Column("bert", f"BERT {results.score}"),
+            Column("bert", f"BERT {results.score}", sd=True),
         ],
-        sorted(rows, key=lambda r: (-r["score"], r["name"])) + results.trivial,
+        [r | of_bert(results, r) for r in sorted(rows, key=lambda r: (-r["score"], r["name"]))]
+        + results.trivial,
         HEADS,
         EVALUATE,
         trace=True,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.report.captions import basis, counts, scored
+from bertvision.pipelines.report.captions import basis, counts, of_bert, scored
 from bertvision.pipelines.report.drawing import charts, curves
 from bertvision.pipelines.report.drawing.curves import best_names
 from bertvision.pipelines.report.section import (
@@ -56,7 +56,10 @@ def learning_curve(results: Results) -> Section:
         lambda width: curves.learning_curve(bert, heads, results.label, width),
     )
     rows = [_best_at(tag, bert, heads) | {"baseline": results.baseline} for tag in tags]
-    columns = [Column("checkpoint", "snapshot", "text"), Column("bert", f"BERT {results.score}")]
+    columns = [
+        Column("checkpoint", "snapshot", "text"),
+        Column("bert", f"BERT {results.score}", sd=True),
+    ]
     columns += [Column("baseline", r["name"].strip("()")) for r in results.trivial]
     for prefix, label in (
         ("", "best head of the same snapshot"),
@@ -179,7 +182,7 @@ def data_fractions(results: Results) -> Section:
     parts = sorted({r["fraction"] for r in rows})
     pivot: dict[tuple[Any, ...], Row] = {}
     for r in sorted(rows, key=lambda r: (pair(r), r["name"])):
-        new = {"pair": heading(r), "name": r["name"], "bert": r["bert"]}
+        new = {"pair": heading(r), "name": r["name"], **of_bert(results, r)}
         pivot.setdefault((pair(r), r["name"]), new).update(scored(r, f"part_{r['fraction']:g}"))
     for trivial in results.trivial:
         scores = {f"part_{f:g}": trivial["score"] for f in parts}
@@ -190,7 +193,7 @@ def data_fractions(results: Results) -> Section:
         [
             Column("name", "head", "text"),
             *(Column(f"part_{f:g}", f"{100 * f:g} %", sd=True, interval=True) for f in parts),
-            Column("bert", "BERT"),
+            Column("bert", "BERT", sd=True, interval=True),
         ],
         list(pivot.values()),
         source,
@@ -209,7 +212,7 @@ def _at_epochs(rows: Iterable[Row]) -> list[Row]:
 def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row:
     """BERT at a snapshot, the best head trained on it, and the best one trained earlier."""
     row: Row = {"checkpoint": str(tag)}
-    row["bert"] = next((r["score"] for r in bert if r["checkpoint"] == tag), None)
+    row |= scored(next((r for r in bert if r["checkpoint"] == tag), {}), "bert")
     there = [r for r in heads if r["checkpoint"] == tag]
     there = [r for r in there if r["difference"] is not None] or there  # the best that compares
     own = [r for r in there if r["trained_on"] == tag]
