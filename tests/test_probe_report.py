@@ -12,6 +12,7 @@ from browser import CHROMIUM, as_printed, measure
 from reports import Page, read_table
 
 from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.probing.results import (
     ControlRecord,
@@ -207,6 +208,37 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
     assert means["untrained", "all"]["mean_layers_difference"] is None
     notes = tables["probe_means"].notes
     assert "Without word_content: not probed at every snapshot with every pooling." in notes
+
+
+def test_means_are_of_the_layers_that_all_snapshots_have(copy: Workspace) -> None:
+    """Of others they would say what was probed, not what the snapshot knows."""
+    put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 5)
+    put_probes(copy, ("cr", "mr"), ("1e",), ("mean",), 2)
+    table = read_tables(copy)["probe_means"]
+    rows = {(r["dataset"], r["tag"], r["layers"]): r for r in probe_rows(ProbeFile.read_all(copy))}
+    for line in table.rows:
+        assert line["layers"] == [0, 1]
+        places = [(task, line["tag"], layer) for task in ("cr", "mr") for layer in ("0", "1")]
+        mean = sum(rows[place]["accuracy"] for place in places) / 4
+        assert line["mean_layers"] == pytest.approx(mean)
+        best = sum(rows[task, line["tag"], "1"]["accuracy"] for task in ("cr", "mr")) / 2
+        assert line["mean_best"] == pytest.approx(best)  # at 0e, layer 2 is better held out
+    assert {line["tag"] for line in table.rows} == {"0e", "1e"}
+    assert (
+        "Of the layers 0, 1 alone: not every snapshot and data set was probed on 2, 3, 4 with "
+        "every pooling." in table.notes
+    )
+    assert "layers" in table.keys()  # noqa: SIM118
+
+
+def test_without_a_layer_that_all_have_there_are_no_means(copy: Workspace) -> None:
+    put_probes(copy, ("cr",), ("0e", "1e"), ("mean",), 2)
+    for file in ProbeFile.read_all(copy):
+        kept = file.probes[int(SnapshotTag(file.tag).fraction)]
+        file.model_copy(update={"probes": [kept]}).write(copy.root)
+    tables = read_tables(copy)
+    assert "probe_means" not in tables
+    assert len(tables["probe_layers"].rows) == 2
 
 
 def test_doubtful_data_are_in_no_mean(copy: Workspace) -> None:

@@ -99,15 +99,28 @@ def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
 
 
 def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
-    """A row for each snapshot and category: of each pooling all layers, and the best one."""
+    """A row for each snapshot and category: of each pooling all layers, and the best one.
+
+    They are of the data sets and the layers that every snapshot has with every pooling: else one
+    would be compared with another by what it was probed on.
+    """
     lines: list[Row] = []
     left_out: set[str] = set()
+    partly: list[str] = []
     for (settings,), same in _by(rows, "settings").items():
         sound = [row for row in same if not row["doubts"]]
         sets = [{row["dataset"] for row in own} for own in _by(sound, "tag", "pooling").values()]
         shared = set.intersection(*sets) if sets else set()
         left_out |= {row["dataset"] for row in sound} - shared
         kept = [row for row in sound if row["dataset"] in shared]
+        layers, others = _layers_of_all(kept)
+        if others:
+            kept_layers = f"the layers {_listed(layers)} alone" if layers else "no layer"
+            partly.append(
+                f"Of {kept_layers}{_which(rows, settings)}: not every snapshot and data set was "
+                f"probed on {_listed(others)} with every pooling."
+            )
+        kept = _best_marked([row for row in kept if int(row["layers"]) in layers])
         for (tag,), own in _by(kept, "tag").items():
             for category, names in _categories(row["dataset"] for row in own).items():
                 of = [row for row in own if row["dataset"] in names]
@@ -117,6 +130,7 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
                         "name": category,
                         "sets": len(datasets := _by(of, "dataset")),
                         "datasets": [name for (name,) in datasets],
+                        "layers": sorted(layers),
                         "data": _data(datasets.values()),
                         **{"tag": tag, "settings": settings},
                         **_by_pooling(of),
@@ -128,6 +142,7 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
     cells = [f"{p}_{over}" for p in poolings for over in ("layers", "best")]
     told = "; ".join(f"{name}: {', '.join(names)}" for name, names in CATEGORIES.items())
     remarks = [f"Categories are those of Conneau et al. 2018: {told}."]
+    remarks += partly
     if left_out:
         without = ", ".join(sorted(left_out))
         remarks.append(f"Without {without}: not probed at every snapshot with every pooling.")
@@ -145,11 +160,34 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
             source,
             command,
             group="group",
-            more=["tag", "settings", "datasets"],
+            more=["tag", "settings", "datasets", "layers"],
             basis=_basis(rows) + ".",
             remarks=remarks,
         )
     ]
+
+
+def _layers_of_all(rows: Sequence[Row]) -> tuple[set[int], set[int]]:
+    """The layers that every data set, snapshot and pooling was probed on, and all others."""
+    found = [
+        {int(row["layers"]) for row in own}
+        for own in _by(rows, "dataset", "tag", "pooling").values()
+    ]
+    shared = set.intersection(*found) if found else set()
+    return shared, set().union(*found) - shared
+
+
+def _best_marked(rows: Sequence[Row]) -> list[Row]:
+    """Rows with ``best`` set anew: of these layers the one of `best_layer`."""
+    marked = []
+    for own in _by(rows, "dataset", "tag", "pooling").values():
+        best = max(own, key=lambda row: (row["held_out"], -int(row["layers"])))
+        marked += [{**row, "best": row is best} for row in own]
+    return marked
+
+
+def _listed(layers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(layers)))
 
 
 def _by_pooling(rows: Sequence[Row]) -> Row:
