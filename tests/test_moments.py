@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import reduce
 from typing import Any
 
 import dask.array as da
@@ -13,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis import moments as moments_module
-from bertvision.pipelines.analysis.cross_moments import CrossMoments
-from bertvision.pipelines.analysis.moments import Moments
-from bertvision.pipelines.analysis.reduce import aligned_blocks, sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.sums import moments as moments_module
+from bertvision.pipelines.analysis.sums.moments import ChannelMoments, Moments
+from bertvision.pipelines.analysis.sums.reduce import aligned_blocks, sampled_blocks, tree_reduce
 from bertvision.pipelines.scheduler import compute, use_scheduler
 
 N, LAYERS, HIDDEN = 60, 2, 5
@@ -63,6 +63,16 @@ def test_any_cut_into_blocks_gives_the_same_moments(cut: list[int]) -> None:
     assert_same(folded(np.split(states(), cut)), folded([states()]))
 
 
+@given(cuts)
+def test_channel_moments_of_any_blocks_are_those_of_the_whole(cut: list[int]) -> None:
+    parts = [ChannelMoments.of(block) for block in np.split(states(), cut)]
+    whole = folded([states()])
+    merged = reduce(ChannelMoments.merge, parts)
+    assert merged.n == N
+    np.testing.assert_allclose(merged.mean, whole.mean, rtol=1e-13)
+    np.testing.assert_allclose(merged.variance(), whole.variance(), rtol=1e-12)
+
+
 @given(st.integers(0, N), st.integers(0, N))
 def test_merging_is_associative_and_leaves_its_operands_alone(i: int, j: int) -> None:
     a, b, c = (folded([block]) for block in np.split(states(), sorted((i, j))))
@@ -90,8 +100,7 @@ def test_adding_does_not_change_the_block() -> None:
     x = states().astype(np.float64)
     before = x.copy()
     folded([x])
-    cross = CrossMoments.empty(x[0], x[0])
-    cross.add(x, x)
+    ChannelMoments.of(x)
     np.testing.assert_array_equal(x, before)
 
 
@@ -108,41 +117,10 @@ def test_covariance_that_was_not_kept_is_refused() -> None:
         folded([states()], covariance=False).covariance()
 
 
-@given(cuts)
-def test_any_cut_gives_the_same_cross_moments(cut: list[int]) -> None:
-    x, y = states(1), states(2)[:, :1, :3]
-    shift = x.mean(axis=0).astype(float), y.mean(axis=0).astype(float)
-    keep_x = np.ones((2, LAYERS, HIDDEN))
-    keep_x[1, :, 0] = 0
-    keep_y = np.ones((2, 1, 3))
-    whole = CrossMoments.empty(*shift, keep_x, keep_y)
-    whole.add(x, y)
-    merged = CrossMoments.empty(*shift, keep_x, keep_y)
-    for block_x, block_y in zip(np.split(x, cut), np.split(y, cut), strict=True):
-        part = CrossMoments.empty(*shift, keep_x, keep_y)
-        part.add(block_x, block_y)
-        merged = merged.merge(part)
-    assert_same(merged, whole)
-
-
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_hsic_does_not_depend_on_the_shift(unbiased: bool) -> None:
-    x, y = states(1), states(2)[:, :1, :3]
-    values = []
-    for shift in (0.0, 3.0, -2.0):
-        m = CrossMoments.empty(np.full((LAYERS, HIDDEN), shift), np.full((1, 3), 2 * shift))
-        m.add(x, y)
-        values.append(m.hsic(unbiased=unbiased))
-    assert values[0].shape == (1, LAYERS, 1)
-    for other in values[1:]:
-        np.testing.assert_allclose(other, values[0], rtol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["moments", "moments without covariance", "cross"])
+@pytest.mark.parametrize("kind", ["moments", "moments without covariance", "channels"])
 def test_state_restores_exactly_and_everything_pickles(kind: str) -> None:
-    if kind == "cross":
-        m: Any = CrossMoments.empty(states()[0].astype(float), states()[1].astype(float))
-        m.add(states(1), states(2))
+    if kind == "channels":
+        m: Any = ChannelMoments.of(states(1))
     else:
         m = folded([states()], covariance=kind == "moments")
     for again in (type(m).from_state(m.state()), pickle.loads(pickle.dumps(m))):

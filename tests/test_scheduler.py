@@ -19,7 +19,7 @@ from stores import Made
 from bertvision.errors import InputError, StoreNotFoundError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import scheduler as scheduler_module
-from bertvision.pipelines.analysis.cka import cka
+from bertvision.pipelines.analysis.alike.cka import cka
 from bertvision.pipelines.analysis.isotropy import isotropy
 from bertvision.pipelines.scheduler import (
     ClusterError,

@@ -17,8 +17,8 @@ import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.moments import Array, Block, Moments
-from bertvision.pipelines.analysis.reduce import check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.sums.reduce import check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.drawing.figures import WIDE, Figure, panels, titled
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.files import to_json

@@ -9,8 +9,8 @@ from typing import Any
 
 from bertvision.featurestore.lazy import check_same_rows
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.cka import CkaResult
-from bertvision.pipelines.analysis.cka import cka as cka_of_arrays
+from bertvision.pipelines.analysis.alike.cka import CkaResult
+from bertvision.pipelines.analysis.alike.cka import cka as cka_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
 from bertvision.pipelines.analysis.records import FOLDER, Analysis, CkaAnalysis, IsotropyAnalysis
@@ -56,9 +56,10 @@ def cka(
     path = _plot_path(workspace, name, plot)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
     check_same_rows(x, y)
+    states = x.dask()
     result = cka_of_arrays(
-        x.dask(),
-        y.dask(),
+        states,
+        states if x.name == y.name else y.dask(),
         names=(x.name, y.name),
         layers_x=x.record.layers,
         layers_y=y.record.layers,

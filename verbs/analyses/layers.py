@@ -12,7 +12,7 @@ from bertvision.verbs.arguments.checks import check_stored, find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag, path_of
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.cka import CkaResult
+    from bertvision.pipelines.analysis.alike.cka import CkaResult
     from bertvision.pipelines.analysis.isotropy import IsotropyResult
 
 

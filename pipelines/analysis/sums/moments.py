@@ -36,27 +36,69 @@ class State:
 
 
 @dataclass(slots=True, eq=False)
-class Moments(State):
-    """First and second moments of every channel, and of the tokens' unit vectors, per layer.
+class ChannelMoments(State):
+    """Mean and variance of every channel, per layer.
 
     Second moments are about the running mean and are merged by Chan, Golub & LeVeque (1979), so
     that a large mean costs no precision.
 
     Attributes:
         n: tokens seen.
-        n_unit: (layers,) tokens with a norm above zero, which have a direction.
         mean: (layers, hidden) mean of each channel.
         m2: (layers, hidden) Σ (x − mean)².
+    """
+
+    n: int
+    mean: Array
+    m2: Array
+
+    @classmethod
+    def of(cls, block: Block) -> ChannelMoments:
+        """The moments of the tokens of a block.
+
+        Args:
+            block: (tokens, layers, hidden) hidden states.
+        """
+        moments = cls(0, np.zeros(block.shape[1:]), np.zeros(block.shape[1:]))
+        for (slab,) in slabs(block):
+            mean = slab.mean(axis=0)
+            slab -= mean
+            moments._absorb(len(slab), mean, np.einsum("nlc,nlc->lc", slab, slab))
+        return moments
+
+    def merge(self, other: ChannelMoments) -> ChannelMoments:
+        """The moments of the tokens of both; neither operand changes."""
+        merged = type(self).from_state(self.state())
+        merged._absorb(other.n, other.mean, other.m2)
+        return merged
+
+    def _absorb(self, n: int, mean: Array, m2: Array) -> None:
+        if n == 0:
+            return
+        total = self.n + n
+        delta = mean - self.mean
+        self.m2 += m2 + self.n * n / total * delta**2
+        self.mean += delta * (n / total)
+        self.n = total
+
+    def variance(self) -> Array:
+        """(layers, hidden) variance of each channel, with n in the denominator."""
+        return self.m2 / self.n
+
+
+@dataclass(slots=True, eq=False)
+class Moments(ChannelMoments):
+    """First and second moments of every channel, and of the tokens' unit vectors, per layer.
+
+    Attributes:
+        n_unit: (layers,) tokens with a norm above zero, which have a direction.
         sum_norm: (layers,) Σ ‖x‖.
         sum_unit: (layers, hidden) Σ u with u = x / ‖x‖.
         sum_unit2: (layers, hidden) Σ u², per channel.
         comoment: (layers, hidden, hidden) Σ (x − mean)(x − mean)ᵀ, or None where not asked for.
     """
 
-    n: int
     n_unit: Array
-    mean: Array
-    m2: Array
     sum_norm: Array
     sum_unit: Array
     sum_unit2: Array
@@ -74,14 +116,14 @@ class Moments(State):
         plane = (layers, hidden)
         comoment = np.zeros((layers, hidden, hidden)) if covariance else None
         return cls(
-            0,
-            np.zeros(layers),
-            np.zeros(plane),
-            np.zeros(plane),
-            np.zeros(layers),
-            np.zeros(plane),
-            np.zeros(plane),
-            comoment,
+            n=0,
+            mean=np.zeros(plane),
+            m2=np.zeros(plane),
+            n_unit=np.zeros(layers),
+            sum_norm=np.zeros(layers),
+            sum_unit=np.zeros(plane),
+            sum_unit2=np.zeros(plane),
+            comoment=comoment,
         )
 
     def add(self, block: Block) -> None:
@@ -105,34 +147,24 @@ class Moments(State):
             if self.comoment is not None:
                 per_layer = [d.T @ d for d in deviation.transpose(1, 0, 2)]
                 comoment = np.stack(per_layer)
-            self._absorb(n, mean, np.einsum("nlc,nlc->lc", deviation, deviation), comoment)
+            self._add(n, mean, np.einsum("nlc,nlc->lc", deviation, deviation), comoment)
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: Moments) -> Moments:  # type: ignore[override]  # of its own kind
         """The moments of the tokens of both; neither operand changes."""
         merged = type(self).from_state(self.state())
         merged.n_unit += other.n_unit
         merged.sum_norm += other.sum_norm
         merged.sum_unit += other.sum_unit
         merged.sum_unit2 += other.sum_unit2
-        merged._absorb(other.n, other.mean, other.m2, other.comoment)
+        merged._add(other.n, other.mean, other.m2, other.comoment)
         return merged
 
-    def _absorb(self, n: int, mean: Array, m2: Array, comoment: Array | None) -> None:
-        total = self.n + n
-        if n == 0:
-            return
-        delta = mean - self.mean
-        weight = self.n * n / total
-        self.m2 += m2 + weight * delta**2
-        if self.comoment is not None and comoment is not None:
+    def _add(self, n: int, mean: Array, m2: Array, comoment: Array | None) -> None:
+        if n and self.comoment is not None and comoment is not None:
+            delta, weight = mean - self.mean, self.n * n / (self.n + n)
             self.comoment += comoment
             self.comoment += weight * delta[:, :, None] * delta[:, None, :]
-        self.mean += delta * (n / total)
-        self.n = total
-
-    def variance(self) -> Array:
-        """(layers, hidden) variance of each channel, with n in the denominator."""
-        return self.m2 / self.n
+        self._absorb(n, mean, m2)
 
     def covariance(self) -> Array:
         """(layers, hidden, hidden) covariance, with n in the denominator.

@@ -21,8 +21,8 @@ T = TypeVar("T")
 Blocks = list[tuple[Delayed, ...]]
 
 SAMPLE_ROWS = 1024
-"""Sampled tokens are gathered into blocks of about this many, so that products are large enough
-to be fast and numerous enough to be shared out."""
+"""Sampled tokens are gathered into blocks of about this many, so that products are large enough to
+be fast and blocks numerous enough to be shared out."""
 
 
 def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
@@ -51,7 +51,9 @@ def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
     return list(zip(*columns, strict=True))
 
 
-def sampled_blocks(arrays: Sequence[da.Array], max_tokens: int | None, seed: int) -> Blocks:
+def sampled_blocks(
+    arrays: Sequence[da.Array], max_tokens: int | None, seed: int, rows: int = SAMPLE_ROWS
+) -> Blocks:
     """The blocks of a uniform sample of tokens, the same tokens of each array, in token order.
 
     Where there are more than ``max_tokens`` tokens, the sample is read once and held (in memory, or
@@ -63,6 +65,7 @@ def sampled_blocks(arrays: Sequence[da.Array], max_tokens: int | None, seed: int
         arrays: (token, layer, hidden) each, with the same tokens.
         max_tokens: sample size; None takes all tokens.
         seed: seed of the sample, which depends on nothing else.
+        rows: about how many sampled tokens a block holds.
 
     Raises:
         InputError: ``max_tokens`` is below 2, or the arrays do not hold the same tokens.
@@ -73,16 +76,16 @@ def sampled_blocks(arrays: Sequence[da.Array], max_tokens: int | None, seed: int
     n_tokens = arrays[0].shape[0]
     if max_tokens is None or n_tokens <= max_tokens:
         return blocks
-    rows = np.random.default_rng(seed).choice(n_tokens, max_tokens, replace=False, shuffle=False)
-    rows.sort()
+    drawn = np.random.default_rng(seed).choice(n_tokens, max_tokens, replace=False, shuffle=False)
+    drawn.sort()
     ends = np.cumsum(arrays[0].chunks[0])
-    pieces = np.split(rows, np.searchsorted(rows, ends[:-1]))
+    pieces = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
     binned: list[list[tuple[Delayed, ...]]] = []
-    filled = SAMPLE_ROWS
+    filled = rows
     for block, piece, end, size in zip(blocks, pieces, ends, arrays[0].chunks[0], strict=True):
         if len(piece) == 0:
             continue
-        if filled >= SAMPLE_ROWS:
+        if filled >= rows:
             binned.append([])
             filled = 0
         local = piece - (end - size)
