@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import signed
 
 PAGE = Path(__file__).parent / "results.md"
 RESULTS = Path(__file__).parent / "results"
@@ -60,6 +61,8 @@ def view(asked: Mapping[str, Any]) -> str:
     lines = [[column.text(row) for column in columns] for row in rows]
     table = _markdown(columns, lines)
     basis = asked.get("basis", held["basis"])
+    if any(column.interval for column in columns):
+        basis = basis.replace("in the files 95 %", "in brackets 95 %")
     return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
 
 
@@ -73,8 +76,8 @@ def claims(run: str) -> str:
     for claim in asked:
         for first, second in claim["pairs"]:
             c = found[first, second]
-            cells = {"difference": c["difference"], "difference_low": c["low"]}
-            shown = _DIFFERENCE.text({**cells, "difference_high": c["high"]})
+            low, high = (signed(c[end], 1).replace("-", "−") for end in ("low", "high"))
+            shown = f"{signed(c['difference'], 1).replace('-', '−')} ({low} to {high})"
             lines.append(
                 [
                     claim["text"] if (first, second) == tuple(claim["pairs"][0]) else "",
@@ -110,9 +113,6 @@ def verdict(kind: str, low: float, high: float) -> str:
         "alike": (low > -MARGIN and high < MARGIN, low >= MARGIN or high <= -MARGIN),
     }[kind]
     return "holds" if holds else "does not" if fails else "cannot be told"
-
-
-_DIFFERENCE = Column("difference", "", "signed", interval=True, sd=True)
 
 
 def _column(key: str, label: str, form: str | int = 1) -> Column:
