@@ -61,8 +61,8 @@ def view(asked: Mapping[str, Any]) -> str:
     lines = [[column.text(row) for column in columns] for row in rows]
     table = _markdown(columns, lines)
     basis = asked.get("basis", held["basis"])
-    if any(column.interval for column in columns):
-        basis = basis.replace("in the files 95 %", "in brackets 95 %")
+    shown = "in brackets" if any(column.interval for column in columns) else "in the rows"
+    basis = re.sub("in (the files|brackets) 95 %", f"{shown} 95 %", basis)
     return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
 
 
