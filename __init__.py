@@ -28,7 +28,7 @@ _MODULES = {
     "verbs.results": ("results", "predictions", "table"),
     "verbs.analyses.probe": ("probe",),
     "verbs.analyses.pairs": ("rank", "similarity"),
-    "verbs.analyses.layers": ("cka", "isotropy"),
+    "verbs.analyses.layers": ("cka", "rsa", "isotropy"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -112,6 +112,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
     from bertvision.verbs.analyses.layers import cka as cka
     from bertvision.verbs.analyses.layers import isotropy as isotropy
+    from bertvision.verbs.analyses.layers import rsa as rsa
     from bertvision.verbs.analyses.pairs import rank as rank
     from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import bertvision
-from bertvision.commands.analyses.layers import cka, isotropy
+from bertvision.commands.analyses.layers import cka, isotropy, rsa
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
 from bertvision.commands.declared_options import with_options
@@ -125,7 +125,7 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, isotropy)
+_ANALYSES = (probe, rank, similarity, cka, rsa, isotropy)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")

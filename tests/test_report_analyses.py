@@ -14,7 +14,7 @@ from reports import read_table
 from test_rank import write_people
 
 from bertvision import rank
-from bertvision.pipelines.analysis.run import cka, isotropy
+from bertvision.pipelines.analysis.run import cka, isotropy, rsa
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.side_by_side import read_tables
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -47,6 +47,17 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
     assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.tolist()
     assert [float(row["ev_3"]) for row in rows] == spread.explained_variance[:, 1].tolist()
     assert rows[0]["command"] == "bertvision isotropy 1e --split dev --max-tokens 100 --seed 3"
+
+
+def test_rsa_is_shown_as_its_command_prints_it(space: OpenWorkspace) -> None:
+    lie = rsa(space, "0.5e", "1e", splits=["dev", "tune"], n_tokens=60, repeats=3)
+    report = write_report(space)
+    rows = read_table(report.page, "rsa")
+    assert [float(row["rsa"]) for row in rows] == [row["rsa"] for row in lie.same_layers()]
+    assert [row["split"] for row in rows] == ["dev"] * 3 + ["tune"] * 3
+    said = "bertvision rsa 0.5e 1e --split dev,tune --tokens 60 --repeats 3"
+    assert {row["command"] for row in rows} == {said}
+    assert "rsa-0-5e-1e-dev+tune" in report.figures
 
 
 def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(

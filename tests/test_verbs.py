@@ -59,7 +59,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
-        *(layers.cka, layers.isotropy, errors.errors),
+        *(layers.cka, layers.rsa, layers.isotropy, errors.errors),
     )
 }
 

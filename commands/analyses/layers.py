@@ -37,6 +37,26 @@ def cka(
 
 
 @runs_verb
+def rsa(
+    first: Annotated[str, typer.Argument(help="Snapshot of the rows.")],
+    second: Annotated[str, typer.Argument(help="Snapshot of the columns; may be the same.")],
+    split: Annotated[
+        str, typer.Option(help="Split that both have; several side by side, such as dev,mpqa-test.")
+    ] = "dev",
+    tokens: Annotated[int, typer.Option(min=3, help="Tokens of a sample.")] = 5_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Samples of each split.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    scheduler: Scheduler = "threads",
+    plot: Plot = None,
+    csv: Csv = None,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how alike tokens lie to each other in two snapshots, by RSA of sampled tokens."""
+
+
+@runs_verb
 def isotropy(
     checkpoint: Annotated[str, typer.Argument(help="Snapshot to analyse.")],
     split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",

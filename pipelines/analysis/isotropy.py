@@ -11,26 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.sums.reduce import check_finite, sampled_blocks, tree_reduce
-from bertvision.pipelines.drawing.figures import WIDE, Figure, panels, titled
+from bertvision.pipelines.drawing.figures import WIDE, panels
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
-from bertvision.pipelines.files import to_json
+from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import fill, format_table
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-@dataclass(frozen=True, eq=False)
-class IsotropyResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class IsotropyResult(AnalysisResult):
     """Isotropy of each layer of a split.
 
     Attributes:
@@ -50,6 +48,8 @@ class IsotropyResult:
         n_available: tokens that the split holds.
         seed: of the sample of tokens.
     """
+
+    seen = "Four panels over the layers: mean cosine, variance, norm, outlier channels."
 
     mean_cosine: Array
     mean_norm: Array
@@ -97,27 +97,6 @@ class IsotropyResult:
         )
         return f"{self.title()}\n\n{format_table(header, rows)}\n\n{fill(legend)}"
 
-    def __repr__(self) -> str:
-        return self.table()
-
-    def to_json(self) -> dict[str, Any]:
-        """The result for JSON; NaN becomes null."""
-        return {
-            "name": self.name,
-            "layers": list(self.layers),
-            "mean_cosine": to_json(self.mean_cosine),
-            "mean_norm": to_json(self.mean_norm),
-            "components": list(self.components),
-            "explained_variance": to_json(self.explained_variance),
-            "top_channel": list(self.top_channel),
-            "top_cosine": to_json(self.top_cosine),
-            "outlier_channels": [list(channels) for channels in self.outlier_channels],
-            "outlier_sd": self.outlier_sd,
-            "n_tokens": self.n_tokens,
-            "n_available": self.n_available,
-            "seed": self.seed,
-        }
-
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
         values = self.to_json()
@@ -138,13 +117,7 @@ class IsotropyResult:
             for i, layer in enumerate(self.layers)
         ]
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame with a row for each layer: those of `rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def figure(self) -> Figure:
+    def drawing(self) -> Canvas:
         """Four panels over the layers."""
         cosine = {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine}
         by_k = zip(self.components, self.explained_variance.T, strict=True)
@@ -159,9 +132,7 @@ class IsotropyResult:
             (partial(lines, lines=norm, label="Euclidean norm"), "Mean norm of a token"),
             (outliers, f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)"),
         ]
-        drawing = panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
-        desc = "Four panels over the layers: mean cosine, variance, norm, outlier channels."
-        return titled(self.title(), desc, drawing)
+        return panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
 
 
 def isotropy(

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.records import Count, Record, read_record
@@ -71,6 +71,34 @@ class IsotropyValues(Record):
         return self
 
 
+class RsaValues(Record):
+    """What ``bertvision rsa --json`` prints; see `RsaResult`."""
+
+    of_pairs: tuple[tuple[tuple[Numbers, ...], ...], ...]
+    of_tokens: tuple[tuple[tuple[Numbers, ...], ...], ...]
+    x: str
+    y: str
+    splits: Annotated[tuple[str, ...], Field(min_length=1)]
+    layers_x: Layers
+    layers_y: Layers
+    n_tokens: tuple[Count, ...]
+    n_available: tuple[Count, ...]
+    seed: int
+
+    @model_validator(mode="after")
+    def _of_one_shape(self) -> RsaValues:
+        for name in ("of_pairs", "of_tokens", "n_tokens", "n_available"):
+            _expect(name, [getattr(self, name)], len(self.splits))
+        repeats = len(self.of_pairs[0])
+        for name in ("of_pairs", "of_tokens"):
+            splits = getattr(self, name)
+            _expect(name, splits, max(repeats, 1))
+            for matrix in (matrix for samples in splits for matrix in samples):
+                _expect(name, [matrix], len(self.layers_x))
+                _expect(name, matrix, len(self.layers_y))
+        return self
+
+
 class Analysis(Record):
     """An analysis of stored activations, and what it is of."""
 
@@ -78,6 +106,10 @@ class Analysis(Record):
     """The command that makes it."""
     weights_sha256: dict[Tag, str]
     """By snapshot the digest of the weights whose hidden states were read."""
+    splits_sha256: dict[str, str] = {}
+    """By stored split the digest of its record; none in what earlier versions wrote."""
+    settings: dict[str, JsonValue] = {}
+    """What decides the result beside the splits."""
 
     @property
     def weights(self) -> list[tuple[str, object]]:
@@ -95,6 +127,13 @@ class CkaAnalysis(Analysis):
 
     kind: Literal["cka"] = "cka"
     result: CkaValues
+
+
+class RsaAnalysis(Analysis):
+    """RSA between the layers of two snapshots."""
+
+    kind: Literal["rsa"] = "rsa"
+    result: RsaValues
 
 
 class IsotropyAnalysis(Analysis):

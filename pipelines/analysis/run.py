@@ -1,24 +1,24 @@
-"""Analyses of a workspace's stored activations: find the splits, run, keep, plot."""
+"""Analyses of a workspace's stored activations: which splits, under which name they are kept."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from bertvision.errors import ProvenanceError
 from bertvision.featurestore.lazy import check_same_rows
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.cka import cka as cka_of_arrays
+from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult
+from bertvision.pipelines.analysis.alike.rsa import rsa as rsa_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
-from bertvision.pipelines.analysis.records import FOLDER, Analysis, CkaAnalysis, IsotropyAnalysis
-from bertvision.pipelines.drawing.figures import check_suffix
-from bertvision.pipelines.records import write_record
+from bertvision.pipelines.analysis.joined import joined_rows
+from bertvision.pipelines.analysis.kept import Job, kept_or_measured
+from bertvision.pipelines.analysis.records import CkaAnalysis, IsotropyAnalysis, RsaAnalysis
+from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.workspace.workspace import Workspace
-
-log = logging.getLogger(__name__)
 
 
 def cka(
@@ -53,24 +53,26 @@ def cka(
     name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
     command = f"bertvision cka {first} {second} --split {split}" + (" --biased" if biased else "")
     command += _sample(max_tokens, 20_000, seed)
-    path = _plot_path(workspace, name, plot)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
-    check_same_rows(x, y)
-    states = x.dask()
-    result = cka_of_arrays(
-        states,
-        states if x.name == y.name else y.dask(),
-        names=(x.name, y.name),
-        layers_x=x.record.layers,
-        layers_y=y.record.layers,
-        unbiased=not biased,
-        max_tokens=max_tokens,
-        seed=seed,
-        scheduler=scheduler,
-    )
-    _keep(workspace, name, CkaAnalysis(command=command, **_made((x, y), result)))
-    _plot(result, path)
-    return result
+    settings = {"biased": biased, "max_tokens": max_tokens, "seed": seed}
+
+    def measure() -> CkaResult:
+        check_same_rows(x, y)
+        states = x.dask()
+        return cka_of_arrays(
+            states,
+            states if x.name == y.name else y.dask(),
+            names=(x.name, y.name),
+            layers_x=x.record.layers,
+            layers_y=y.record.layers,
+            unbiased=not biased,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+        )
+
+    job = Job(CkaAnalysis, name, command, settings, (x, y))
+    return kept_or_measured(workspace, job, CkaResult, measure, plot)
 
 
 def isotropy(
@@ -98,49 +100,101 @@ def isotropy(
         InputError: ``plot`` does not end in ``.svg``.
     """
     name = f"isotropy-{tag}-{split}"
-    path = _plot_path(workspace, name, plot)
-    x = workspace.split(tag, split).require_complete()
-    result = isotropy_of_array(
-        x.dask(),
-        max_tokens=max_tokens,
-        seed=seed,
-        scheduler=scheduler,
-        name=x.name,
-        layers=x.record.layers,
-    )
     command = f"bertvision isotropy {tag} --split {split}" + _sample(max_tokens, 100_000, seed)
-    _keep(workspace, name, IsotropyAnalysis(command=command, **_made((x,), result)))
-    _plot(result, path)
-    return result
+    x = workspace.split(tag, split).require_complete()
+
+    def measure() -> IsotropyResult:
+        return isotropy_of_array(
+            x.dask(),
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            name=x.name,
+            layers=x.record.layers,
+        )
+
+    settings = {"max_tokens": max_tokens, "seed": seed}
+    job = Job(IsotropyAnalysis, name, command, settings, (x,))
+    return kept_or_measured(workspace, job, IsotropyResult, measure, plot)
+
+
+def rsa(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    splits: Sequence[str] = ("dev",),
+    n_tokens: int = 5_000,
+    repeats: int = 10,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> RsaResult:
+    """RSA between all layers of two snapshots, on sampled tokens of splits side by side.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        splits: which both have; tokens are joined on (example id, position).
+        n_tokens: of a sample.
+        repeats: samples of a split.
+        seed: of the samples.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``.
+        ProvenanceError: the two do not hold the same tokens, or splits not the same layers.
+    """
+    names = "+".join(splits)
+    command = f"bertvision rsa {first} {second} --split {','.join(splits)}"
+    command += "" if n_tokens == 5_000 else f" --tokens {n_tokens}"
+    command += "" if repeats == 10 else f" --repeats {repeats}"
+    command += f" --seed {seed}" if seed else ""
+    pairs = {
+        split: tuple(workspace.split(tag, split).require_complete() for tag in (first, second))
+        for split in splits
+    }
+    stored = [split for pair in pairs.values() for split in pair]
+    _check_layers(pairs.values())
+    x, y = next(iter(pairs.values()))
+
+    def measure() -> RsaResult:
+        found = {}
+        for split, (one, other) in pairs.items():
+            rows = joined_rows((one, other))
+            states = one.dask()
+            found[split] = Paired(states, states if one.name == other.name else other.dask(), *rows)
+        return rsa_of_arrays(
+            found,
+            n_tokens=n_tokens,
+            repeats=repeats,
+            seed=seed,
+            scheduler=scheduler,
+            names=(str(x.tag), str(y.tag)),
+            layers_x=x.record.layers,
+            layers_y=y.record.layers,
+        )
+
+    settings = {"tokens": n_tokens, "repeats": repeats, "seed": seed}
+    job = Job(RsaAnalysis, f"rsa-{first}-{second}-{names}", command, settings, stored)
+    return kept_or_measured(workspace, job, RsaResult, measure, plot)
+
+
+def _check_layers(pairs: Iterable[tuple[ActivationSplit, ...]]) -> None:
+    """Refuse splits of a snapshot that hold other layers than those beside them."""
+    first, *others = pairs
+    for pair in others:
+        for one, other in zip(first, pair, strict=True):
+            if one.record.layers != other.record.layers:
+                raise ProvenanceError(
+                    f"{one.name} holds layers {layers_text(one.record.layers)}, {other.name} "
+                    f"{layers_text(other.record.layers)}: extract the same layers of both"
+                )
 
 
 def _sample(max_tokens: int | None, default: int, seed: int) -> str:
     """The options of a sample that are not the default."""
     options = "" if max_tokens == default else f" --max-tokens {max_tokens or 0}"
     return options + (f" --seed {seed}" if seed else "")
-
-
-def _made(splits: Sequence[ActivationSplit], result: CkaResult | IsotropyResult) -> dict[str, Any]:
-    """What was read, and what came out."""
-    weights = {str(x.tag): x.record.provenance.get("weights_sha256") for x in splits}
-    known = {tag: str(digest) for tag, digest in weights.items() if digest is not None}
-    return {"weights_sha256": known, "result": result.to_json()}
-
-
-def _keep(workspace: Workspace, name: str, analysis: Analysis) -> None:
-    """In the workspace, for its report; an older one of the same name is replaced."""
-    path = workspace.root / FOLDER / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    write_record(path, analysis)
-
-
-def _plot_path(workspace: Workspace, name: str, plot: Path | None) -> Path:
-    """Where to draw; a name that could not be is refused before the tokens are read."""
-    path = plot or workspace.root / FOLDER / f"{name}.svg"
-    check_suffix(path)
-    return path
-
-
-def _plot(result: CkaResult | IsotropyResult, path: Path) -> None:
-    result.figure().save(path)
-    log.info("plot: %s", path)

@@ -9,11 +9,21 @@ from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.text import csv_text
 from bertvision.verbs.arguments.checks import check_stored, find_workspace
-from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag, path_of
+from bertvision.verbs.arguments.reading import (
+    Names,
+    StrPath,
+    Tag,
+    at_least,
+    parse_names,
+    parse_tag,
+    path_of,
+)
 
 if TYPE_CHECKING:
     from bertvision.pipelines.analysis.alike.cka import CkaResult
+    from bertvision.pipelines.analysis.alike.rsa import RsaResult
     from bertvision.pipelines.analysis.isotropy import IsotropyResult
+    from bertvision.pipelines.analysis.result import AnalysisResult
 
 
 def _check(plot: Path | None, scheduler: str) -> None:
@@ -25,7 +35,7 @@ def _check(plot: Path | None, scheduler: str) -> None:
     check_scheduler(scheduler)
 
 
-def _write_csv(result: CkaResult | IsotropyResult, csv: StrPath | None) -> None:
+def _write_csv(result: AnalysisResult, csv: StrPath | None) -> None:
     if (file := path_of(csv)) is not None:
         write_text(file, csv_text(result.rows()))
 
@@ -85,6 +95,74 @@ def cka(
         split=split,
         max_tokens=max_tokens or None,
         biased=biased,
+        seed=seed,
+        scheduler=scheduler,
+        plot=file,
+    )
+    _write_csv(result, csv)
+    return result
+
+
+def rsa(
+    first: Tag,
+    second: Tag,
+    *,
+    split: Names = "dev",
+    tokens: int = 5_000,
+    repeats: int = 10,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: StrPath | None = None,
+    csv: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+) -> RsaResult:
+    """Measure how alike tokens lie to each other in two snapshots, by RSA of sampled tokens.
+
+    A second call with the same settings, of the same weights, gives what was kept.
+
+    >>> import bertvision
+    >>> alike = bertvision.rsa("0.5e", "1e", tokens=100, repeats=3)
+    >>> alike.of_pairs.shape  # (splits, repeats, layers, layers)
+    (1, 3, 3, 3)
+    >>> [list(row) for row in alike.same_layers()][0]
+    ['x', 'y', 'split', 'layer_x', 'layer_y', 'rsa', 'rsa_sd', 'by_token', 'by_token_sd']
+
+    Args:
+        first: snapshot.
+        second: snapshot; may be the same.
+        split: that both have; several stand side by side, such as ``dev,mpqa-test``.
+        tokens: of a sample; tokens of the two are joined on example and position.
+        repeats: samples of each split; means and deviations are over them.
+        seed: of the samples.
+        scheduler: threads, processes or ``tcp://HOST:PORT``.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        csv: write the rows to this file too.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: ``plot`` does not end in ``.svg``, or a number is too small.
+        ProvenanceError: the two do not hold the same tokens; the message names them.
+    """
+    tags, file = (parse_tag(first), parse_tag(second)), path_of(plot)
+    splits = tuple(dict.fromkeys(parse_names(split)))
+    at_least(tokens, 3, "--tokens")
+    at_least(repeats, 1, "--repeats")
+    _check(file, scheduler)
+    space = find_workspace(workspace, store)
+    for tag in tags:
+        for name in splits:
+            check_stored(space, tag, name)
+    from bertvision.pipelines.analysis.run import rsa as run
+
+    result = run(
+        space,
+        *tags,
+        splits=splits,
+        n_tokens=tokens,
+        repeats=repeats,
         seed=seed,
         scheduler=scheduler,
         plot=file,

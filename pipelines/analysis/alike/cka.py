@@ -13,27 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask.array as da
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.centring import Centring
 from bertvision.pipelines.analysis.sums.forms import cheaper_form
 from bertvision.pipelines.analysis.sums.moments import Array, Block, ChannelMoments
 from bertvision.pipelines.analysis.sums.reduce import sampled_blocks, tree_reduce
-from bertvision.pipelines.drawing.figures import Figure, titled
 from bertvision.pipelines.drawing.layers import layer_maps
+from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.text import format_table
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-@dataclass(frozen=True, eq=False)
-class CkaResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class CkaResult(AnalysisResult):
     """Similarity of the layers of two splits.
 
     Attributes:
@@ -41,8 +39,8 @@ class CkaResult:
         cka_dropped: (layers_x, layers_y) the same without ``dropped_x`` and ``dropped_y``.
         dropped_x: per layer of x, the channels of largest variance, largest first.
         dropped_y: the same of y.
-        name_x: what x is, for titles.
-        name_y: what y is.
+        x: what x is, for titles.
+        y: what y is.
         layers_x: layer numbers of the rows (0 = embedding output).
         layers_y: layer numbers of the columns.
         n_tokens: tokens that entered.
@@ -51,12 +49,14 @@ class CkaResult:
         seed: of the sample of tokens.
     """
 
+    seen = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
+
     cka: Array
     cka_dropped: Array
     dropped_x: tuple[tuple[int, ...], ...]
     dropped_y: tuple[tuple[int, ...], ...]
-    name_x: str
-    name_y: str
+    x: str
+    y: str
     layers_x: tuple[int, ...]
     layers_y: tuple[int, ...]
     n_tokens: int
@@ -73,7 +73,7 @@ class CkaResult:
         """One line that says what was measured on how much."""
         kind = "unbiased" if self.unbiased else "biased"
         return (
-            f"Linear CKA ({kind}), {self.name_x} × {self.name_y}, "
+            f"Linear CKA ({kind}), {self.x} × {self.y}, "
             f"{self.n_tokens:,} of {self.n_available:,} tokens"
         )
 
@@ -90,7 +90,7 @@ class CkaResult:
         digits = 3 if len(self.layers_y) <= 13 else 2
         parts = [self.title()]
         for label, values in self._panels():
-            corner = f"{self.name_x} \\ {self.name_y}"
+            corner = f"{self.x} \\ {self.y}"
             rows = [
                 [str(layer), *(f"{v:.{digits}f}" for v in row)]
                 for layer, row in zip(self.layers_x, values, strict=True)
@@ -100,33 +100,13 @@ class CkaResult:
             )
         return "\n\n".join(parts)
 
-    def __repr__(self) -> str:
-        return self.table()
-
-    def to_json(self) -> dict[str, Any]:
-        """The result for JSON; NaN becomes null."""
-        return {
-            "x": self.name_x,
-            "y": self.name_y,
-            "layers_x": list(self.layers_x),
-            "layers_y": list(self.layers_y),
-            "cka": to_json(self.cka),
-            "cka_dropped": to_json(self.cka_dropped),
-            "dropped_x": [list(channels) for channels in self.dropped_x],
-            "dropped_y": [list(channels) for channels in self.dropped_y],
-            "n_tokens": self.n_tokens,
-            "n_available": self.n_available,
-            "unbiased": self.unbiased,
-            "seed": self.seed,
-        }
-
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
         values = zip(to_json(self.cka), to_json(self.cka_dropped), strict=True)
         return [
             {
-                "x": self.name_x,
-                "y": self.name_y,
+                "x": self.x,
+                "y": self.y,
                 "layer_x": layer_x,
                 "layer_y": layer_y,
                 "cka": value,
@@ -136,17 +116,11 @@ class CkaResult:
             for layer_y, value, dropped in zip(self.layers_y, kept, without, strict=True)
         ]
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame with a row for each pair of layers: those of `rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def figure(self) -> Figure:
+    def drawing(self) -> Canvas:
         """Heat maps of layer × layer."""
-        rows, columns = (self.name_x, self.layers_x), (self.name_y, self.layers_y)
-        desc = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
-        return titled(self.title(), desc, layer_maps("CKA", dict(self._panels()), rows, columns))
+        return layer_maps(
+            "CKA", dict(self._panels()), (self.x, self.layers_x), (self.y, self.layers_y)
+        )
 
 
 def cka(
@@ -208,8 +182,8 @@ def cka(
         cka_dropped=values[-1],
         dropped_x=sides[0].dropped,
         dropped_y=sides[-1].dropped,
-        name_x=names[0],
-        name_y=names[1],
+        x=names[0],
+        y=names[1],
         layers_x=tuple(range(x.shape[1]) if layers_x is None else layers_x),
         layers_y=tuple(range(y.shape[1]) if layers_y is None else layers_y),
         n_tokens=sums.n,

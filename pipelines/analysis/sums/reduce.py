@@ -78,25 +78,44 @@ def sampled_blocks(
         return blocks
     drawn = np.random.default_rng(seed).choice(n_tokens, max_tokens, replace=False, shuffle=False)
     drawn.sort()
-    ends = np.cumsum(arrays[0].chunks[0])
-    pieces = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
-    binned: list[list[tuple[Delayed, ...]]] = []
-    filled = rows
-    for block, piece, end, size in zip(blocks, pieces, ends, arrays[0].chunks[0], strict=True):
-        if len(piece) == 0:
-            continue
-        if filled >= rows:
-            binned.append([])
-            filled = 0
-        local = piece - (end - size)
-        binned[-1].append(tuple(delayed(_take)(part, local) for part in block))
-        filled += len(piece)
-    sample = [
-        tuple(delayed(_concatenate)(list(parts)) for parts in zip(*group, strict=True))
-        for group in binned
+    return gathered_blocks(arrays, [drawn] * len(arrays), rows)
+
+
+def gathered_blocks(
+    arrays: Sequence[da.Array], rows: Sequence[NDArray[np.int64]], size: int = SAMPLE_ROWS
+) -> Blocks:
+    """Blocks of chosen tokens, read once and held; in the order in which the first array has them.
+
+    Call it inside `use_scheduler`.
+
+    Args:
+        arrays: (token, layer, hidden) each.
+        rows: for each array (chosen,) rows of it; element i is the same token in all.
+        size: tokens of a block, at most.
+    """
+    order = np.argsort(rows[0], kind="stable")
+    cuts = np.array_split(order, -(-len(order) // size))
+    columns = [
+        _gather(array, [of[cut] for cut in cuts]) for array, of in zip(arrays, rows, strict=True)
     ]
-    (held,) = dask_persist(sample)  # type: ignore[no-untyped-call]
+    (held,) = dask_persist(list(zip(*columns, strict=True)))  # type: ignore[no-untyped-call]
     return list(held)
+
+
+def _gather(array: da.Array, cuts: Sequence[NDArray[np.int64]]) -> list[Delayed]:
+    """A delayed block for each set of rows, out of the chunks that hold them."""
+    chunks = array.rechunk({1: -1, 2: -1}).to_delayed().ravel()  # type: ignore[no-untyped-call]
+    starts = np.cumsum([0, *array.chunks[0]])
+    blocks = []
+    for rows in cuts:
+        held = np.searchsorted(starts, rows, side="right") - 1
+        pieces, places = [], []
+        for chunk in np.unique(held).tolist():
+            of_chunk = np.flatnonzero(held == chunk)
+            pieces.append(delayed(_take)(chunks[chunk], rows[of_chunk] - starts[chunk]))
+            places.append(of_chunk)
+        blocks.append(delayed(_concatenate)(pieces, np.concatenate(places)))
+    return blocks
 
 
 def tree_reduce(
@@ -142,5 +161,8 @@ def _take(block: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     return taken
 
 
-def _concatenate(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(parts)
+def _concatenate(parts: list[NDArray[Any]], places: NDArray[np.int64]) -> NDArray[Any]:
+    """The parts behind one another, each row where it belongs."""
+    block = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
+    block[places] = np.concatenate(parts)
+    return block

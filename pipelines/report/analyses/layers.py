@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.records import (
     FOLDER,
     CkaAnalysis,
     CkaValues,
     IsotropyAnalysis,
+    RsaAnalysis,
     read_analyses,
 )
+from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.drawing.figures import NARROW
 from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
@@ -29,24 +32,31 @@ _MAPS = 6
 
 
 def layers_section(workspace: Workspace, left_out: list[str]) -> Section | None:
-    """Every CKA and isotropy that was measured in the workspace; None where none was.
+    """Every CKA, RSA and isotropy that was measured in the workspace; None where none was.
 
     Args:
         workspace: that they are of.
         left_out: gets a message for each file that is damaged and left out.
     """
     alike = read_analyses(workspace, CkaAnalysis, left_out)
+    lie = read_analyses(workspace, RsaAnalysis, left_out)
     spread = read_analyses(workspace, IsotropyAnalysis, left_out)
-    if not alike and not spread:
+    if not (alike or lie or spread):
         return None
     lead = (
         "Linear CKA says how alike the hidden states of two layers are, whatever turns or scales "
         "them: 1 are the same. Few channels of large variance may decide it; the files have it "
-        "without these too. Isotropy: a mean cosine near 0 is that of tokens in all directions; of "
-        "the variance the first principal components explain little there."
+        "without these too. RSA says how alike the cosines between tokens are. Isotropy: a mean "
+        "cosine near 0 is that of tokens in all directions; of the variance the first principal "
+        "components explain little there."
     )
     figures = [_map(file, a) for file, a in list(alike.items())[:_MAPS]]
-    tables = [*([_cka(alike)] if alike else []), *([_isotropy(spread)] if spread else [])]
+    figures += [_drawn(file, a, RsaResult) for file, a in list(lie.items())[:_MAPS]]
+    tables = [
+        *([_cka(alike)] if alike else []),
+        *([_rsa(lie)] if lie else []),
+        *([_isotropy(spread)] if spread else []),
+    ]
     return Section("layers", "Layers beside layers", lead, figures=figures, tables=tables)
 
 
@@ -73,6 +83,44 @@ def _map(file: str, analysis: CkaAnalysis) -> Figure:
         file,
         analysis.command,
         draw,
+    )
+
+
+def _drawn(file: str, analysis: RsaAnalysis, kind: type[AnalysisResult]) -> Figure:
+    """The figure of a result, as its command draws it."""
+    result = kind.from_json(analysis.result.to_json())
+    ident, caption = Path(file).stem.replace(".", "-"), f"{result.title()}. {result.seen}"
+    drawing = result.drawing()
+    return make_figure(ident, result.title(), caption, file, analysis.command, lambda _: drawing)
+
+
+def _rsa(found: dict[str, RsaAnalysis]) -> Table:
+    lines: list[dict[str, Any]] = []
+    for file, analysis in found.items():
+        result = RsaResult.from_json(analysis.result.to_json())
+        of = f"{result.x} × {result.y}, {result.repeats} samples"
+        lines += [
+            row
+            | {"of": of, "layer": str(row["layer_x"]), "file": file, "command": analysis.command}
+            for row in result.same_layers()
+        ]
+    return Table(
+        "rsa",
+        "RSA: how alike the cosines between tokens are in the same layer of two snapshots",
+        [
+            Column("split", "split", "text"),
+            Column("layer", "layer", "text"),
+            Column("rsa", "RSA", digits=3),
+            Column("rsa_sd", "± over samples", digits=3),
+            Column("by_token", "by token", digits=3),
+            Column("by_token_sd", "± over samples", digits=3),
+        ],
+        lines,
+        f"{FOLDER}/rsa-<first>-<second>-<splits>.json",
+        "bertvision rsa FIRST SECOND",
+        group="of",
+        more=["x", "y"],
+        trace=True,
     )
 
 

@@ -1,0 +1,265 @@
+"""Representational similarity analysis (RSA) of every layer with every layer, of sampled tokens.
+
+Merchant et al. (2020), *What Happens To BERT Embeddings During Fine-tuning?*: cosines between the
+tokens of a sample in one encoder, the same in the other, and Pearson's correlation of the two over
+all pairs of different tokens. In the variant of Abnar et al. (2019), *Blackbox meets blackbox*, the
+correlation is that of one token's cosines with all others, averaged over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.sums.cosines import cosine_correlations
+from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.analysis.sums.reduce import gathered_blocks
+from bertvision.pipelines.drawing.figures import WIDE
+from bertvision.pipelines.drawing.layers import layer_lines, layer_maps
+from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.files import to_json
+from bertvision.pipelines.scheduler import use_scheduler
+from bertvision.pipelines.text import fill, format_table
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RsaResult(AnalysisResult):
+    """RSA of the layers of two snapshots, on one split or several beside each other.
+
+    Attributes:
+        of_pairs: (splits, repeats, layers_x, layers_y) correlation over pairs of tokens; NaN where
+            a layer has a token of length 0, or cosines that do not vary.
+        of_tokens: (splits, repeats, layers_x, layers_y) the variant: mean over tokens.
+        x: what the rows are of, for titles.
+        y: what the columns are of.
+        splits: names of the splits.
+        layers_x: layer numbers of the rows (0 = embedding output).
+        layers_y: layer numbers of the columns.
+        n_tokens: by split, tokens of a sample.
+        n_available: by split, tokens that it holds.
+        seed: of the samples.
+    """
+
+    seen = (
+        "Lines: each layer beside the same layer of the other snapshot. Heat maps of layer × "
+        "layer: the deeper the colour, the more alike the cosines between tokens are."
+    )
+
+    of_pairs: Array
+    of_tokens: Array
+    x: str
+    y: str
+    splits: tuple[str, ...]
+    layers_x: tuple[int, ...]
+    layers_y: tuple[int, ...]
+    n_tokens: tuple[int, ...]
+    n_available: tuple[int, ...]
+    seed: int
+
+    @property
+    def repeats(self) -> int:
+        """Samples of each split."""
+        return int(self.of_pairs.shape[1])
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        of = ", ".join(
+            f"{n:,} of {held:,} tokens of {split}"
+            for split, n, held in zip(self.splits, self.n_tokens, self.n_available, strict=True)
+        )
+        return f"RSA, {self.x} × {self.y}, {self.repeats} × {of}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each split and pair of layers: means and deviations over repeats."""
+        found = []
+        for k, split in enumerate(self.splits):
+            whole = self.n_tokens[k] == self.n_available[k]
+            statistics = {}
+            for name, values in (("rsa", self.of_pairs[k]), ("by_token", self.of_tokens[k])):
+                sd = np.full(values.shape[1:], np.nan) if whole else _sd(values)
+                statistics[name] = to_json(values.mean(axis=0))
+                statistics[f"{name}_sd"] = to_json(sd)
+            found += [
+                {
+                    "x": self.x,
+                    "y": self.y,
+                    "split": split,
+                    "layer_x": layer_x,
+                    "layer_y": layer_y,
+                    **{name: values[i][j] for name, values in statistics.items()},
+                }
+                for i, layer_x in enumerate(self.layers_x)
+                for j, layer_y in enumerate(self.layers_y)
+            ]
+        return found
+
+    def same_layers(self) -> list[dict[str, Any]]:
+        """The rows of a layer beside the layer of the same number."""
+        return [row for row in self.rows() if row["layer_x"] == row["layer_y"]]
+
+    def table(self) -> str:
+        """Text for a terminal: a row per layer, columns for each split."""
+        header = ["layer"]
+        lines: dict[int, list[str]] = {}
+        rows = self.same_layers()
+        for row in rows:
+            cells = lines.setdefault(row["layer_x"], [str(row["layer_x"])])
+            cells += [_cell(row, "rsa"), _cell(row, "by_token")]
+        for split in self.splits:
+            header += [f"{split}: RSA", f"{split}: by token"]
+        legend = (
+            "RSA: how alike the cosines between tokens are in the same layer of both, 1 at most, "
+            f"mean ± standard deviation over {self.repeats} samples; by token: the correlation of "
+            "each token's cosines with all others, averaged. Layer × layer: --csv, --json and the "
+            "figure."
+        )
+        parts = [self.title(), format_table(header, list(lines.values())), fill(legend)]
+        whole = [
+            s
+            for s, n, m in zip(self.splits, self.n_tokens, self.n_available, strict=True)
+            if n == m
+        ]
+        if whole:
+            parts.append(
+                fill(f"All tokens of {', '.join(whole)} entered: there is one sample of them.")
+            )
+        return "\n\n".join(parts)
+
+    def drawing(self) -> Canvas:
+        """Lines over the layers, then a heat map for each split."""
+        rows = self.same_layers()
+        maps = {
+            split: values.mean(axis=0)
+            for split, values in zip(self.splits, self.of_pairs, strict=True)
+        }
+        drawn = layer_maps("RSA", maps, (self.x, self.layers_x), (self.y, self.layers_y))
+        if not rows:
+            return drawn
+        layers = sorted({row["layer_x"] for row in rows})
+        lines = {
+            f"{split}{suffix}": np.array(
+                [row[key] for row in rows if row["split"] == split], dtype=np.float64
+            )
+            for split in self.splits
+            for suffix, key in (("", "rsa"), (", by token", "by_token"))
+        }
+        above = Canvas(WIDE / 2, 300)
+        layer_lines(above, (40, 28, WIDE / 2 - 10, 248), layers, lines, "RSA", top=1)
+        canvas = Canvas(max(above.width, drawn.width), above.height + drawn.height + 20)
+        canvas.put(above, 0, 0)
+        canvas.put(drawn, 0, above.height + 20)
+        return canvas
+
+
+class Paired(NamedTuple):
+    """The tokens of a split in two encoders.
+
+    Attributes:
+        x: (token, layer, hidden) activations, chunked along the tokens.
+        y: of the same tokens, perhaps in another order; its layers and hidden size may differ.
+        rows_x: (tokens,) rows of x.
+        rows_y: (tokens,) rows of y; element i is the same token as that of ``rows_x``.
+    """
+
+    x: da.Array
+    y: da.Array
+    rows_x: NDArray[np.int64]
+    rows_y: NDArray[np.int64]
+
+
+def rsa(
+    splits: Mapping[str, Paired],
+    *,
+    n_tokens: int = 5_000,
+    repeats: int = 10,
+    seed: int = 0,
+    scheduler: str = "threads",
+    names: tuple[str, str] = ("x", "y"),
+    layers_x: Sequence[int] | None = None,
+    layers_y: Sequence[int] | None = None,
+) -> RsaResult:
+    """RSA of every layer of x with every layer of y, split by split.
+
+    Costs tokens² · (layers_x · hidden_x + layers_y · hidden_y) operations in float32 a repeat; a
+    sample is held, tokens · channels · 4 bytes twice. Sums are in float64: values differ by less
+    than 1e-6 from those in float64.
+
+    Args:
+        splits: by name; all with the same layers.
+        n_tokens: of a sample, drawn without replacement; of a split that has no more, all enter.
+        repeats: samples of a split, drawn independently.
+        seed: of the samples; they depend on it, on the repeat and on the number of tokens alone.
+        scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
+        names: what x and y are, for titles.
+        layers_x: layer numbers of x; 0, 1, … by default.
+        layers_y: layer numbers of y; 0, 1, … by default.
+
+    Raises:
+        InputError: a split has fewer than 3 tokens, or an option is out of range.
+        NonFiniteError: NaN or infinity in the activations.
+    """
+    if n_tokens < 3 or repeats < 1:
+        raise InputError(
+            f"{n_tokens} tokens and {repeats} repeats: give at least 3 tokens and 1 repeat"
+        )
+    of_pairs, of_tokens = [], []
+    with use_scheduler(scheduler, "rsa"):
+        for name, split in splits.items():
+            samples = _samples(name, len(split.rows_x), n_tokens, repeats, seed)
+            arrays = (split.x,) if split.x is split.y else (split.x, split.y)
+            depths = [array.shape[1] for array in arrays]
+            found = []
+            for sample in samples:
+                rows = (split.rows_x[sample], split.rows_y[sample])
+                found.append(
+                    cosine_correlations(gathered_blocks(arrays, rows[: len(arrays)]), depths)
+                )
+            found = found * repeats if len(found) < repeats else found
+            of_pairs.append([correlations.of_pairs for correlations in found])
+            of_tokens.append([correlations.of_tokens for correlations in found])
+    first = next(iter(splits.values()))
+    held = tuple(len(split.rows_x) for split in splits.values())
+    return RsaResult(
+        of_pairs=np.array(of_pairs),
+        of_tokens=np.array(of_tokens),
+        x=names[0],
+        y=names[1],
+        splits=tuple(splits),
+        layers_x=tuple(range(first.x.shape[1]) if layers_x is None else layers_x),
+        layers_y=tuple(range(first.y.shape[1]) if layers_y is None else layers_y),
+        n_tokens=tuple(min(n_tokens, n) for n in held),
+        n_available=held,
+        seed=seed,
+    )
+
+
+def _samples(
+    split: str, available: int, n_tokens: int, repeats: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Numbers of the tokens of each sample; one of all tokens where there are no more."""
+    if available < 3:
+        raise InputError(f"RSA compares pairs of tokens: {split} has {available}, give at least 3")
+    if available <= n_tokens:
+        return [np.arange(available)]
+    draws = (np.random.default_rng([seed, k]) for k in range(repeats))
+    return [draw.choice(available, n_tokens, replace=False, shuffle=False) for draw in draws]
+
+
+def _sd(values: Array) -> Array:
+    """Standard deviation over the first axis; NaN of a single repeat."""
+    sd: Array = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
+    return sd
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    mean, sd = row[name], row[f"{name}_sd"]
+    if mean is None:
+        return "–"
+    return f"{mean:.3f}" if sd is None else f"{mean:.3f} ± {sd:.3f}"
