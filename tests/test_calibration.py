@@ -13,19 +13,20 @@ from hidden_states import hidden_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format import arrays, calibration
 from bertvision.featurestore.format.calibration import (
     POOLED,
     Calibration,
     Calibrator,
     ChannelStatsAccumulator,
     encoding_error,
-    largest_errors,
+    is_beyond_promise,
 )
 from bertvision.featurestore.format.encoding import decode_numpy, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -149,11 +150,11 @@ def test_the_recorded_error_is_that_of_a_direct_computation(encoding: str) -> No
         np.testing.assert_allclose(by_layer, error[kinds == kind].mean(axis=0), rtol=1e-4)
 
 
-def test_an_error_beyond_the_promise_is_found_and_no_other() -> None:
-    errors = {"first": np.float32([0.019, 0.0201]), "ordinary": np.float32([0.007, 0.02])}
-    assert largest_errors(errors, "int8") == {"first": 1}
-    assert largest_errors(errors, "int4") == {}
-    assert largest_errors({"ordinary": np.float32([0.31, 0.3])}, "int4") == {"ordinary": 0}
+def test_an_error_beyond_the_promise_is_told_from_others() -> None:
+    assert is_beyond_promise(0.0201, "int8")
+    assert not is_beyond_promise(0.02, "int8")
+    assert not is_beyond_promise(0.0201, "int4")
+    assert is_beyond_promise(0.31, "int4")
 
 
 def test_tokens_that_are_not_finite_are_left_out() -> None:
@@ -213,6 +214,31 @@ def test_what_is_lost_is_stored_shown_and_warned_of(
     assert done.encoding_error["first"]["largest"] == float(split.encoding_error["first"].max())
     assert done.encoding_error["ordinary"]["largest"] < STATED["int8"] < 0.02
     assert done.encoding_error["first"]["largest"] > 0.02
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kinds"), [("all", {"first", "special", "ordinary"}), ("cls", {"pooled"})]
+)
+def test_what_all_splits_of_a_snapshot_lose_is_said_once(
+    space: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tokens: str,
+    kinds: set[str],
+) -> None:
+    monkeypatch.setitem(calibration._LARGEST_ERROR, "int8", 0.0)  # whatever is lost is said
+    tags, splits = ["0.5e", "1e"], ["train", "tune", "dev"]
+    with caplog.at_level(logging.WARNING):
+        if tokens == "all":
+            for tag in tags:
+                extract(space, tag, splits=splits, precision="32")
+        else:
+            ensure_features(space, tags, None, splits, ["cls"], precision="32")
+    assert all(len(space.stored()[tag]) == len(splits) for tag in tags)
+    told = [r.getMessage() for r in caplog.records if "with an error of" in r.getMessage()]
+    places = [line.partition(":")[0] for line in told]
+    name = "train" if tokens == "all" else "train-cls"
+    assert places == [f"{tag}/{name}" for tag in tags for _ in kinds]
 
 
 def test_a_split_of_floats_says_nothing_of_an_error(space: Workspace) -> None:

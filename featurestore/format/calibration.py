@@ -71,15 +71,14 @@ class Calibration(NamedTuple):
         return {"channel_mean": mean, "channel_std": std, **errors}
 
 
-def largest_errors(errors: Mapping[str, npt.NDArray[np.float32]], encoding: str) -> dict[str, int]:
-    """The kinds of token whose error is beyond what the encoding promises: 2 % of int8, 30 of int4.
+def is_beyond_promise(error: float, encoding: str) -> bool:
+    """Whether an error is beyond what the encoding promises: 2 % of int8, 30 % of int4.
 
-    Returns:
-        By kind, the position of the layer where the error is largest.
+    Args:
+        error: of a kind of token in a layer, in deviations of the channel.
+        encoding: quantised.
     """
-    return {
-        kind: int(of.argmax()) for kind, of in errors.items() if of.max() > _LARGEST_ERROR[encoding]
-    }
+    return error > _LARGEST_ERROR[encoding]
 
 
 class Calibrator:

@@ -7,11 +7,13 @@ while the next one is computed. All poolings of a window come from one forward p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.calibration import is_beyond_promise
 from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
@@ -23,6 +25,14 @@ from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+_KINDS = {
+    "first": "the first token of a window",
+    "special": "the other special tokens",
+    "ordinary": "ordinary tokens",
+    "pooled": "the pooled states",
+}
 
 
 def extract(
@@ -76,11 +86,34 @@ def extract(
         workspace.keep_at(options.store)
     loaded = load_sources(store, jobs)
     items = {split: data.items(split) for split in splits}  # before hours go into the first
-    done = []
+    done: list[Extracted] = []
+    told: set[tuple[str, str]] = set()
     for job in jobs:
         extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
-        done += extraction.run(shards, mend)
+        for written in extraction.run(shards, mend):
+            done.append(written)
+            _warn_of_errors(written, job.options.encoding, told)
     return done
+
+
+def _warn_of_errors(written: Extracted, encoding: str, told: set[tuple[str, str]]) -> None:
+    """Say what the encoding keeps worse than it promises; of a snapshot's other splits not again.
+
+    Args:
+        written: a split.
+        encoding: of it.
+        told: what was said: poolings and kinds of token; gets those that are said now.
+    """
+    pooling = StoredName.parse(written.split).tokens
+    for kind, error in written.encoding_error.items():
+        if is_beyond_promise(error["largest"], encoding) and (pooling, kind) not in told:
+            told.add((pooling, kind))
+            log.warning(
+                "%s/%s: %s keeps %s with an error of %.2g %% of the channels' deviations in layer "
+                "%d: take --encoding bfloat16 (into another --store) where they matter",
+                *(written.tag, written.split, encoding, _KINDS.get(kind, kind)),
+                *(100 * error["largest"], error["in_layer"]),
+            )
 
 
 def _dataset(options: ExtractOptions) -> str | None:

@@ -111,13 +111,16 @@ def ensure_features(
                 key = one.pooled.tag, one.pooled.split, kept, lossy[pooling]
                 missing.setdefault(key, []).append(pooling)
         _check_alike(known)
+    together: dict[tuple[str, ExtractOptions, bool, tuple[TokenPooling, ...]], list[str]] = {}
     for (tag, split, kept, may_lose), lacking in missing.items():
+        together.setdefault((tag, kept, may_lose, tuple(lacking)), []).append(split)
+    for (tag, kept, may_lose, tokens_of), of in together.items():
         extract(
             workspace,
             tag,
             kept,
-            splits=(split,),
-            tokens=lacking,
+            splits=tuple(of),
+            tokens=tokens_of,
             dataset=dataset,
             scheduler=scheduler,
             lossy=may_lose,

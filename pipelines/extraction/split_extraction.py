@@ -15,10 +15,9 @@ import numpy as np
 
 from bertvision.errors import DiskSpaceError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import Calibration, largest_errors
+from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.featurestore.format.ledger import Ledger
-from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import (
     SplitWriter,
@@ -43,13 +42,6 @@ if TYPE_CHECKING:
     from bertvision.pipelines.extraction.cluster import ClusterWork
 
 log = logging.getLogger(__name__)
-
-_KINDS = {
-    "first": "the first token of a window",
-    "special": "the other special tokens",
-    "ordinary": "ordinary tokens",
-    "pooled": "the pooled states",
-}
 
 
 class SplitExtraction:
@@ -146,7 +138,6 @@ class SplitExtraction:
             for kept, cost in costs.items():
                 info = infos[kept] = writers[kept].split.info()
                 cost.bytes = info["bytes"]
-                self._warn(writers[kept].split)
         return [
             Extracted(
                 tag=str(spec.tag),
@@ -164,16 +155,6 @@ class SplitExtraction:
             )
             for kept, spec in self.specs.items()
         ]
-
-    def _warn(self, split: ActivationSplit) -> None:
-        """Say where the encoding loses more than it promises."""
-        for kind, position in largest_errors(split.encoding_error, split.encoding.name).items():
-            log.warning(
-                "%s: %s keeps %s with an error of %.2g %% of the channels' deviations in layer %d: "
-                "take --encoding bfloat16 (into another --store) where they matter",
-                *(split.name, split.encoding.name, _KINDS.get(kind, kind)),
-                *(100 * split.encoding_error[kind][position], split.record.layers[position]),
-            )
 
     def _check_space(self, needed: int) -> None:
         free = free_bytes(self.storage)
