@@ -19,7 +19,7 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ STORED = [
     *(("int4", "none"), ("float32", "pcodec"), ("float16", "pcodec"), ("bfloat16", "pcodec")),
     *(("int8", "zstd"), ("int4", "zstd")),
 ]
+QUANTISED = ("int8", "int4")
 TRAINED = ("float32", "int8", "int4")
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-386-shared", "adapter-386-shared-skip"]
 
@@ -64,13 +65,16 @@ class Sample(NamedTuple):
         name: of the sample.
         hidden_states: (tokens, layers, hidden) float32, examples one after another.
         n_tokens: (examples,) which fill whole shards.
-        stats: channel statistics, of other tokens where there are enough.
+        stats: by quantised encoding the channel statistics that an extraction would use, of other
+            tokens where there are enough.
+        plain: those of all tokens alike.
     """
 
     name: str
     hidden_states: Tensor
     n_tokens: npt.NDArray[np.int64]
-    stats: ChannelStats
+    stats: Mapping[str, ChannelStats]
+    plain: ChannelStats
 
 
 def fitting(lengths: Callable[[int], npt.NDArray[np.int64]], shards: int) -> npt.NDArray[np.int64]:
@@ -90,7 +94,8 @@ def synthetic(shards: int) -> Sample:
     for block in h[:calibration].split(256):
         accumulator.add(block)
     name = f"synthetic, {data.LAYERS} × {data.HIDDEN}"
-    return Sample(name, h[calibration:], n_tokens, accumulator.result())
+    stats = {e: accumulator.result(get_encoding(e).levels) for e in QUANTISED}
+    return Sample(name, h[calibration:], n_tokens, stats, accumulator.result())
 
 
 def real(workspace: Workspace, tag: str, shards: int) -> Sample:
@@ -104,7 +109,10 @@ def real(workspace: Workspace, tag: str, shards: int) -> Sample:
     # copied: the encoder uses its memory again
     h = torch.cat([encoder(windows, rows[b])[0].clone() for b in encoder.batches(n_tokens)])
     name = f"real, {h.shape[1]} × {h.shape[2]}"
-    return Sample(name, h, n_tokens, calibrate(encoder, windows, "int8")[0].stats)
+    found = {encoding: calibrate(encoder, windows, encoding)[0] for encoding in QUANTISED}
+    plain = found["int8"].plain
+    assert plain is not None  # what was calibrated just now has it
+    return Sample(name, h, n_tokens, {e: of.stats for e, of in found.items()}, plain)
 
 
 def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) -> float:
@@ -130,7 +138,7 @@ def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) 
         provenance={},
         compression=compression,
     )
-    with open_writer(folder, spec, contents, lambda: Calibration(sample.stats)) as writer:
+    with open_writer(folder, spec, contents, lambda: Calibration(sample.stats[encoding])) as writer:
         examples = h.split(sample.n_tokens.tolist())
         for shard in writer.pending():
             members = plan.examples_of(shard)
@@ -143,13 +151,13 @@ def stored_bytes(sample: Sample, encoding: str, compression: Any, folder: Path) 
 def errors(sample: Sample, encoding: str) -> dict[str, float]:
     """Relative Frobenius error of all and of the worst layer; error in channel deviations."""
     squared = norm = torch.zeros(())
-    in_deviations = 0.0
+    in_deviations, stats = 0.0, sample.stats.get(encoding)
     for h in sample.hidden_states.split(512):
-        codes, scale, _ = encode(h, get_encoding(encoding), sample.stats)
-        difference = decode(codes, scale, sample.stats) - h
+        codes, scale, _ = encode(h, get_encoding(encoding), stats)
+        difference = decode(codes, scale, stats) - h
         squared = squared + difference.square().sum(dim=(0, 2), dtype=torch.float64)
         norm = norm + h.square().sum(dim=(0, 2), dtype=torch.float64)
-        in_deviations += float((difference / sample.stats.std).square().sum(dtype=torch.float64))
+        in_deviations += float((difference / sample.plain.std).square().sum(dtype=torch.float64))
     return {
         "relative error": float((squared.sum() / norm.sum()).sqrt()),
         "worst layer": float((squared / norm).sqrt().max()),

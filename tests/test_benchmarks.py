@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_calibration import inject
+
+from bertvision.pipelines.workspace.workspace import Workspace
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -140,6 +143,20 @@ def test_a_split_is_written_once_and_then_reused(module: Any, tmp_path: Path) ->
     example = truth.example(int(split.plan.example_id[7]))  # (seq, layers, hidden)
     error = (split[7].transpose(1, 2) - example).norm() / example.norm()
     assert 0 < error < 0.02
+
+
+def test_sizes_are_of_the_statistics_that_each_encoding_is_stored_with(
+    module: Any, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel with massive activations is widened for int8, whose other channels can spare it."""
+    inject(monkeypatch)
+    size = module("size")
+    sample = size.real(workspace, "1e", 1)
+    wider = sample.stats["int8"].std[-1] / sample.stats["int4"].std[-1]
+    assert wider[3] == pytest.approx(7, rel=1e-4)
+    assert np.delete(wider.numpy(), 3) == pytest.approx(1)
+    found = {name: size.errors(sample, name) for name in ("int8", "int4", "bfloat16")}
+    assert found["bfloat16"]["nrmse"] < found["int8"]["nrmse"] < found["int4"]["nrmse"]
 
 
 def test_the_page_shows_what_the_reports_say(module: Any) -> None:
