@@ -28,6 +28,7 @@ from bertvision.pipelines.similarity.metrics import (
 )
 from bertvision.pipelines.similarity.options import SimilarityOptions
 from bertvision.pipelines.similarity.records import SimilarityFile
+from bertvision.pipelines.similarity.rows import notes
 from bertvision.pipelines.similarity.trainer import target_distribution, train_scorer
 from bertvision.pipelines.tasks.sentences.similarity_data import read_similarity
 
@@ -283,6 +284,17 @@ def test_a_killed_run_keeps_its_scores_and_is_finished_with_the_same_file(
     measure_sick(copy)
     assert file.read_bytes() == expected
     assert len(written) == len(json.loads(expected)["scores"]) - len(begun) == 7
+
+
+def test_notes_say_held_out_of_train_only_where_there_is_a_train() -> None:
+    row = {"dataset": "sts", "subset": "all", "pairs": 30, "scored_part": "dev", "unscored": 0}
+    row |= {"missing": "", "train": None, "chosen_on": None, "doubts": None}
+    scored = "sts: 30 pairs of dev are scored (the scores of test are not there)"
+    assert notes([row]) == [f"{scored}."]
+    learned = f"{scored}; 54 train, 6 are chosen on (held out of train)."
+    assert notes([row | {"train": 54, "chosen_on": 6}]) == [learned]
+    of_test = notes([row | {"scored_part": "test", "train": 54, "chosen_on": 6}])
+    assert of_test == ["sts: 30 pairs of test are scored; 54 train, 6 are chosen on."]
 
 
 def test_the_csv_has_the_sub_sets(copy: Path, tmp_path: Path) -> None:

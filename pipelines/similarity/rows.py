@@ -65,14 +65,15 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     told = []
     for name, row in {r["dataset"]: r for r in rows if r["subset"] == ALL}.items():
         text = f"{name}: {row['pairs']:,} pairs of {row['scored_part']} are scored"
+        of_dev = row["scored_part"] == "dev"
+        text += " (the scores of test are not there)" * of_dev
         if row["unscored"]:
             text += f"; {row['unscored']:,} that nobody judged are left out"
         if row["missing"]:
             text += f"; without the sub-sets {row['missing']}, which are not there"
         if row["train"]:
             text += f"; {row['train']:,} train, {row['chosen_on']:,} are chosen on"
-        if row["scored_part"] == "dev":
-            text += " (held out of train: the scores of test are not there)"
+            text += " (held out of train)" * of_dev
         if row["doubts"]:
             text += f". {row['doubts']}"
         told.append(f"{text}.")
