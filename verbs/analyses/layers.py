@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.text import csv_text
+from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.checks import check_stored, find_workspace
 from bertvision.verbs.arguments.reading import (
     Names,
@@ -26,13 +28,33 @@ if TYPE_CHECKING:
     from bertvision.pipelines.analysis.result import AnalysisResult
 
 
-def _check(plot: Path | None, scheduler: str) -> None:
-    """What does not depend on the workspace."""
+def _checked(
+    tags: Sequence[str],
+    split: str,
+    *,
+    max_tokens: int,
+    scheduler: str,
+    plot: StrPath | None,
+    workspace: StrPath | None,
+    store: StrPath | None,
+) -> tuple[Workspace, Path | None]:
+    """The workspace and the file of the figure, after every check that needs nothing heavy.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: an option is wrong.
+    """
     from bertvision.pipelines.scheduler import check_scheduler
 
-    if plot is not None:
-        check_suffix(plot)
+    file = path_of(plot)
+    at_least(max_tokens, 0, "--max-tokens")
+    if file is not None:
+        check_suffix(file)
     check_scheduler(scheduler)
+    space = find_workspace(workspace, store)
+    for tag in tags:
+        check_stored(space, tag, split)
+    return space, file
 
 
 def _write_csv(result: AnalysisResult, csv: StrPath | None) -> None:
@@ -81,12 +103,16 @@ def cka(
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens.
     """
-    tags, file = (parse_tag(first), parse_tag(second)), path_of(plot)
-    at_least(max_tokens, 0, "--max-tokens")
-    _check(file, scheduler)
-    space = find_workspace(workspace, store)
-    for tag in tags:
-        check_stored(space, tag, split)
+    tags = parse_tag(first), parse_tag(second)
+    space, file = _checked(
+        tags,
+        split,
+        max_tokens=max_tokens,
+        scheduler=scheduler,
+        plot=plot,
+        workspace=workspace,
+        store=store,
+    )
     from bertvision.pipelines.analysis.run import cka as run
 
     result = run(
@@ -205,11 +231,16 @@ def isotropy(
         UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``.
     """
-    tag, file = parse_tag(checkpoint), path_of(plot)
-    at_least(max_tokens, 0, "--max-tokens")
-    _check(file, scheduler)
-    space = find_workspace(workspace, store)
-    check_stored(space, tag, split)
+    tag = parse_tag(checkpoint)
+    space, file = _checked(
+        [tag],
+        split,
+        max_tokens=max_tokens,
+        scheduler=scheduler,
+        plot=plot,
+        workspace=workspace,
+        store=store,
+    )
     from bertvision.pipelines.analysis.run import isotropy as run
 
     result = run(
