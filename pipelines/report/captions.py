@@ -46,7 +46,11 @@ def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
         where = "in brackets" if shown else "in the files"
         text += f"; {where} 95 % intervals over {results.items}, those of one text drawn together"
         if several:
-            text += ", and over seeds where there are several"
+            n = min(r["seeds"] for r in rows if r["system"] == "head" and r["seeds"] > 1)
+            text += (
+                ", and over seeds where there are several (too narrow for few seeds: of "
+                f"{n} drawn again {100 * ((n - 1) / n) ** 0.5:.0f} % of their spread is left)"
+            )
         elif any(r["system"] == "head" for r in rows):
             text += ": they do not cover the choice of the seed"
     return text and f"{text[0].upper()}{text[1:]}."
