@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from reports import HEADS, make_lab
 
 import bertvision
-from bertvision.errors import UnknownNameError
+from bertvision.errors import InputError, UnknownNameError
+from bertvision.pipelines.report import build
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.captions import basis
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
@@ -109,7 +111,10 @@ def test_bert_has_its_interval_in_every_table_whose_caption_promises_them(
         assert {(row["bert_low"], row["bert"], row["bert_high"]) for row in rows} == set(
             of.values()
         )
-    assert "–" in sections[1].tables[0].text().splitlines()[-2].split()[-1]  # in brackets
+    (in_brackets,) = (c for c in sections[1].tables[0].columns if c.key == "bert")
+    assert re.fullmatch(
+        r"[\d.]+ \([\d.]+–[\d.]+\)", in_brackets.text(sections[1].tables[0].rows[0])
+    )
 
 
 def test_a_correlation_of_sums_is_the_correlation() -> None:
@@ -147,6 +152,12 @@ def test_captions_say_how_many_items_and_seeds_and_what_intervals_cover(
         assert "95 % intervals over questions" in tables[name].basis
         assert "and over seeds where there are several" in tables[name].basis
     results = read_rows(lab)
+    told = "too narrow for few seeds: of {} drawn again {} % of their spread is left"
+    for name in ("parameters", "data_fractions"):
+        assert told.format(2, 71) in tables[name].basis
+    assert told.format(3, 82) in basis(
+        results, [r | {"seeds": 3, "score_low": 0.0} for r in results.heads]
+    )
     one = [row | {"seeds": 1, "score_low": 0.0} for row in results.heads]
     assert basis(results, one, shown=True).startswith("24 questions, one seed; in brackets 95 %")
     assert basis(results, one).endswith("they do not cover the choice of the seed.")
@@ -211,6 +222,18 @@ def test_another_name_is_refused_with_those_there_are(lab: OpenWorkspace) -> Non
         bertvision.table("parameter", workspace=lab.root)
 
 
+def test_the_names_are_listed_without_a_bootstrap(
+    lab: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose answers, of large data, take minutes to be read and drawn."""
+    drawn = []
+    monkeypatch.setattr(build, "add_intervals", lambda *given: drawn.append(given))
+    assert len(bertvision.table(workspace=lab.root)) > 5
+    assert not drawn
+    bertvision.table("results", workspace=lab.root)
+    assert drawn
+
+
 # --- several workspaces -----------------------------------------------------------------------
 
 
@@ -250,6 +273,16 @@ def test_a_score_of_two_metrics_is_called_by_both() -> None:
     assert [column.label for column in columns_of_all([first, other])] == [
         *("head", "F1 at 1e / Pearson at 1e", "Pearson at 3e")
     ]
+
+
+def test_other_workspaces_need_a_name_and_are_named_once(
+    lab: OpenWorkspace, other: OpenWorkspace
+) -> None:
+    with pytest.raises(InputError, match=f"--with {other.root}: name the table .* lists the names"):
+        bertvision.table(beside=[other.root], workspace=lab.root)
+    for twice in ([lab.root], [other.root, other.root / ".." / other.root.name]):
+        with pytest.raises(InputError, match=f"--with {twice[0]}: .* named twice"):
+            bertvision.table("results", beside=twice, workspace=lab.root)
 
 
 def test_workspaces_of_one_name_have_their_paths(

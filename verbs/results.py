@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bertvision.errors import InputError
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.text import csv_text, format_table
+from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, parse_tag, path_of
 from bertvision.verbs.rows import Row, Rows
@@ -114,14 +116,16 @@ def table(
 
     Raises:
         UnknownNameError: a workspace has no such table.
+        InputError: ``beside`` without a name, or the same workspace twice.
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
     space = find_workspace(workspace)
     others = [find_workspace(other) for other in beside or ()]
+    _check_beside(name, space, others)
     from bertvision.pipelines.report.side_by_side import find_table, read_tables
 
     if name is None:
-        tables = read_tables(space).values()
+        tables = read_tables(space, intervals=False).values()
         rows = [{"table": t.name, "rows": len(t.rows), "title": t.title} for t in tables]
         found: Rows[Row] = Rows(map(Row, rows), _list_of_tables)
     else:
@@ -133,6 +137,19 @@ def table(
     if (file := path_of(csv)) is not None:
         write_text(file, csv_text(found.to_json()))
     return found
+
+
+def _check_beside(name: str | None, space: Workspace, others: Sequence[Workspace]) -> None:
+    if others and name is None:
+        raise InputError(
+            f"--with {others[0].root}: name the table that its rows are to stand in; `bertvision "
+            "table` alone lists the names"
+        )
+    seen = {space.root.resolve()}
+    for root in (other.root.resolve() for other in others):
+        if root in seen:
+            raise InputError(f"--with {root}: this workspace is named twice; name each once")
+        seen.add(root)
 
 
 def _list_of_tables(rows: Sequence[Values]) -> str:

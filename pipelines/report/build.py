@@ -95,7 +95,7 @@ class Contents(NamedTuple):
     """See `Report`."""
 
 
-def read_contents(workspace: Workspace) -> Contents:
+def read_contents(workspace: Workspace, *, intervals: bool = True) -> Contents:
     """Read everything that was scored on dev, and probes.
 
     What is damaged, or of other weights than there are now, is left out with what follows from it,
@@ -103,14 +103,16 @@ def read_contents(workspace: Workspace) -> Contents:
 
     Args:
         workspace: with results.
+        intervals: whether scores get theirs, which every answer is read and drawn for.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
     left_out: list[str] = []
     results = with_marks(read_rows(workspace, left_out=left_out))
-    rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
-    add_intervals(workspace, rows, left_out)
+    if intervals:
+        rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
+        add_intervals(workspace, rows, left_out)
     found = _sections(workspace, results, left_out) if results.runs else []
     analyses = [
         section

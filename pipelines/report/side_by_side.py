@@ -22,13 +22,17 @@ DIFFERENT = (
 """What stands below a table of workspaces whose data differ."""
 
 
-def read_tables(workspace: Workspace) -> dict[str, Table]:
+def read_tables(workspace: Workspace, *, intervals: bool = True) -> dict[str, Table]:
     """The tables that a report has, by name; what they leave out is logged.
+
+    Args:
+        workspace: that they are of.
+        intervals: see `read_contents`.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
-    contents = read_contents(workspace)
+    contents = read_contents(workspace, intervals=intervals)
     for message in contents.left_out:
         log.warning("left out: %s", message)
     sections = contents.sections
