@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 def _checked(
     tags: Sequence[str],
-    split: str,
+    splits: Sequence[str],
     *,
-    max_tokens: int,
     scheduler: str,
     plot: StrPath | None,
     workspace: StrPath | None,
@@ -47,13 +46,13 @@ def _checked(
     from bertvision.pipelines.scheduler import check_scheduler
 
     file = path_of(plot)
-    at_least(max_tokens, 0, "--max-tokens")
     if file is not None:
         check_suffix(file)
     check_scheduler(scheduler)
     space = find_workspace(workspace, store)
     for tag in tags:
-        check_stored(space, tag, split)
+        for split in splits:
+            check_stored(space, tag, split)
     return space, file
 
 
@@ -104,14 +103,9 @@ def cka(
         ProvenanceError: the two do not hold the same tokens.
     """
     tags = parse_tag(first), parse_tag(second)
+    at_least(max_tokens, 0, "--max-tokens")
     space, file = _checked(
-        tags,
-        split,
-        max_tokens=max_tokens,
-        scheduler=scheduler,
-        plot=plot,
-        workspace=workspace,
-        store=store,
+        tags, [split], scheduler=scheduler, plot=plot, workspace=workspace, store=store
     )
     from bertvision.pipelines.analysis.run import cka as run
 
@@ -172,15 +166,12 @@ def rsa(
         InputError: ``plot`` does not end in ``.svg``, or a number is too small.
         ProvenanceError: the two do not hold the same tokens; the message names them.
     """
-    tags, file = (parse_tag(first), parse_tag(second)), path_of(plot)
-    splits = tuple(dict.fromkeys(parse_names(split)))
+    tags, splits = (parse_tag(first), parse_tag(second)), tuple(dict.fromkeys(parse_names(split)))
     at_least(tokens, 3, "--tokens")
     at_least(repeats, 1, "--repeats")
-    _check(file, scheduler)
-    space = find_workspace(workspace, store)
-    for tag in tags:
-        for name in splits:
-            check_stored(space, tag, name)
+    space, file = _checked(
+        tags, splits, scheduler=scheduler, plot=plot, workspace=workspace, store=store
+    )
     from bertvision.pipelines.analysis.run import rsa as run
 
     result = run(
@@ -232,14 +223,9 @@ def isotropy(
         InputError: ``plot`` does not end in ``.svg``.
     """
     tag = parse_tag(checkpoint)
+    at_least(max_tokens, 0, "--max-tokens")
     space, file = _checked(
-        [tag],
-        split,
-        max_tokens=max_tokens,
-        scheduler=scheduler,
-        plot=plot,
-        workspace=workspace,
-        store=store,
+        [tag], [split], scheduler=scheduler, plot=plot, workspace=workspace, store=store
     )
     from bertvision.pipelines.analysis.run import isotropy as run
 
