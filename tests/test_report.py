@@ -128,6 +128,9 @@ def test_an_ensemble_is_set_beside_its_best_member(lab: OpenWorkspace, written: 
     best = max(f1(lab, file) for file in members)
     assert float(row["best_member"]) == best
     assert float(row["gain"]) == pytest.approx(f1(lab, row["file"]) - best)
+    basis = json.loads((written.page.parent / "tables" / "ensembles.json").read_text())["basis"]
+    assert "one seed" in basis
+    assert basis.endswith("they do not cover the choice of the seed.")
 
 
 def test_the_same_workspace_gives_the_same_bytes(

@@ -40,18 +40,18 @@ def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
         rows: those that are shown, of heads among others.
         shown: whether intervals stand in the cells, not in the files alone.
     """
-    several = any(r["seeds"] > 1 for r in rows if r["system"] == "head")
+    several = any(r["seeds"] > 1 for r in rows if r["system"] != "bert")
     text = counts(results, rows) + (", mean ± standard deviation" if several else "")
     if any(r.get("score_low") is not None for r in rows):
         where = "in brackets" if shown else "in the files"
         text += f"; {where} 95 % intervals over {results.items}, those of one text drawn together"
         if several:
-            n = min(r["seeds"] for r in rows if r["system"] == "head" and r["seeds"] > 1)
+            n = min(r["seeds"] for r in rows if r["system"] != "bert" and r["seeds"] > 1)
             text += (
                 ", and over seeds where there are several (too narrow for few seeds: of "
                 f"{n} drawn again {100 * ((n - 1) / n) ** 0.5:.0f} % of their spread is left)"
             )
-        elif any(r["system"] == "head" for r in rows):
+        elif any(r["system"] != "bert" for r in rows):
             text += ": they do not cover the choice of the seed"
     return text and f"{text[0].upper()}{text[1:]}."
 
@@ -63,7 +63,7 @@ def counts(results: Results, rows: Sequence[Row]) -> str:
         results: of the workspace.
         rows: those that are shown, of heads among others.
     """
-    seeds = sorted({r["seeds"] for r in rows if r["system"] == "head"})
+    seeds = sorted({r["seeds"] for r in rows if r["system"] != "bert"})
     parts = [f"{results.questions:,} {results.items}"] if results.questions else []
     if seeds:
         most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
