@@ -27,3 +27,7 @@ done
 bertvision sweep attention-pooling learned-pooling-bilinear-64 adapter-64-independent-skip \
   adapter-386-independent adapter-386-shared-pooled-skip learned-pooling-adapter-386-skip \
   --trained-on 0.3e,1e --checkpoint 0.3e,1e
+bertvision sweep cnn-1xn learned-pooling-cnn-1xn learned-pooling-adapter-386-cnn-1xn \
+  learned-pooling-adapter-386-cnn-nxn --fractions 0.3 --trained-on 1e --checkpoint 1e
+bertvision cka 0.3e 1e --max-tokens 8000
+bertvision rsa 0.3e 1e --repeats 3
