@@ -71,8 +71,7 @@ def write_record(path: Path, record: BaseModel) -> None:
     Raises:
         DiskSpaceError: the disk is full.
     """
-    values = record.model_dump(mode="json")
-    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
     write_durably(path, sealed(text.encode()) + b"\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 import typer
+from docs_scripts import docs_script
 from stores import Made
 from workspaces import write_squad
 
@@ -78,11 +78,7 @@ def test_commands_were_found_and_wrong_ones_fail() -> None:
 
 
 def test_command_line_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("cli_page", ROOT / "docs" / "generate_cli.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = docs_script("generate_cli")
     assert generator.TARGET.read_text() == generator.render(), "run `make docs`"
 
 
@@ -138,11 +134,7 @@ def test_the_tree_names_every_folder_and_no_other() -> None:
 
 
 def test_the_pages_of_the_rooms_are_current() -> None:
-    spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/generate_architecture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = docs_script("generate_architecture")
     written = {path.name: path.read_text() for path in generator.TARGET.glob("*.md")}
     current = {generator.page_of(room).name: generator.render(room) for room in generator.rooms()}
     assert written == current, "run `make docs`"

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import tomllib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-DOCS = Path(__file__).parents[1] / "docs"
+from docs_scripts import docs_script
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """The script that writes the page."""
-    spec = importlib.util.spec_from_file_location("results_page", DOCS / "generate_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("generate_results")
 
 
 def test_the_page_is_what_the_rows_make(generator: ModuleType) -> None:
