@@ -14,6 +14,7 @@ from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.similarity import SimilarityTask
 from bertvision.pipelines.tasks.sentences.wikiqa import WikiqaTask
 from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
+from bertvision.pipelines.tasks.trees.treebank import TreebankTask
 from bertvision.pipelines.workspace.dataset import Dataset
 
 
@@ -70,6 +71,8 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
             f"{what} has no labels of single texts, only scores of pairs: correlate with them by "
             f"`bertvision similarity {what}`"
         )
+    if isinstance(dataset.task, TreebankTask):
+        raise InputError(f"{what} has labels of words alone, none of whole texts to be probed")
     if not dataset.classes:
         raise InputError(
             f"{what} has no classes: probes are classifiers, for tasks that give a sentence or a "

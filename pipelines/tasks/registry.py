@@ -114,6 +114,12 @@ TASKS: dict[str, TaskEntry] = {
     "sts14": _similarity(),
     "sts15": _similarity(),
     "sts16": _similarity(),
+    "treebank": TaskEntry(
+        "bertvision.pipelines.tasks.trees.treebank:TreebankTask",
+        *("", "all"),
+        max_length=128,
+        learns=False,
+    ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),
