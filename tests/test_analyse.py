@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from byhand import change
 from figures import Drawing
 from processes import warm_pool
 from stores import record_path
@@ -138,6 +141,44 @@ def test_splits_that_do_not_hold_the_same_tokens_are_refused(empty: Workspace) -
     with pytest.raises(ProvenanceError, match="0.5e/dev and 1e/dev do not hold the same tokens"):
         run_cka(empty, "0.5e", "1e")
     assert not (empty.root / "analysis").exists()
+
+
+def test_cka_joins_splits_that_are_stored_in_another_order(
+    empty: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract(empty, "1e", splits=["train"], precision="32", encoding="float32")
+    elsewhere = empty.at(str(tmp_path / "elsewhere"))
+    extract(elsewhere, "0.5e", splits=["train"], precision="32", encoding="float32")
+    whole = Workspace.split
+    monkeypatch.setattr(
+        Workspace, "split", lambda s, tag, n: whole(elsewhere if tag == "0.5e" else s, tag, n)
+    )
+    straight = run_cka(empty, "0.5e", "1e", split="train")
+    shutil.rmtree(tmp_path / "elsewhere")
+    extract(
+        elsewhere, "0.5e", splits=["train"], precision="32", encoding="float32", shard_tokens=700
+    )
+    one, other = elsewhere.split("0.5e", "train"), empty.split("1e", "train")
+    assert not np.array_equal(one.plan.example_id, other.plan.example_id)
+    joined = run_cka(empty, "0.5e", "1e", split="train", seed=1)  # which reuses nothing
+    np.testing.assert_allclose(joined.cka, straight.cka, atol=1e-4)
+
+
+@pytest.mark.parametrize("run", [run_isotropy, lambda s, tag: run_cka(s, tag, tag)])
+def test_hidden_states_of_other_weights_than_the_snapshot_has_are_refused(
+    empty: Workspace, run: Callable[[Workspace, str], object]
+) -> None:
+    extract(empty, "1e", splits=["dev"], precision="32")
+    run(empty, "1e")
+    (empty.root / "snapshots").rename(empty.root / "before")
+    shutil.copytree(empty.root / "before", empty.root / "snapshots")
+    change(empty.snapshot_dir("1e") / "snapshot.json", weights_sha256="0" * 64)
+    with pytest.raises(
+        ProvenanceError,
+        match="1e/dev in .* was extracted with other weights than .*snapshots/1e has now: "
+        "`bertvision store rm 1e/dev`, then `bertvision extract --checkpoint 1e --split dev`",
+    ):
+        run(empty, "1e")
 
 
 def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(

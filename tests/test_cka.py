@@ -158,6 +158,18 @@ def test_cka_of_a_layer_with_itself_is_one() -> None:
         np.testing.assert_allclose(result.cka, result.cka.T, atol=1e-6)
 
 
+@pytest.mark.parametrize("max_tokens", [None, 90])
+def test_tokens_that_lie_in_another_order_are_joined_by_their_places(
+    max_tokens: int | None,
+) -> None:
+    x, y = related()
+    order = np.random.default_rng(5).permutation(len(y))
+    options: dict[str, Any] = {"max_tokens": max_tokens, "seed": 3}
+    found = run(x, y[order], places=np.argsort(order), **options)
+    np.testing.assert_allclose(found.cka, run(x, y, **options).cka, atol=1e-6)
+    assert np.abs(run(x, y[order], **options).cka - found.cka).max() > 0.05
+
+
 @given(st.integers(0, 2**31), st.floats(0.01, 100))
 @settings(deadline=None, max_examples=15)
 def test_rotation_scaling_and_translation_change_nothing(seed: int, scale: float) -> None:

@@ -45,7 +45,9 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
     np.testing.assert_array_equal(found, alike.cka)
     rows = read_table(report.page, "isotropy")
     assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.tolist()
-    assert [float(row["ev_3"]) for row in rows] == spread.explained_variance[:, 1].tolist()
+    assert [float(row["explained_variance_3"]) for row in rows] == spread.explained_variance[
+        :, 1
+    ].tolist()
     assert rows[0]["command"] == "bertvision isotropy 1e --split dev --max-tokens 100 --seed 3"
 
 
@@ -68,7 +70,8 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     folder = space.root / "analysis"
     change(folder / "isotropy-1e-dev.json", weights_sha256={"1e": "0" * 64})
     report = write_report(space)
-    assert {row["of"][:4] for row in read_table(report.page, "isotropy")} == {"0.5e"}
+    (of,) = {row["of"] for row in read_table(report.page, "isotropy")}
+    assert of.startswith("Isotropy, 0.5e/dev, 100 of")
     assert len(report.left_out) == 1
     assert "isotropy-1e-dev.json is of other weights" in report.left_out[0]
     assert "then `bertvision isotropy 1e --split dev --max-tokens 100`" in report.left_out[0]
@@ -82,10 +85,10 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
 @pytest.mark.parametrize(
     ("kind", "change_it", "told"),
     [
-        ("cka", {"result": {}}, "result.x: Field required"),
+        ("cka", {"result": {}}, "result.cka: Field required"),
         ("cka", {"cka": [[1.0]]}, "result: cka has 1 values where 3 belong"),
         ("cka", {"layers_y": []}, "result.layers_y: "),
-        ("isotropy", {"result": {}}, "result.name: Field required"),
+        ("isotropy", {"result": {}}, "result.mean_cosine: Field required"),
         ("isotropy", {"explained_variance": [[0.5]] * 3}, "result: explained_variance has 1"),
         ("isotropy", {"mean_norm": ["1"] * 3}, "result.mean_norm.0: "),
         ("isotropy", {"weights_sha256": {"../1e": "0"}}, "weights_sha256.../1e"),

@@ -6,67 +6,41 @@ from typing import Annotated
 
 import typer
 
-from bertvision.commands.options import (
-    Csv,
-    Json,
-    MaxTokens,
-    Plot,
-    Scheduler,
-    Store,
-    Workspace,
-    runs_verb,
-)
+from bertvision.commands.analyses.shared import runs_analysis
+from bertvision.commands.options import MaxTokens
+
+_First = Annotated[str, typer.Argument(help="Snapshot of the rows.")]
+_Second = Annotated[str, typer.Argument(help="Snapshot of the columns; may be the same.")]
 
 
-@runs_verb
+@runs_analysis
 def cka(
-    first: Annotated[str, typer.Argument(help="Snapshot of the rows.")],
-    second: Annotated[str, typer.Argument(help="Snapshot of the columns; may be the same.")],
+    first: _First,
+    second: _Second,
     split: Annotated[str, typer.Option(help="Split that both have.")] = "dev",
     max_tokens: MaxTokens = 20_000,
     biased: Annotated[bool, typer.Option("--biased", help="Use the biased estimator.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    scheduler: Scheduler = "threads",
-    plot: Plot = None,
-    csv: Csv = None,
-    workspace: Workspace = None,
-    store: Store = None,
-    as_json: Json = False,
 ) -> None:
     """Measure how alike the layers of two snapshots are, by linear CKA."""
 
 
-@runs_verb
+@runs_analysis
 def rsa(
-    first: Annotated[str, typer.Argument(help="Snapshot of the rows.")],
-    second: Annotated[str, typer.Argument(help="Snapshot of the columns; may be the same.")],
+    first: _First,
+    second: _Second,
     split: Annotated[
         str, typer.Option(help="Split that both have; several side by side, such as dev,mpqa-test.")
     ] = "dev",
     tokens: Annotated[int, typer.Option(min=3, help="Tokens of a sample.")] = 5_000,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each split.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
-    scheduler: Scheduler = "threads",
-    plot: Plot = None,
-    csv: Csv = None,
-    workspace: Workspace = None,
-    store: Store = None,
-    as_json: Json = False,
 ) -> None:
     """Measure how alike tokens lie to each other in two snapshots, by RSA of sampled tokens."""
 
 
-@runs_verb
+@runs_analysis
 def isotropy(
     checkpoint: Annotated[str, typer.Argument(help="Snapshot to analyse.")],
     split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",
     max_tokens: MaxTokens = 100_000,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    scheduler: Scheduler = "threads",
-    plot: Plot = None,
-    csv: Csv = None,
-    workspace: Workspace = None,
-    store: Store = None,
-    as_json: Json = False,
 ) -> None:
     """Measure the isotropy of each layer: mean cosine, explained variance, outlier channels."""

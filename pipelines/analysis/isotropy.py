@@ -11,20 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.sums.reduce import check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.drawing.figures import WIDE, panels
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.text import fill, format_table
+
+OfLayers = Annotated[Array, Axes.of("layers")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,53 +53,58 @@ class IsotropyResult(AnalysisResult):
         seed: of the sample of tokens.
     """
 
+    kind = "isotropy"
+    heading = "Isotropy: how tokens spread"
+    caption = (
+        "Isotropy by layer: mean cosine of two tokens, the part of one channel in it, variance "
+        "that the first principal components explain"
+    )
+    reading = (
+        "Mean cosine: of all pairs of different tokens, near 0 where they spread over all "
+        "directions. Its part: what the top channel alone adds to the mean cosine. EV k: share of "
+        "the variance that the first k principal components explain, little where they spread."
+    )
     seen = "Four panels over the layers: mean cosine, variance, norm, outlier channels."
 
-    mean_cosine: Array
-    mean_norm: Array
-    components: tuple[int, ...]
-    explained_variance: Array
-    top_channel: tuple[int, ...]
-    top_cosine: Array
-    outlier_channels: tuple[tuple[int, ...], ...]
+    mean_cosine: OfLayers
+    mean_norm: OfLayers
+    components: tuple[Count, ...]
+    explained_variance: Annotated[Array, Axes.of("layers", "components")]
+    top_channel: Annotated[tuple[Count, ...], Axes.of("layers")]
+    top_cosine: OfLayers
+    outlier_channels: Annotated[tuple[tuple[Count, ...], ...], Axes.of("layers")]
     outlier_sd: float
     name: str
-    layers: tuple[int, ...]
-    n_tokens: int
-    n_available: int
+    layers: Numbers
+    n_tokens: Count
+    n_available: Count
     seed: int
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
         return f"Isotropy, {self.name}, {self.n_tokens:,} of {self.n_available:,} tokens"
 
-    def table(self) -> str:
-        """Text for a terminal: a row per layer."""
-        header = ["layer", "mean norm", "mean cosine", "top channel", "its part"]
-        header += [f"EV {k}" for k in self.components]
-        header += ["outliers", f"outlier channels (> {self.outlier_sd:g} sd)"]
-        rows = []
-        for i, layer in enumerate(self.layers):
-            channels = self.outlier_channels[i]
-            shown = " ".join(map(str, channels[:8])) + (" …" if len(channels) > 8 else "")
-            rows.append(
-                [
-                    str(layer),
-                    f"{self.mean_norm[i]:.2f}",
-                    f"{self.mean_cosine[i]:.3f}",
-                    str(self.top_channel[i]),
-                    f"{self.top_cosine[i]:.3f}",
-                    *(f"{v:.3f}" for v in self.explained_variance[i]),
-                    str(len(channels)),
-                    shown or "–",
-                ]
-            )
-        legend = (
-            "Mean cosine: of all pairs of different tokens.  Its part: what the top channel alone "
-            "adds to the mean cosine.  EV k: share of the variance that the first k principal "
-            "components explain."
-        )
-        return f"{self.title()}\n\n{format_table(header, rows)}\n\n{fill(legend)}"
+    def columns(self) -> list[Column]:
+        """The outlier channels of a layer stand last, because there may be many."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("mean_norm", "mean norm", digits=2),
+            Column("mean_cosine", "mean cosine", digits=3),
+            Column("top_channel", "top channel", "text"),
+            Column("top_cosine", "its part", digits=3),
+            *(Column(f"explained_variance_{k}", f"EV {k}", digits=3) for k in self.components),
+            Column("outliers", "outliers", "count"),
+            Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows, with the number of outlier channels, and the first of them as a text."""
+        found = []
+        for row in self.rows():
+            channels = row["outlier_channels"]
+            text = " ".join(map(str, channels[:8])) + (" …" if len(channels) > 8 else "")
+            found.append(row | {"outliers": len(channels), "channels": text or None})
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
@@ -117,7 +126,7 @@ class IsotropyResult(AnalysisResult):
             for i, layer in enumerate(self.layers)
         ]
 
-    def drawing(self) -> Canvas:
+    def drawing(self, width: float = WIDE) -> Canvas:
         """Four panels over the layers."""
         cosine = {"mean cosine": self.mean_cosine, "largest part of one channel": self.top_cosine}
         by_k = zip(self.components, self.explained_variance.T, strict=True)
@@ -132,7 +141,7 @@ class IsotropyResult(AnalysisResult):
             (partial(lines, lines=norm, label="Euclidean norm"), "Mean norm of a token"),
             (outliers, f"Outlier channels (mean or sd beyond {self.outlier_sd:g} sd)"),
         ]
-        return panels(titles, lambda c, draw, box: draw(c, box), [], WIDE)
+        return panels(titles, lambda c, draw, box: draw(c, box), [], width)
 
 
 def isotropy(

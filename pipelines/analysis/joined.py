@@ -37,6 +37,24 @@ def joined_rows(splits: Sequence[ActivationSplit]) -> list[Rows]:
     return [_rows(split) for split in splits]
 
 
+def places_in(x: ActivationSplit, y: ActivationSplit) -> Rows | None:
+    """For each row of a split the row of another that holds the same token.
+
+    Returns:
+        (tokens,) rows; None where every token stands in the same row of both.
+
+    Raises:
+        ProvenanceError: they do not hold the same tokens; names them and what differs.
+        CorruptStoreError: the plan or the arrays of one are damaged.
+    """
+    here, there = joined_rows((x, y))
+    if np.array_equal(here, there):
+        return None
+    places = np.empty_like(there)
+    places[here] = there
+    return places
+
+
 def _rows(split: ActivationSplit) -> Rows:
     """(tokens,) row of each token, by example id and position."""
     plan = split.plan

@@ -4,46 +4,77 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from pydantic import JsonValue
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import ProvenanceError, WorkspaceError
 from bertvision.featurestore.lazy import SplitSource
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.records import FOLDER, Analysis
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.records import FOLDER, Analysis, R, read_analysis
 from bertvision.pipelines.drawing.figures import check_suffix
-from bertvision.pipelines.records import read_record, write_record
+from bertvision.pipelines.measurements import weights_of_snapshot
+from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", bound=AnalysisResult)
+
+class Given(NamedTuple):
+    """The value of an option of an analysis, and its default."""
+
+    value: JsonValue
+    default: JsonValue
+    named: bool = False
+    """Whether results with another value than the default are kept beside those with it."""
 
 
-class Job(NamedTuple):
-    """An analysis that is asked for."""
+@dataclass(frozen=True)
+class Job(Generic[R]):
+    """An analysis that is asked for.
 
-    record: type[Analysis]
-    """What it is kept as."""
-    name: str
-    """What its files are called, without suffix."""
-    command: str
-    """What makes it."""
-    settings: Mapping[str, JsonValue]
-    """What decides its result beside the splits; where it computes does not."""
+    Its options are said once: they are its settings, and in the command that makes it again stand
+    those that are not the default.
+    """
+
+    result: type[R]
+    """What it gives."""
+    tags: Sequence[str]
+    """The snapshots, as they are typed."""
+    names: Sequence[str]
+    """Names of the splits."""
+    options: Mapping[str, Given]
+    """By keyword what decides its result beside the splits; where it computes does not."""
     splits: Sequence[ActivationSplit]
     """What it reads."""
 
+    @property
+    def settings(self) -> dict[str, JsonValue]:
+        """By keyword the value of every option."""
+        return {keyword: given.value for keyword, given in self.options.items()}
+
+    @property
+    def name(self) -> str:
+        """What its files are called, without suffix."""
+        named = [k for k, of in self.options.items() if of.named and of.value != of.default]
+        return "-".join([self.result.kind, *self.tags, "+".join(self.names), *named])
+
+    @property
+    def command(self) -> str:
+        """What makes it again."""
+        words = ["bertvision", self.result.kind, *self.tags, "--split", ",".join(self.names)]
+        for keyword, given in self.options.items():
+            if given.value != given.default:
+                words.append(f"--{keyword.replace('_', '-')}")
+                # None is all, which is typed as 0
+                words += [] if given.value is True else [str(given.value or 0)]
+        return " ".join(words)
+
 
 def kept_or_measured(
-    workspace: Workspace,
-    job: Job,
-    kind: type[R],
-    measure: Callable[[], R],
-    plot: Path | None = None,
+    workspace: Workspace, job: Job[R], measure: Callable[[], R], plot: Path | None = None
 ) -> R:
     """The result of a job: the one that is kept, where it is of the same settings and splits.
 
@@ -52,46 +83,66 @@ def kept_or_measured(
     Args:
         workspace: where it is kept, for its report.
         job: what is asked for.
-        kind: class of the result.
         measure: makes it.
         plot: SVG file to write; by default beside the record.
 
     Raises:
         InputError: ``plot`` does not end in ``.svg``; before anything is read.
+        ProvenanceError: a split was extracted with other weights than its snapshot has now.
     """
     folder = workspace.root / FOLDER
     path, drawn = folder / f"{job.name}.json", plot or folder / f"{job.name}.svg"
     check_suffix(drawn)
+    for split in job.splits:
+        _check_weights(workspace, split)
     made = {
         "splits_sha256": {split.name: SplitSource.of(split).record_sha256 for split in job.splits},
-        "settings": dict(job.settings),
+        "settings": job.settings,
     }
-    result = _find(path, job, made, kind)
+    result = _find(path, job, made)
     if result is None:
         result = measure()
         weights = {
             str(split.tag): str(digest)
             for split in job.splits
-            if (digest := split.record.provenance.get("weights_sha256")) is not None
+            if (digest := _weights(split)) is not None
         }
         folder.mkdir(exist_ok=True)
-        values = {"weights_sha256": weights, "result": result.to_json(), **made}
-        write_record(path, job.record(command=job.command, **values))
+        values = {"weights_sha256": weights, "kind": result.kind, "result": result, **made}
+        record: type[Analysis[R]] = Analysis[job.result]  # type: ignore[name-defined]
+        write_record(path, record(command=job.command, **values))
     result.figure().save(drawn)
     log.info("plot: %s", drawn)
     return result
 
 
-def _find(path: Path, job: Job, made: Mapping[str, object], kind: type[R]) -> R | None:
+def _weights(split: ActivationSplit) -> object:
+    """Digest of the weights that a split was extracted with; None where it is not recorded."""
+    return split.record.provenance.get("weights_sha256")
+
+
+def _check_weights(workspace: Workspace, split: ActivationSplit) -> None:
+    """Refuse hidden states of other weights than their snapshot has now."""
+    stored, there = _weights(split), weights_of_snapshot(workspace, split.tag)
+    if None not in (stored, there) and stored != there:
+        raise ProvenanceError(
+            f"{split.name} in {split.storage} was extracted with other weights than "
+            f"{workspace.snapshot_dir(split.tag)} has now: `bertvision store rm {split.name}`, "
+            f"then `bertvision extract --checkpoint {split.tag} --split {split.split}`, or name "
+            "another --store"
+        )
+
+
+def _find(path: Path, job: Job[R], made: Mapping[str, object]) -> R | None:
     """What is kept, where it is the result of the same job."""
     if not path.exists():
         return None
     try:
-        record = read_record(path, job.record, job.command)
+        record = read_analysis(path, job.result, job.command)
     except WorkspaceError as error:
         log.warning("measured anew: %s", error)
         return None
     if any(getattr(record, field) != value for field, value in made.items()):
         return None
     log.info("as it was measured before, with the same settings and weights: %s", path)
-    return kind.from_json(record.to_json()["result"])
+    return record.result

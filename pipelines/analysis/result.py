@@ -1,28 +1,47 @@
-"""What every analysis gives back: a table for the eye, rows for CSV and pandas, JSON, a figure."""
+"""What every analysis gives back: a table for the eye, rows for CSV and pandas, JSON, a figure.
+
+A result says once what its fields are (`fields`), how its rows are read (`columns`) and what is
+drawn. The command, the file that is kept and the section of the report all come from that.
+"""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_origin, get_type_hints
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
+from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
 
-from bertvision.pipelines.drawing.figures import Figure, titled
+from bertvision.pipelines.analysis.fields import read_fields, values_model, values_of
+from bertvision.pipelines.drawing.figures import WIDE, Figure, titled
 from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.files import to_json
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import fill, format_table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Row = Mapping[str, Any]
 
 
 class AnalysisResult(ABC):
     """Base of results, which are frozen dataclasses of numbers, texts, tuples and float64 arrays.
 
-    A subclass says how it is read; its fields are its JSON.
+    A subclass is read as its class attributes say, and its fields are its JSON. Arrays, and tuples
+    with a value for each layer, are annotated with their `fields.Axes`.
     """
 
+    kind: ClassVar[str]
+    """The command that makes it, and the first word of its files."""
+    heading: ClassVar[str]
+    """Heading of its section in the report."""
+    caption: ClassVar[str]
+    """Caption of its table in the report."""
+    reading: ClassVar[str]
+    """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
     """What one should see in its figure."""
 
@@ -31,16 +50,35 @@ class AnalysisResult(ABC):
         """One line that says what was measured on how much."""
 
     @abstractmethod
-    def table(self) -> str:
-        """Text for a terminal."""
-
-    @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
         """Rows as ``--csv`` writes them; what is not a number is None."""
 
     @abstractmethod
-    def drawing(self) -> Canvas:
-        """What is in its figure."""
+    def columns(self) -> list[Column]:
+        """Columns of `shown`, the one that heads its row first."""
+
+    @abstractmethod
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """What is in its figure.
+
+        Args:
+            width: px that there are.
+        """
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Rows as people read them: of the table, and of the report; `rows`, if nothing else."""
+        return self.rows()
+
+    def remarks(self) -> list[str]:
+        """What is to be said below the table of this result alone."""
+        return []
+
+    def table(self) -> str:
+        """Text for a terminal."""
+        columns = self.columns()
+        lines = [[column.text(row) for column in columns] for row in self.shown()]
+        table = format_table([column.label for column in columns], lines)
+        return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.remarks()))])
 
     def figure(self) -> Figure:
         """The drawing with its title, which a notebook shows."""
@@ -57,7 +95,7 @@ class AnalysisResult(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; arrays and tuples are lists, NaN is null."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return values_of(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -65,23 +103,30 @@ class AnalysisResult(ABC):
 
         Args:
             values: by the names of the fields.
+
+        Raises:
+            ValueError: they are not the fields of such a result; names the first that is wrong.
         """
-        hints = get_type_hints(cls)
-        read = {f.name: _read(values[f.name], hints[f.name]) for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**read)
+        text = json.dumps(values, allow_nan=False)
+        found: Self = TypeAdapter(cls).validate_json(text, strict=True)
+        return found
 
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """In a record: read from JSON as its fields are described, written as `to_json` says."""
+        if not is_dataclass(cls):  # the base, of which there are no files
+            return core_schema.is_instance_schema(cls)
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return to_json(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+        def read(values: Any) -> AnalysisResult:
+            return cls(**read_fields(cls, values))
 
-
-def _read(value: Any, hint: Any) -> Any:
-    if get_origin(hint) is np.ndarray:
-        return np.array(value, np.float64)
-    return _tuples(value)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        from_file = core_schema.no_info_after_validator_function(
+            read, handler.generate_schema(values_model(cls))
+        )
+        return core_schema.json_or_python_schema(
+            json_schema=from_file,
+            python_schema=core_schema.is_instance_schema(cls),
+            serialization=core_schema.plain_serializer_function_ser_schema(values_of),
+        )

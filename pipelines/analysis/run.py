@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bertvision.errors import ProvenanceError
-from bertvision.featurestore.lazy import check_same_rows
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.cka import cka as cka_of_arrays
@@ -14,9 +13,8 @@ from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.alike.rsa import rsa as rsa_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
-from bertvision.pipelines.analysis.joined import joined_rows
-from bertvision.pipelines.analysis.kept import Job, kept_or_measured
-from bertvision.pipelines.analysis.records import CkaAnalysis, IsotropyAnalysis, RsaAnalysis
+from bertvision.pipelines.analysis.joined import joined_rows, places_in
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -50,18 +48,15 @@ def cka(
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens.
     """
-    name = f"cka-{first}-{second}-{split}" + ("-biased" if biased else "")
-    command = f"bertvision cka {first} {second} --split {split}" + (" --biased" if biased else "")
-    command += _sample(max_tokens, 20_000, seed)
     x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
-    settings = {"biased": biased, "max_tokens": max_tokens, "seed": seed}
+    options = {"biased": Given(biased, False, named=True), **_sample(max_tokens, 20_000, seed)}
 
     def measure() -> CkaResult:
-        check_same_rows(x, y)
-        states = x.dask()
+        places, states = places_in(x, y), x.dask()
         return cka_of_arrays(
             states,
             states if x.name == y.name else y.dask(),
+            places=places,
             names=(x.name, y.name),
             layers_x=x.record.layers,
             layers_y=y.record.layers,
@@ -71,8 +66,8 @@ def cka(
             scheduler=scheduler,
         )
 
-    job = Job(CkaAnalysis, name, command, settings, (x, y))
-    return kept_or_measured(workspace, job, CkaResult, measure, plot)
+    job = Job(CkaResult, (first, second), (split,), options, (x, y))
+    return kept_or_measured(workspace, job, measure, plot)
 
 
 def isotropy(
@@ -99,8 +94,6 @@ def isotropy(
     Raises:
         InputError: ``plot`` does not end in ``.svg``.
     """
-    name = f"isotropy-{tag}-{split}"
-    command = f"bertvision isotropy {tag} --split {split}" + _sample(max_tokens, 100_000, seed)
     x = workspace.split(tag, split).require_complete()
 
     def measure() -> IsotropyResult:
@@ -113,9 +106,8 @@ def isotropy(
             layers=x.record.layers,
         )
 
-    settings = {"max_tokens": max_tokens, "seed": seed}
-    job = Job(IsotropyAnalysis, name, command, settings, (x,))
-    return kept_or_measured(workspace, job, IsotropyResult, measure, plot)
+    job = Job(IsotropyResult, (tag,), (split,), _sample(max_tokens, 100_000, seed), (x,))
+    return kept_or_measured(workspace, job, measure, plot)
 
 
 def rsa(
@@ -147,11 +139,6 @@ def rsa(
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens, or splits not the same layers.
     """
-    names = "+".join(splits)
-    command = f"bertvision rsa {first} {second} --split {','.join(splits)}"
-    command += "" if n_tokens == 5_000 else f" --tokens {n_tokens}"
-    command += "" if repeats == 10 else f" --repeats {repeats}"
-    command += f" --seed {seed}" if seed else ""
     pairs = {
         split: tuple(workspace.split(tag, split).require_complete() for tag in (first, second))
         for split in splits
@@ -177,9 +164,13 @@ def rsa(
             layers_y=y.record.layers,
         )
 
-    settings = {"tokens": n_tokens, "repeats": repeats, "seed": seed}
-    job = Job(RsaAnalysis, f"rsa-{first}-{second}-{names}", command, settings, stored)
-    return kept_or_measured(workspace, job, RsaResult, measure, plot)
+    options = {
+        "tokens": Given(n_tokens, 5_000),
+        "repeats": Given(repeats, 10),
+        "seed": Given(seed, 0),
+    }
+    job = Job(RsaResult, (first, second), splits, options, stored)
+    return kept_or_measured(workspace, job, measure, plot)
 
 
 def _check_layers(pairs: Iterable[tuple[ActivationSplit, ...]]) -> None:
@@ -194,7 +185,6 @@ def _check_layers(pairs: Iterable[tuple[ActivationSplit, ...]]) -> None:
                 )
 
 
-def _sample(max_tokens: int | None, default: int, seed: int) -> str:
-    """The options of a sample that are not the default."""
-    options = "" if max_tokens == default else f" --max-tokens {max_tokens or 0}"
-    return options + (f" --seed {seed}" if seed else "")
+def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:
+    """The options of a sample."""
+    return {"max_tokens": Given(max_tokens, default), "seed": Given(seed, 0)}

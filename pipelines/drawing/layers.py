@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertvision.pipelines.drawing.figures import Box, legend, sample, series
 from bertvision.pipelines.drawing.heat import Cell, heat_map
-from bertvision.pipelines.drawing.svg import Canvas, Plot, text_width
+from bertvision.pipelines.drawing.svg import Canvas, Plot, shortened, text_width
 
 Array = NDArray[np.floating[Any]]
 
@@ -19,7 +19,7 @@ LAYER = "layer (0 = embedding output)"
 """What axes of layers are called."""
 _MAP, _LARGEST, _NUMBERED = 440.0, 64.0, 31.0
 """Sides in px: of a heat map, of a cell at most, of a cell that has room for a number."""
-_TOP, _BELOW, _GAP = 46.0, 40.0, 30.0
+_TOP, _BELOW, _GAP, _ROW = 46.0, 40.0, 30.0, 56.0
 _NAMED_CHANNELS = 12
 
 
@@ -28,8 +28,11 @@ def layer_maps(
     maps: Mapping[str, Array],
     rows: tuple[str, Sequence[int]],
     columns: tuple[str, Sequence[int]],
+    width: float,
 ) -> Canvas:
-    """Heat maps of layer × layer on a scale of 0 to 1, side by side, layer 0 at the lower left.
+    """Heat maps of layer × layer on a scale of 0 to 1, layer 0 at the lower left.
+
+    As many stand side by side as there is room for.
 
     Cells carry their numbers while there is room for them. NaN is grey, and said to be a layer
     that does not vary.
@@ -39,20 +42,23 @@ def layer_maps(
         maps: title → (rows, columns) values.
         rows: what the layers of the rows are layers of, and their numbers.
         columns: the same of the columns.
+        width: px that there are.
     """
     (of_rows, down), (of_columns, across) = rows, columns
-    side = min(_LARGEST, _MAP / max(len(down), len(across)))
-    numbered = side >= _NUMBERED
     left = max(text_width(str(layer)) for layer in down) + 6
-    widest = max(text_width(title, bold=True) for title in maps)
+    side = min(_LARGEST, min(_MAP, width - left) / max(len(down), len(across)))
+    numbered = side >= _NUMBERED
     x_name, y_name = f"layer of {of_columns}", f"layer of {of_rows}"
+    names = {title: shortened(title, width, bold=True) for title in maps}
+    widest = max(text_width(name, bold=True) for name in names.values())
     widest = max(widest, text_width(x_name), text_width(y_name), left + side * len(across))
-    bottom = _TOP + side * len(down)
-    c = Canvas((widest + _GAP) * len(maps) - _GAP, 0)
+    beside = min(len(maps), max(1, int((width + _GAP) / (widest + _GAP))))
+    c = Canvas((widest + _GAP) * beside - _GAP, 0)
     for k, (title, values) in enumerate(maps.items()):
-        x = (widest + _GAP) * k
-        c.text(x, 12, title, cls="strong")
-        c.text(x, _TOP - 12, y_name)
+        x, top = (widest + _GAP) * (k % beside), (_TOP + side * len(down) + _ROW) * (k // beside)
+        bottom = top + _TOP + side * len(down)
+        c.text(x, top + 12, names[title], cls="strong")
+        c.text(x, top + _TOP - 12, y_name)
         cells = {
             (len(down) - 1 - i, j): _cell(
                 float(value), f"layer {down[i]} of {of_rows}, {across[j]} of {of_columns}", numbered
@@ -60,7 +66,7 @@ def layer_maps(
             for (i, j), value in np.ndenumerate(values)
         }
         titles = [str(layer) for layer in reversed(down)], [str(layer) for layer in across]
-        heat_map(c, (x + left, _TOP), (side, side), *titles, cells, below=True)
+        heat_map(c, (x + left, top + _TOP), (side, side), *titles, cells, below=True)
         middle = max(left + side * len(across) / 2, text_width(x_name) / 2)
         c.text(x + middle, bottom + 34, x_name, anchor="middle")
     gaps = any(not np.isfinite(values).all() for values in maps.values())
@@ -168,7 +174,7 @@ def _strength(value: float, numbered: bool) -> float:
 
 
 def _scale(c: Canvas, quantity: str, y: float, numbered: bool, gaps: bool) -> float:
-    """The scale of the colour, and grey where there is some; returns the lower end."""
+    """The scale of the colour, and grey where there is some; makes room; returns the lower end."""
     x, step, steps = text_width(quantity) + 10, 8.0, 25
     c.text(0, y + 10, quantity)
     for k in range(steps):
@@ -176,8 +182,10 @@ def _scale(c: Canvas, quantity: str, y: float, numbered: bool, gaps: bool) -> fl
     for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         at = x + step * (0.5 + value * (steps - 1))
         c.text(at, y + 28, f"{value:g}", anchor="middle", cls="tick")
+    x += step * steps + 10
     if gaps:
-        x += step * steps + 30
-        c.rect(x, y, 20, 13, "cell none", opacity=0.4)
-        c.text(x + 28, y + 10, "layer does not vary")
+        c.rect(x + 20, y, 20, 13, "cell none", opacity=0.4)
+        c.text(x + 48, y + 10, "layer does not vary")
+        x += 48 + text_width("layer does not vary")
+    c.width = max(c.width, x)
     return y + 34

@@ -12,7 +12,7 @@ from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.finetuning import latency_record
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.analyses import layers, probing, rankings, similarity
-from bertvision.pipelines.report.analyses.layers import layers_section
+from bertvision.pipelines.report.analyses.layers import analysis_sections
 from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
 from bertvision.pipelines.report.analyses.rankings import rankings_section
 from bertvision.pipelines.report.analyses.similarity import similarity_section
@@ -116,9 +116,10 @@ def read_contents(workspace: Workspace, *, intervals: bool = True) -> Contents:
     found = _sections(workspace, results, left_out) if results.runs else []
     analyses = [
         section
-        for make in (probing_section, rankings_section, similarity_section, layers_section)
+        for make in (probing_section, rankings_section, similarity_section)
         if (section := make(workspace, left_out)) is not None
     ]
+    analyses += analysis_sections(workspace, left_out)
     if not results.runs and not analyses:
         if left_out:
             raise WorkspaceError(left_out[0])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.pipelines.drawing.figures import check_suffix
-from bertvision.pipelines.files import write_text
-from bertvision.pipelines.text import csv_text
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.arguments.checks import check_stored, find_workspace
+from bertvision.verbs.arguments.analyses import analysed
 from bertvision.verbs.arguments.reading import (
     Names,
     StrPath,
@@ -18,47 +14,12 @@ from bertvision.verbs.arguments.reading import (
     at_least,
     parse_names,
     parse_tag,
-    path_of,
 )
 
 if TYPE_CHECKING:
     from bertvision.pipelines.analysis.alike.cka import CkaResult
     from bertvision.pipelines.analysis.alike.rsa import RsaResult
     from bertvision.pipelines.analysis.isotropy import IsotropyResult
-    from bertvision.pipelines.analysis.result import AnalysisResult
-
-
-def _checked(
-    tags: Sequence[str],
-    splits: Sequence[str],
-    *,
-    scheduler: str,
-    plot: StrPath | None,
-    workspace: StrPath | None,
-    store: StrPath | None,
-) -> tuple[Workspace, Path | None]:
-    """The workspace and the file of the figure, after every check that needs nothing heavy.
-
-    Raises:
-        UnknownNameError: there is no such snapshot or split.
-        InputError: an option is wrong.
-    """
-    from bertvision.pipelines.scheduler import check_scheduler
-
-    file = path_of(plot)
-    if file is not None:
-        check_suffix(file)
-    check_scheduler(scheduler)
-    space = find_workspace(workspace, store)
-    for tag in tags:
-        for split in splits:
-            check_stored(space, tag, split)
-    return space, file
-
-
-def _write_csv(result: AnalysisResult, csv: StrPath | None) -> None:
-    if (file := path_of(csv)) is not None:
-        write_text(file, csv_text(result.rows()))
 
 
 def cka(
@@ -104,23 +65,31 @@ def cka(
     """
     tags = parse_tag(first), parse_tag(second)
     at_least(max_tokens, 0, "--max-tokens")
-    space, file = _checked(
-        tags, [split], scheduler=scheduler, plot=plot, workspace=workspace, store=store
-    )
-    from bertvision.pipelines.analysis.run import cka as run
 
-    result = run(
-        space,
-        *tags,
-        split=split,
-        max_tokens=max_tokens or None,
-        biased=biased,
-        seed=seed,
+    def run(space: Workspace, figure: Path | None) -> CkaResult:
+        from bertvision.pipelines.analysis.run import cka as measure
+
+        return measure(
+            space,
+            *tags,
+            split=split,
+            max_tokens=max_tokens or None,
+            biased=biased,
+            seed=seed,
+            scheduler=scheduler,
+            plot=figure,
+        )
+
+    return analysed(
+        run,
+        tags,
+        [split],
         scheduler=scheduler,
-        plot=file,
+        plot=plot,
+        csv=csv,
+        workspace=workspace,
+        store=store,
     )
-    _write_csv(result, csv)
-    return result
 
 
 def rsa(
@@ -169,23 +138,31 @@ def rsa(
     tags, splits = (parse_tag(first), parse_tag(second)), tuple(dict.fromkeys(parse_names(split)))
     at_least(tokens, 3, "--tokens")
     at_least(repeats, 1, "--repeats")
-    space, file = _checked(
-        tags, splits, scheduler=scheduler, plot=plot, workspace=workspace, store=store
-    )
-    from bertvision.pipelines.analysis.run import rsa as run
 
-    result = run(
-        space,
-        *tags,
-        splits=splits,
-        n_tokens=tokens,
-        repeats=repeats,
-        seed=seed,
+    def run(space: Workspace, figure: Path | None) -> RsaResult:
+        from bertvision.pipelines.analysis.run import rsa as measure
+
+        return measure(
+            space,
+            *tags,
+            splits=splits,
+            n_tokens=tokens,
+            repeats=repeats,
+            seed=seed,
+            scheduler=scheduler,
+            plot=figure,
+        )
+
+    return analysed(
+        run,
+        tags,
+        splits,
         scheduler=scheduler,
-        plot=file,
+        plot=plot,
+        csv=csv,
+        workspace=workspace,
+        store=store,
     )
-    _write_csv(result, csv)
-    return result
 
 
 def isotropy(
@@ -224,19 +201,27 @@ def isotropy(
     """
     tag = parse_tag(checkpoint)
     at_least(max_tokens, 0, "--max-tokens")
-    space, file = _checked(
-        [tag], [split], scheduler=scheduler, plot=plot, workspace=workspace, store=store
-    )
-    from bertvision.pipelines.analysis.run import isotropy as run
 
-    result = run(
-        space,
-        tag,
-        split=split,
-        max_tokens=max_tokens or None,
-        seed=seed,
+    def run(space: Workspace, figure: Path | None) -> IsotropyResult:
+        from bertvision.pipelines.analysis.run import isotropy as measure
+
+        return measure(
+            space,
+            tag,
+            split=split,
+            max_tokens=max_tokens or None,
+            seed=seed,
+            scheduler=scheduler,
+            plot=figure,
+        )
+
+    return analysed(
+        run,
+        [tag],
+        [split],
         scheduler=scheduler,
-        plot=file,
+        plot=plot,
+        csv=csv,
+        workspace=workspace,
+        store=store,
     )
-    _write_csv(result, csv)
-    return result

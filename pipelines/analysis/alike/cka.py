@@ -12,22 +12,30 @@ are in float32, sums of them in float64: values differ by less than 1e-6 from th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.centring import Centring
 from bertvision.pipelines.analysis.sums.forms import cheaper_form
 from bertvision.pipelines.analysis.sums.moments import Array, Block, ChannelMoments
 from bertvision.pipelines.analysis.sums.reduce import sampled_blocks, tree_reduce
+from bertvision.pipelines.drawing.figures import WIDE
 from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import fill, format_table
+
+Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,18 +57,26 @@ class CkaResult(AnalysisResult):
         seed: of the sample of tokens.
     """
 
+    kind = "cka"
+    heading = "CKA: how alike layers are"
+    caption = "Linear CKA: layers of the first snapshot (rows) and of the second (columns)"
+    reading = (
+        "Linear CKA says how alike the hidden states of two layers are, whatever turns, moves or "
+        "scales them: 1 are the same. Few channels of large variance may decide it, so it is also "
+        "measured without these."
+    )
     seen = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
 
-    cka: Array
-    cka_dropped: Array
-    dropped_x: tuple[tuple[int, ...], ...]
-    dropped_y: tuple[tuple[int, ...], ...]
+    cka: Matrix
+    cka_dropped: Matrix
+    dropped_x: Annotated[tuple[tuple[Count, ...], ...], Axes.of("layers_x")]
+    dropped_y: Annotated[tuple[tuple[Count, ...], ...], Axes.of("layers_y")]
     x: str
     y: str
-    layers_x: tuple[int, ...]
-    layers_y: tuple[int, ...]
-    n_tokens: int
-    n_available: int
+    layers_x: Numbers
+    layers_y: Numbers
+    n_tokens: Count
+    n_available: Count
     unbiased: bool
     seed: int
 
@@ -85,20 +101,31 @@ class CkaResult(AnalysisResult):
             panels.append((label, self.cka_dropped))
         return panels
 
-    def table(self) -> str:
-        """Text for a terminal: a row per layer of x, a column per layer of y."""
+    def columns(self) -> list[Column]:
+        """A column for each layer of y, of all channels."""
         digits = 3 if len(self.layers_y) <= 13 else 2
-        parts = [self.title()]
-        for label, values in self._panels():
-            corner = f"{self.x} \\ {self.y}"
-            rows = [
-                [str(layer), *(f"{v:.{digits}f}" for v in row)]
-                for layer, row in zip(self.layers_x, values, strict=True)
-            ]
-            parts.append(
-                f"{label}\n" + format_table([corner, *map(str, self.layers_y)], rows, stacked=True)
-            )
-        return "\n\n".join(parts)
+        across = (Column(f"layer_{j}", str(j), digits=digits) for j in self.layers_y)
+        return [Column("layer", f"{self.x} \\ {self.y}", "text"), *across]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each layer of x; what ends in ``_dropped`` is without the dropped channels."""
+        values = zip(self.layers_x, to_json(self.cka), to_json(self.cka_dropped), strict=True)
+        return [
+            {"layer": str(layer)}
+            | {f"layer_{j}": value for j, value in zip(self.layers_y, kept, strict=True)}
+            | {f"layer_{j}_dropped": value for j, value in zip(self.layers_y, without, strict=True)}
+            for layer, kept, without in values
+        ]
+
+    def table(self) -> str:
+        """Text for a terminal: a row per layer of x, a column per layer of y, in both variants."""
+        parts, columns, rows = [self.title()], self.columns(), self.shown()
+        for (label, _), suffix in zip(self._panels(), ("", "_dropped"), strict=False):
+            keyed = [replace(c, key=f"{c.key}{suffix}") for c in columns[1:]]
+            lines = [[c.text(row) for c in (columns[0], *keyed)] for row in rows]
+            text = format_table([c.label for c in columns], lines, stacked=True)
+            parts.append(f"{label}\n{text}")
+        return "\n\n".join([*parts, fill(self.reading)])
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
@@ -116,17 +143,17 @@ class CkaResult(AnalysisResult):
             for layer_y, value, dropped in zip(self.layers_y, kept, without, strict=True)
         ]
 
-    def drawing(self) -> Canvas:
+    def drawing(self, width: float = WIDE) -> Canvas:
         """Heat maps of layer × layer."""
-        return layer_maps(
-            "CKA", dict(self._panels()), (self.x, self.layers_x), (self.y, self.layers_y)
-        )
+        sides = (self.x, self.layers_x), (self.y, self.layers_y)
+        return layer_maps("CKA", dict(self._panels()), *sides, width)
 
 
 def cka(
     x: da.Array,
     y: da.Array,
     *,
+    places: NDArray[np.int64] | None = None,
     unbiased: bool = True,
     drop_channels: int = 3,
     max_tokens: int | None = 20_000,
@@ -145,8 +172,9 @@ def cka(
 
     Args:
         x: (token, layer, hidden) float32 activations, chunked along the tokens.
-        y: (token, layer, hidden) activations of the same tokens in the same order; its layers and
-            hidden size may differ.
+        y: (token, layer, hidden) activations of the same tokens; its layers and hidden size may
+            differ.
+        places: (tokens,) row of y that holds the token of each row of x; None is the same row.
         unbiased: HSIC₁, else the biased HSIC₀.
         drop_channels: channels of largest variance to leave out of each layer in the second matrix.
         max_tokens: size of the uniform sample of tokens; None takes all of them.
@@ -170,7 +198,7 @@ def cka(
     tokens = min(x.shape[0], max_tokens or x.shape[0])
     form = cheaper_form(tokens, [array.shape[1:] for array in arrays])
     with use_scheduler(scheduler, "cka"):
-        blocks = sampled_blocks(arrays, max_tokens, seed, form.rows(tokens))
+        blocks = sampled_blocks(arrays, max_tokens, seed, form.rows(tokens), places)
         moments: list[ChannelMoments] = compute(tree_reduce(blocks, _moments, _merge))
         if moments[0].n < 4:
             raise InputError(f"CKA needs at least 4 tokens; there are {moments[0].n}")

@@ -10,23 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.cosines import cosine_correlations
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.analysis.sums.reduce import gathered_blocks
-from bertvision.pipelines.drawing.figures import WIDE
+from bertvision.pipelines.drawing.figures import NARROW, WIDE
 from bertvision.pipelines.drawing.layers import layer_lines, layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
-from bertvision.pipelines.text import fill, format_table
+
+Matrices = Annotated[Array, Axes.of("splits", "repeats", "layers_x", "layers_y")]
+OfSplits = Annotated[tuple[Count, ...], Axes.of("splits")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,20 +52,29 @@ class RsaResult(AnalysisResult):
         seed: of the samples.
     """
 
+    kind = "rsa"
+    heading = "RSA: how tokens lie to each other"
+    caption = "RSA: how alike the cosines between tokens are in the same layer of two snapshots"
+    reading = (
+        "RSA: how alike the cosines between tokens are in the same layer of both, 1 at most, "
+        "mean ± standard deviation over samples; by token: the correlation of each token's "
+        "cosines with all others, averaged. Layer × layer is in the figure, and what --csv and "
+        "--json write."
+    )
     seen = (
         "Lines: each layer beside the same layer of the other snapshot. Heat maps of layer × "
         "layer: the deeper the colour, the more alike the cosines between tokens are."
     )
 
-    of_pairs: Array
-    of_tokens: Array
+    of_pairs: Matrices
+    of_tokens: Matrices
     x: str
     y: str
-    splits: tuple[str, ...]
-    layers_x: tuple[int, ...]
-    layers_y: tuple[int, ...]
-    n_tokens: tuple[int, ...]
-    n_available: tuple[int, ...]
+    splits: Names
+    layers_x: Numbers
+    layers_y: Numbers
+    n_tokens: OfSplits
+    n_available: OfSplits
     seed: int
 
     @property
@@ -104,42 +118,34 @@ class RsaResult(AnalysisResult):
         """The rows of a layer beside the layer of the same number."""
         return [row for row in self.rows() if row["layer_x"] == row["layer_y"]]
 
-    def table(self) -> str:
-        """Text for a terminal: a row per layer, columns for each split."""
-        header = ["layer"]
-        lines: dict[int, list[str]] = {}
-        rows = self.same_layers()
-        for row in rows:
-            cells = lines.setdefault(row["layer_x"], [str(row["layer_x"])])
-            cells += [_cell(row, "rsa"), _cell(row, "by_token")]
-        for split in self.splits:
-            header += [f"{split}: RSA", f"{split}: by token"]
-        legend = (
-            "RSA: how alike the cosines between tokens are in the same layer of both, 1 at most, "
-            f"mean ± standard deviation over {self.repeats} samples; by token: the correlation of "
-            "each token's cosines with all others, averaged. Layer × layer: --csv, --json and the "
-            "figure."
-        )
-        parts = [self.title(), format_table(header, list(lines.values())), fill(legend)]
-        whole = [
-            s
-            for s, n, m in zip(self.splits, self.n_tokens, self.n_available, strict=True)
-            if n == m
-        ]
-        if whole:
-            parts.append(
-                fill(f"All tokens of {', '.join(whole)} entered: there is one sample of them.")
-            )
-        return "\n\n".join(parts)
+    def shown(self) -> list[dict[str, Any]]:
+        """Those of `same_layers`."""
+        return self.same_layers()
 
-    def drawing(self) -> Canvas:
+    def columns(self) -> list[Column]:
+        """Both variants, with their deviations."""
+        return [
+            Column("layer_x", "layer", "text"),
+            Column("split", "split", "text"),
+            Column("rsa", "RSA", digits=3, sd=True),
+            Column("by_token", "by token", digits=3, sd=True),
+        ]
+
+    def remarks(self) -> list[str]:
+        """Names the splits of which there is one sample alone."""
+        held = zip(self.splits, self.n_tokens, self.n_available, strict=True)
+        whole = [split for split, n, available in held if n == available]
+        one = f"All tokens of {', '.join(whole)} entered: there is one sample of them."
+        return [one] if whole else []
+
+    def drawing(self, width: float = WIDE) -> Canvas:
         """Lines over the layers, then a heat map for each split."""
         rows = self.same_layers()
         maps = {
             split: values.mean(axis=0)
             for split, values in zip(self.splits, self.of_pairs, strict=True)
         }
-        drawn = layer_maps("RSA", maps, (self.x, self.layers_x), (self.y, self.layers_y))
+        drawn = layer_maps("RSA", maps, (self.x, self.layers_x), (self.y, self.layers_y), width)
         if not rows:
             return drawn
         layers = sorted({row["layer_x"] for row in rows})
@@ -150,8 +156,8 @@ class RsaResult(AnalysisResult):
             for split in self.splits
             for suffix, key in (("", "rsa"), (", by token", "by_token"))
         }
-        above = Canvas(WIDE / 2, 300)
-        layer_lines(above, (40, 28, WIDE / 2 - 10, 248), layers, lines, "RSA", top=1)
+        above = Canvas(min(width, max(WIDE / 2, NARROW)), 300)
+        layer_lines(above, (40, 28, above.width - 10, 248), layers, lines, "RSA", top=1)
         canvas = Canvas(max(above.width, drawn.width), above.height + drawn.height + 20)
         canvas.put(above, 0, 0)
         canvas.put(drawn, 0, above.height + 20)
@@ -256,10 +262,3 @@ def _sd(values: Array) -> Array:
     """Standard deviation over the first axis; NaN of a single repeat."""
     sd: Array = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
     return sd
-
-
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    mean, sd = row[name], row[f"{name}_sd"]
-    if mean is None:
-        return "–"
-    return f"{mean:.3f}" if sd is None else f"{mean:.3f} ± {sd:.3f}"

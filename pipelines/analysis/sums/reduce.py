@@ -52,20 +52,26 @@ def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
 
 
 def sampled_blocks(
-    arrays: Sequence[da.Array], max_tokens: int | None, seed: int, rows: int = SAMPLE_ROWS
+    arrays: Sequence[da.Array],
+    max_tokens: int | None,
+    seed: int,
+    size: int = SAMPLE_ROWS,
+    places: NDArray[np.int64] | None = None,
 ) -> Blocks:
     """The blocks of a uniform sample of tokens, the same tokens of each array, in token order.
 
     Where there are more than ``max_tokens`` tokens, the sample is read once and held (in memory, or
     on the workers of a cluster): ``max_tokens`` × layers × hidden × 4 bytes per array. Otherwise
-    the blocks are those of the arrays, and each pass reads them again. Call it inside
-    `use_scheduler`.
+    the blocks are those of the arrays, and each pass reads them again; but where the arrays have
+    their tokens in another order, all of them are held. Call it inside `use_scheduler`.
 
     Args:
         arrays: (token, layer, hidden) each, with the same tokens.
         max_tokens: sample size; None takes all tokens.
         seed: seed of the sample, which depends on nothing else.
-        rows: about how many sampled tokens a block holds.
+        size: about how many sampled tokens a block holds.
+        places: (tokens,) row of the second array that holds the token of each row of the first;
+            None is the same row.
 
     Raises:
         InputError: ``max_tokens`` is below 2, or the arrays do not hold the same tokens.
@@ -74,11 +80,14 @@ def sampled_blocks(
         raise InputError(f"max_tokens is {max_tokens}; give at least 2, or None for all tokens")
     blocks = aligned_blocks(arrays)
     n_tokens = arrays[0].shape[0]
-    if max_tokens is None or n_tokens <= max_tokens:
+    drawn = np.arange(n_tokens)
+    if max_tokens is not None and max_tokens < n_tokens:
+        drawn = np.random.default_rng(seed).choice(drawn, max_tokens, replace=False, shuffle=False)
+        drawn.sort()
+    elif places is None:
         return blocks
-    drawn = np.random.default_rng(seed).choice(n_tokens, max_tokens, replace=False, shuffle=False)
-    drawn.sort()
-    return gathered_blocks(arrays, [drawn] * len(arrays), rows)
+    rows = [drawn] * len(arrays) if places is None else [drawn, places[drawn]]
+    return gathered_blocks(arrays, rows, size)
 
 
 def gathered_blocks(

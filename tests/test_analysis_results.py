@@ -1,0 +1,137 @@
+"""What every kind of analysis promises: its file is read again, a hostile one is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from analyses import MAKERS
+from byhand import fields, rewrite
+from figures import Drawing
+from test_hostile_records import VALUES, WHOLE_FILES
+
+import bertvision
+from bertvision.errors import WorkspaceError
+from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines.analysis.records import Analysis, read_analysis
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.drawing.figures import NARROW, WIDE, titled
+from bertvision.pipelines.records import write_record
+
+
+@pytest.fixture(scope="module", params=ANALYSES, ids=lambda kind: kind.kind)
+def result(request: pytest.FixtureRequest) -> AnalysisResult:
+    return MAKERS[request.param]()
+
+
+@pytest.fixture
+def kept(result: AnalysisResult, tmp_path: Path) -> Path:
+    """The file of a result."""
+    record: Any = Analysis[type(result)]  # type: ignore[misc]
+    path = tmp_path / f"{result.kind}-1e-dev.json"
+    weights = {"1e": "0" * 64}
+    write_record(
+        path,
+        record(command="bertvision", weights_sha256=weights, kind=result.kind, result=result),
+    )
+    return path
+
+
+def presented(result: AnalysisResult) -> None:
+    """Everything that is made of a result."""
+    assert result.title()
+    assert result.table()
+    keys = {column.key for column in result.columns()}
+    assert all(keys <= row.keys() for row in result.shown())
+    json.dumps([result.rows(), result.shown(), result.to_json()], allow_nan=False)
+    for width in (WIDE, NARROW):
+        result.drawing(width)
+
+
+def test_every_kind_is_a_command_a_verb_and_has_a_result_that_is_tested() -> None:
+    kinds = [kind.kind for kind in ANALYSES]
+    assert set(MAKERS) == set(ANALYSES) == set(_subclasses(AnalysisResult))
+    assert len(set(kinds)) == len(kinds)
+    assert all(callable(getattr(bertvision, kind)) for kind in kinds)
+
+
+def _subclasses(kind: type[AnalysisResult]) -> list[type[AnalysisResult]]:
+    return [found for sub in kind.__subclasses__() for found in (sub, *_subclasses(sub))]
+
+
+def test_a_result_comes_back_from_its_file_to_the_last_bit(
+    result: AnalysisResult, kept: Path
+) -> None:
+    again = read_analysis(kept, type(result)).result
+    for name, value in vars(result).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+        assert type(getattr(again, name)) is type(value)
+    assert again.to_json() == result.to_json() == fields(kept)["result"]
+    assert type(result).from_json(result.to_json()).to_json() == result.to_json()
+    presented(again)
+
+
+def test_a_file_of_anything_else_is_refused_in_a_sentence(
+    result: AnalysisResult, kept: Path, tried: Callable[[int, str], None]
+) -> None:
+    for content in WHOLE_FILES:
+        kept.write_bytes(content)
+        with pytest.raises(WorkspaceError) as error:
+            read_analysis(kept, type(result))
+        assert str(kept) in str(error.value)
+        assert len(str(error.value)) < 1000
+    tried(len(WHOLE_FILES), "files")
+
+
+def test_a_field_of_another_kind_is_refused_or_what_is_read_can_be_shown(
+    result: AnalysisResult, kept: Path, tried: Callable[[int, str], None]
+) -> None:
+    values = fields(kept)
+    whole = result.to_json()
+    told: list[str] = []
+    for name in [*whole, "kind", "weights_sha256"]:
+        inside = {**values, "result": {**whole, name: "HERE"}}
+        text = json.dumps(inside if name in whole else {**values, name: "HERE"})
+        for value in VALUES:
+            kept.write_text(text.replace('"HERE"', value), encoding="utf-8")
+            try:
+                found = read_analysis(kept, type(result)).result
+            except WorkspaceError as error:
+                told.append(str(error))
+            else:
+                presented(found)
+        tried(len(VALUES), "values of fields")
+    assert len(told) > 0.7 * len(VALUES) * (len(whole) + 2)
+    assert max(map(len, told)) < 1000
+
+
+def test_a_sequence_of_another_length_is_refused_by_its_name(
+    result: AnalysisResult, kept: Path
+) -> None:
+    values = fields(kept)
+    for name, value in result.to_json().items():
+        if not isinstance(value, list) or len(value) < 2:
+            continue
+        rewrite(kept, {**values, "result": {**result.to_json(), name: value[:-1]}})
+        with pytest.raises(WorkspaceError, match=r"result: \w+ has \d+ values where \d+ belong"):
+            read_analysis(kept, type(result))
+
+
+def test_a_file_of_another_kind_is_refused(result: AnalysisResult, kept: Path) -> None:
+    rewrite(kept, {**fields(kept), "kind": "other"})
+    with pytest.raises(WorkspaceError, match=f"kind is 'other' where '{result.kind}' belongs"):
+        read_analysis(kept, type(result))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_figure_has_no_text_on_another_and_fits_its_page(
+    result: AnalysisResult, width: float, tmp_path: Path
+) -> None:
+    drawing = result.drawing(width)
+    assert drawing.width <= max(width, 480)
+    titled(result.title(), result.seen, drawing).save(tmp_path / "figure.svg")
+    assert Drawing(tmp_path / "figure.svg").faults() == []

@@ -1,0 +1,62 @@
+"""What every analysis of stored activations is given beside its own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.text import csv_text
+from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.arguments.checks import check_stored, find_workspace
+from bertvision.verbs.arguments.reading import StrPath, path_of
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.analysis.result import AnalysisResult
+
+R = TypeVar("R", bound="AnalysisResult")
+
+
+def analysed(
+    run: Callable[[Workspace, Path | None], R],
+    tags: Sequence[str],
+    splits: Sequence[str],
+    *,
+    scheduler: str,
+    plot: StrPath | None,
+    csv: StrPath | None,
+    workspace: StrPath | None,
+    store: StrPath | None,
+) -> R:
+    """What an analysis gives, after every check that needs nothing heavy; its rows are written.
+
+    Args:
+        run: imports what it needs, and analyses: called with the workspace and the figure's file.
+        tags: snapshots that it reads.
+        splits: that it reads of each.
+        scheduler: where it computes.
+        plot: SVG file to write.
+        csv: file for the rows.
+        workspace: folder of the experiment.
+        store: activation store.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: an option is wrong.
+    """
+    from bertvision.pipelines.scheduler import check_scheduler
+
+    figure = path_of(plot)
+    if figure is not None:
+        check_suffix(figure)
+    check_scheduler(scheduler)
+    space = find_workspace(workspace, store)
+    for tag in tags:
+        for split in splits:
+            check_stored(space, tag, split)
+    result = run(space, figure)
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(result.rows()))
+    return result
