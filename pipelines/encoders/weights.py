@@ -8,9 +8,11 @@ lie elsewhere. So the folder is held to the two layouts that `save_pretrained` w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import safe_open
+from torch import Tensor
 
 from bertvision.errors import InputError
 from bertvision.pipelines.files import read_json, sha256_of_files
@@ -78,6 +80,22 @@ def check_loading(folder: Path) -> None:
 def weights_digest(folder: Path) -> str:
     """Hex sha256 of the bytes of a checkpoint folder's weights."""
     return sha256_of_files(weight_files(folder))
+
+
+def weights_of(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Some tensors of a checkpoint folder's weights.
+
+    Raises:
+        InputError: one is not there.
+    """
+    found: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as weights:
+            there = set(weights.keys())
+            found |= {name: weights.get_tensor(name) for name in names if name in there}
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"the weights in {folder} lack {', '.join(missing)}")
+    return found
 
 
 def has_pooler(folder: Path) -> bool:

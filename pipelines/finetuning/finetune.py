@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from bertvision.pipelines.training.lightning import (
     trainer,
 )
 from bertvision.pipelines.training.resume import ResumeFile
+from bertvision.pipelines.variants.registry import load_variants
+from bertvision.pipelines.variants.variant import Variant
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
@@ -108,7 +111,8 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
     folder = workspace.root / "finetune"
-    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock, folder / "log.csv")
+    variants = load_variants(settings.variant)
+    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock, folder / "log.csv", variants)
     saver.check()
     _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
     saver.save(0)
@@ -128,7 +132,12 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     total_steps = round(settings.epochs * per_epoch)
-    module = FinetuneModule(model, task, settings, total_steps=total_steps, digest=config.digest())
+    module = FinetuneModule(
+        *(model, task, settings),
+        total_steps=total_steps,
+        digest=config.digest(),
+        variants=variants,
+    )
     training_log = TrainingLog(saver.log_file, max(missing), "fine-tuning", ["loss", "lr"])
     with quiet_lightning(), resume_file.guard():
         trainer(
@@ -171,8 +180,10 @@ class _Snapshots(pl.Callback):
         per_epoch: int,
         clock: Clock,
         log_file: Path,
+        variants: Sequence[Variant],
     ) -> None:
         self.workspace = workspace
+        self.variants = variants
         self.model = model
         self.tokenizer = tokenizer
         self.per_epoch = per_epoch
@@ -203,9 +214,12 @@ class _Snapshots(pl.Callback):
     def save(self, step: int) -> None:
         for tag in self.due.get(step, []):
             if not self.made([tag]):
+                model = self.model
+                for variant in self.variants:
+                    model = variant.whole(model)
                 save_snapshot(
                     self.workspace.snapshot_dir(tag),
-                    self.model,
+                    model,
                     self.tokenizer,
                     self.workspace.config,
                     tag=tag,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import pytorch_lightning as pl
 import torch
@@ -14,6 +15,7 @@ from bertvision.errors import WorkspaceError
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.variants.variant import Groups, Variant
 from bertvision.pipelines.workspace.config import FinetuneConfig
 
 
@@ -32,30 +34,46 @@ class FinetuneModule(pl.LightningModule):
         *,
         total_steps: int,
         digest: str,
+        variants: Sequence[Variant] = (),
     ) -> None:
         """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
         super().__init__()
         self.automatic_optimization = False
-        self.model = model.train()
+        self.model = model
+        self.variants = variants
         self.task = task
         self.settings = settings
         self.precision = resolve_precision(settings.precision)
         self.total_steps = total_steps
         self.digest = digest
         self.steps_taken = 0
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """As of every module; variants may keep a part out of training."""
+        super().train(mode)
+        for variant in self.variants if mode else ():
+            variant.train(self.model)
+        return self
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam with bias correction; AdamW where weights decay: matrices, and not vectors."""
         lr, decay = self.settings.lr, self.settings.weight_decay
         parameters = list(self.model.parameters())
-        if decay == 0:
-            return torch.optim.Adam(parameters, lr=lr, fused=True)
-        spared = {id(p) for p in parameters if self.settings.spare_vectors and p.dim() < 2}
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if id(p) not in spared]},
-            {"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=True)
+        groups: Groups = [{"params": parameters}]
+        if decay:
+            spared = {id(p) for p in parameters if self.settings.spare_vectors and p.dim() < 2}
+            groups = [
+                {"params": [p for p in parameters if id(p) not in spared], "weight_decay": decay},
+                {"params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0},
+            ]
+        for variant in self.variants:
+            groups = variant.groups(self.model, groups)
+        for variant in self.variants:
+            if (other := variant.optimizer(groups, lr)) is not None:
+                return other
+        kind = torch.optim.AdamW if decay else torch.optim.Adam
+        return kind(groups, lr=lr, weight_decay=decay, fused=True)
 
     def training_step(self, step: Step, batch_idx: int) -> dict[str, Any]:
         """Take one optimiser step; returns its mean loss and learning rate."""
@@ -63,7 +81,7 @@ class FinetuneModule(pl.LightningModule):
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         lr = learning_rate(self.settings, step.number, self.total_steps)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1.0)
         windows = sum(len(batch.input_ids) for batch in step.batches)
         total = torch.zeros((), device=self.device)
         optimizer.zero_grad()
@@ -77,6 +95,8 @@ class FinetuneModule(pl.LightningModule):
             # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         optimizer.step()
+        for variant in self.variants:
+            variant.after_step(self.model, step.number + 1)
         self.steps_taken += 1
         return {"loss": total, "log": {"loss": total, "lr": lr}}
 

@@ -25,6 +25,7 @@ from bertvision.pipelines.files import write_text
 from bertvision.pipelines.plain_yaml import read_yaml
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.variants.registry import check_names
 
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
 
@@ -79,6 +80,8 @@ class FinetuneConfig(Settings):
     precision: Literal["auto", "32", "bf16"] = "auto"
     train_questions: int | None = Field(None, ge=1)
     """Train on a seeded subset of at most this many questions, by whole context."""
+    variant: tuple[str, ...] = ()
+    """Changes to fine-tuning, such as ``freeze:6`` (see docs/variants.md)."""
     seed: int = Field(0, ge=0)
     """Decides the held-out part, the order of batches, dropout and the new output layer."""
 
@@ -88,6 +91,12 @@ class FinetuneConfig(Settings):
         if not tags:
             raise InputError("save_at names no snapshot: give at least one, such as 1e")
         return tuple(sorted(set(tags)))
+
+    @field_validator("variant")
+    @classmethod
+    def _known(cls, variant: tuple[str, ...]) -> tuple[str, ...]:
+        check_names(variant)
+        return variant
 
     @model_validator(mode="after")
     def _within_epochs(self) -> FinetuneConfig:
@@ -112,7 +121,7 @@ class FinetuneConfig(Settings):
 
 _LATER = {
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
-    "finetune": ("spare_vectors",),
+    "finetune": ("spare_vectors", "variant"),
 }
 """Settings that came with later versions: workspaces from before keep their digest."""
 

@@ -24,6 +24,7 @@ from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts
 from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.variants.registry import fitting_depth
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,
@@ -221,7 +222,9 @@ def _config(
             revision=checkpoint.revision,
             weights_sha256=weights_digest(checkpoint.folder),
             hidden_size=size.hidden_size,
-            num_hidden_layers=size.layers,
+            num_hidden_layers=fitting_depth(
+                finetune.variant, size.layers, load_task(task.name).kind
+            ),
         ),
         task=task,
         data=data,

@@ -89,6 +89,10 @@ class FinetuneOptions(Options):
     overlap: Annotated[
         int | None, Option("Tokens that neighbouring windows share (default 128).")
     ] = None
+    variant: Annotated[
+        tuple[str, ...] | None,
+        Option("Changes to fine-tuning, such as freeze:6,layer-decay:0.9 (docs/variants.md)."),
+    ] = None
     seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
 
     def source(self, split: str) -> str | None:

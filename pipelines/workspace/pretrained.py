@@ -19,6 +19,8 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.variants.registry import load_variants
+from bertvision.pipelines.variants.variant import begin
 from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -42,11 +44,16 @@ def pretrained(workspace: Workspace) -> PretrainedEncoder:
 
 
 def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreTrainedModel:
-    """The pretrained encoder with the task's output layer, made new from the workspace's seed."""
-    task = workspace.config.task
-    kind = load_task(task.name)
-    torch.manual_seed(workspace.config.finetune.seed)
-    return load_model(checkpoint.folder, kind.model_class, **kind.model_options(task))
+    """The pretrained encoder as fine-tuning begins with it.
+
+    It has the task's output layer, made new from the workspace's seed, and the variants' changes.
+    """
+    config = workspace.config
+    kind = load_task(config.task.name)
+    torch.manual_seed(config.finetune.seed)
+    model = load_model(checkpoint.folder, kind.model_class, **kind.model_options(config.task))
+    begin(load_variants(config.finetune.variant), model)
+    return model
 
 
 def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
@@ -87,5 +94,6 @@ def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
         if twin is not None and getattr(whole, "pooler", None) is None:
             # a checkpoint without one: its twin has none either
             model.base_model.register_module("pooler", None)
+        begin(load_variants(config.finetune.variant), model)
     tokenizer = load_tokenizer(checkpoint.folder)
     save_snapshot(folder, model, tokenizer, config, tag=tag, step=0, steps_per_epoch=0, seconds=0.0)

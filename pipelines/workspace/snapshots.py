@@ -28,6 +28,8 @@ from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.records import digest_of, write_record
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.variants.registry import load_variants
+from bertvision.pipelines.variants.variant import restore
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.records import (
     MARKER,
@@ -121,6 +123,7 @@ def load_snapshot(folder: Path, *, verify: bool = True) -> Snapshot:
         tokenizer = _tokenizer(folder, info)
         task = load_task(info.task.name)
         model = load_model(folder, task.model_class, **task.model_options(info.task))
+        restore(load_variants(info.finetune.variant), model, folder)
         return Snapshot(model, tokenizer, info)
     except (InputError, OSError, ValueError) as error:
         raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {SNAPSHOT_REMEDY}") from error

@@ -1,0 +1,101 @@
+"""The variants by name: light, because settings and the command line check names here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bertvision.errors import InputError, did_you_mean
+from bertvision.plugins import is_dotted_path, load_class, offered
+
+if TYPE_CHECKING:
+    from bertvision.models import Kind
+    from bertvision.pipelines.variants.variant import Variant
+
+_HERE = "bertvision.pipelines.variants"
+VARIANTS: dict[str, str] = {
+    "keep": f"{_HERE}.depth:Keep",
+    "drop": f"{_HERE}.depth:Drop",
+    "copy": f"{_HERE}.depth:Copy",
+    "extra": f"{_HERE}.depth:Extra",
+    "freeze": f"{_HERE}.freezing:Freeze",
+    "reinit": f"{_HERE}.few_samples:Reinitialise",
+    "no-bias-correction": f"{_HERE}.few_samples:NoBiasCorrection",
+    "layer-decay": f"{_HERE}.few_samples:LayerwiseDecay",
+    "mixout": f"{_HERE}.few_samples:Mixout",
+}
+"""Name → ``package.module:Class``, in the order in which several are applied."""
+GROUP = "bertvision.variants"
+"""Entry points under which installed packages offer more."""
+
+
+def load_variants(texts: Sequence[str]) -> list[Variant]:
+    """The variants that texts such as ``freeze:6`` name, in the order in which they are applied.
+
+    Args:
+        texts: a name, or a name, a colon and an argument; also ``package.module:Class``, with
+            ``=argument`` behind it where it takes one.
+
+    Raises:
+        InputError: there is none of a name, an argument is wrong, or a name stands twice.
+    """
+    check_names(texts)
+    known = {**VARIANTS, **offered(GROUP)}
+    found: list[Variant] = []
+    for text in texts:
+        name, argument = _parts(text)
+        named = is_dotted_path(name)
+        kind = load_class(name if named else known[name], "variant", named=named)
+        found.append(kind(name, argument))
+    order = {name: i for i, name in enumerate(known)}
+    return sorted(found, key=lambda variant: order.get(variant.name, len(order)))
+
+
+def check_names(texts: Sequence[str]) -> None:
+    """Refuse names of no variant, before anything heavy is imported.
+
+    Raises:
+        InputError: there is none of a name, or one stands twice.
+    """
+    known, seen = {**VARIANTS, **offered(GROUP)}, set[str]()
+    for text in texts:
+        name, _ = _parts(text)
+        if not is_dotted_path(name) and name not in known:
+            raise InputError(
+                f"--variant {text}: there is no variant {name!r}; "
+                f"{did_you_mean(name, list(known))}choose from {', '.join(known)}"
+            )
+        if name in seen:
+            raise InputError(f"--variant {','.join(texts)}: {name} stands twice")
+        seen.add(name)
+
+
+def fitting_depth(texts: Sequence[str], layers: int, kind: Kind) -> int:
+    """The transformer layers of an encoder with variants, after checking that each fits it.
+
+    Args:
+        texts: as of `load_variants`.
+        layers: of the pretrained encoder.
+        kind: of the task.
+
+    Raises:
+        InputError: one does not fit; names it, and what is allowed.
+    """
+    for variant in load_variants(texts):
+        if kind not in variant.kinds:
+            raise InputError(
+                f"--variant {variant} is for tasks of the kind {' or '.join(variant.kinds)}, and "
+                f"this one is of the kind {kind}: leave it out, or choose another --task"
+            )
+        variant.check(layers)
+        layers = variant.depth(layers)
+    return layers
+
+
+def _parts(text: str) -> tuple[str, str | None]:
+    """A variant's name and its argument."""
+    name, colon, argument = text.partition(":")
+    path, equals, own = text.partition("=")
+    if name not in VARIANTS and is_dotted_path(path):
+        return path, own if equals else None
+    return name, argument if colon else None

@@ -1,0 +1,358 @@
+"""Variants of fine-tuning: each does what it is named for, to the last bit where that is exact."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel
+from workspaces import SETTINGS, write_squad
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.finetuning.module import FinetuneModule
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.variants.few_samples import PlainAdam
+from bertvision.pipelines.variants.registry import VARIANTS, fitting_depth, load_variants
+from bertvision.pipelines.variants.variant import (
+    Variant,
+    begin,
+    embeddings,
+    transformer_layers,
+)
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+EXAMPLES = {
+    "keep": "keep:1",
+    "drop": "drop:1",
+    "copy": "copy:1",
+    "extra": "extra:1",
+    "freeze": "freeze:1",
+    "reinit": "reinit:1",
+    "no-bias-correction": "no-bias-correction",
+    "layer-decay": "layer-decay:0.5",
+    "mixout": "mixout:0.9",
+}
+"""One of each, for the encoder of two layers."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and runs are compared bit for bit here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("squad")
+    data = {name: write_squad(folder / f"{name}.json", n, n) for name, n in _SIZES.items()}
+    settings = {**SETTINGS, "epochs": 1.0, "save_at": ("0e", "1e")}
+    return {"model": str(tiny_bert), **data, **settings}
+
+
+_SIZES = {"train": 10, "dev": 3}
+
+
+@pytest.fixture
+def model(tiny_bert: Path) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return load_model(tiny_bert, AutoModelForQuestionAnswering)
+
+
+def training(model: PreTrainedModel, *variants: str, **settings: Any) -> FinetuneModule:
+    """The module that trains a model, with variants that have begun."""
+    found = load_variants(variants)
+    torch.manual_seed(1)
+    begin(found, model)
+    return FinetuneModule(
+        *(model, load_task("squad_v2"), FinetuneConfig.model_validate(settings)),
+        total_steps=1,
+        digest="",
+        variants=found,
+    )
+
+
+def weights_of(module: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def states(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.inference_mode():
+        found: tuple[torch.Tensor, ...] = model.base_model(
+            input_ids=ids, output_hidden_states=True
+        ).hidden_states
+    return found
+
+
+def test_every_variant_has_an_example_here() -> None:
+    assert set(EXAMPLES) == set(VARIANTS)
+
+
+@pytest.mark.parametrize("text", ["keep:1", "drop:1"])
+def test_the_lowest_layers_alone_give_the_lowest_states(model: PreTrainedModel, text: str) -> None:
+    before = states(model)
+    begin(load_variants([text]), model)
+    for found, expected in zip(states(model), before[:2], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert model.config.num_hidden_layers == 1
+
+
+def test_copied_layers_have_the_weights_of_the_last_and_their_own_gradient(
+    model: PreTrainedModel,
+) -> None:
+    before = states(model)
+    begin(load_variants(["copy:2"]), model)
+    layers = transformer_layers(model)
+    assert len(layers) == model.config.num_hidden_layers == 4
+    for lower, upper in ((0, 2), (1, 3)):
+        assert same(weights_of(layers[lower]), weights_of(layers[upper]))
+        assert not set(map(id, layers[lower].parameters())) & set(
+            map(id, layers[upper].parameters())
+        )
+    for found, expected in zip(states(model)[:3], before, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_extra_layers_are_new_and_those_below_are_as_they_were(model: PreTrainedModel) -> None:
+    before, lower = states(model), weights_of(transformer_layers(model))
+    torch.manual_seed(3)
+    begin(load_variants(["extra:1"]), model)
+    layers = transformer_layers(model)
+    assert same(weights_of(nn.ModuleList(list(layers)[:2])), lower)
+    new = dict(layers[2].named_parameters())
+    weight = new["intermediate.dense.weight"]
+    assert weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.1)
+    assert not new["intermediate.dense.bias"].any()
+    for found, expected in zip(states(model)[:3], before, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_reinitialised_layers_are_new_and_others_are_not(model: PreTrainedModel) -> None:
+    layers = transformer_layers(model)
+    with torch.no_grad():
+        for p in layers.parameters():
+            p.fill_(7.0)
+    lower = weights_of(layers[0])
+    begin(load_variants(["reinit:1"]), model)
+    assert same(weights_of(layers[0]), lower)
+    assert not any((p == 7).any() for p in layers[1].parameters())
+    norm = dict(layers[1].named_parameters())["output.LayerNorm.weight"]
+    assert (norm == 1).all()
+
+
+def test_frozen_layers_keep_their_weights_and_drop_nothing_out(model: PreTrainedModel) -> None:
+    module = training(model, "freeze:1", lr=0.1, weight_decay=0.5)
+    optimizer = module.configure_optimizers()
+    module.train()
+    lower = [*embeddings(model), transformer_layers(model)[0]]
+    assert not any(part.training for top in lower for part in top.modules())
+    assert transformer_layers(model)[1].training
+    one, other = (states(model) for _ in range(2))
+    assert torch.equal(one[1], other[1])
+    assert not torch.equal(one[2], other[2])  # the layer above drops out
+    frozen = [weights_of(part) for part in lower]
+    upper = weights_of(transformer_layers(model)[1])
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert all(same(weights_of(part), held) for part, held in zip(lower, frozen, strict=True))
+    assert not same(weights_of(transformer_layers(model)[1]), upper)
+
+
+def test_layers_learn_the_slower_the_lower_they_lie(model: PreTrainedModel) -> None:
+    module = training(model, "layer-decay:0.5", lr=1.0)
+    optimizer = module.configure_optimizers()
+    rates = {id(p): g.get("scale", 1.0) for g in optimizer.param_groups for p in g["params"]}
+    assert len(rates) == len(list(model.parameters()))
+    expected = [(embeddings(model)[0], 0.125)]
+    expected += [
+        (layer, 0.5**k) for layer, k in zip(transformer_layers(model), (2, 1), strict=True)
+    ]
+    expected += [(model.qa_outputs, 1.0)]  # type: ignore[list-item]
+    for part, scale in expected:
+        assert {rates[id(p)] for p in part.parameters()} == {scale}
+
+
+def test_adam_without_bias_correction_is_the_published_update() -> None:
+    p = nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    optimizer = PlainAdam([{"params": [p], "weight_decay": 0.1}], lr=0.01)
+    expected, m, v = p.detach().clone(), torch.zeros(3), torch.zeros(3)
+    for slope in ([1.0, 2.0, -3.0], [0.5, 0.0, 4.0], [-1.0, 1.0, 1.0]):
+        g = torch.tensor(slope, dtype=torch.float64)
+        p.grad = g.clone()
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        expected = expected * (1 - 0.01 * 0.1) - 0.01 * m / (v.sqrt() + 1e-8)
+        torch.testing.assert_close(p.detach(), expected)
+
+
+def test_the_first_step_without_bias_correction_is_about_three_times_as_large(
+    model: PreTrainedModel,
+) -> None:
+    """(1 − β₁) / √(1 − β₂) = 0.1 / 0.0316: what Zhang et al. hold for the instability."""
+    moved = []
+    for variants in ((), ("no-bias-correction",)):
+        again = copy.deepcopy(model)
+        optimizer = training(again, *variants, lr=1e-3).configure_optimizers()
+        before = weights_of(again)
+        for parameter in again.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        moved.append((weights_of(again)[0] - before[0]).abs().mean().item())
+    assert moved[1] / moved[0] == pytest.approx(0.1 / 0.001**0.5, rel=1e-3)
+
+
+def test_mixout_computes_with_the_pretrained_weights_by_chance_and_with_the_own_in_the_mean(
+    model: PreTrainedModel,
+) -> None:
+    begin(load_variants(["mixout:0.5"]), model)
+    linear = next(m for m in model.base_model.modules() if isinstance(m, nn.Linear))
+    pretrained = linear.weight.detach().clone()
+    with torch.no_grad():
+        linear.weight.add_(1.0)
+        linear.bias.zero_()
+    unit = torch.eye(linear.in_features)
+    linear.eval()
+    torch.testing.assert_close(linear(unit).T, linear.weight)
+    linear.train()
+    torch.manual_seed(0)
+    drawn = torch.stack([linear(unit).T.detach() for _ in range(400)])
+    # an element is W where it was kept and U where not, rescaled so that the mean is W
+    kept, mixed = (linear.weight - 0.5 * pretrained) / 0.5, pretrained
+    assert torch.minimum((drawn - kept).abs(), (drawn - mixed).abs()).max() < 1e-5
+    torch.testing.assert_close(drawn.mean(0), linear.weight.detach(), atol=0.3, rtol=0)
+
+
+def fitted(options: dict[str, Any], folder: Path, text: str, **more: Any) -> Workspace:
+    finetune(folder, FinetuneOptions(**options, variant=(text,)), evaluate=False, **more)
+    return Workspace.find(folder)
+
+
+def snapshots(workspace: Workspace) -> dict[str, bytes]:
+    files = sorted(workspace.root.glob("snapshots/[0-9]*/model.safetensors"))
+    return {file.parent.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("text", EXAMPLES.values())
+def test_an_interrupted_run_with_a_variant_ends_in_the_same_snapshots(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    whole = fitted(options, tmp_path / "whole", text)
+    expected = snapshots(whole)
+    assert list(expected) == ["0e", "1e"]
+    assert expected["0e"] != expected["1e"]
+
+    step = FinetuneModule.training_step
+
+    def killed(self: FinetuneModule, batch: Any, batch_idx: int) -> dict[str, Any]:
+        if batch.number == 2:
+            raise KeyboardInterrupt
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(FinetuneModule, "training_step", killed)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fitted(options, tmp_path / "killed", text, resume_every_seconds=0)
+    assert (tmp_path / "killed" / "finetune" / "resume.ckpt").is_file()
+    monkeypatch.undo()
+    assert snapshots(fitted(options, tmp_path / "killed", text)) == expected
+
+
+@pytest.mark.parametrize("text", EXAMPLES.values())
+def test_a_snapshot_is_read_as_the_model_that_was_trained(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    from bertvision.pipelines.finetuning import finetune as module
+
+    trained: list[PreTrainedModel] = []
+    load = module.load_pretrained
+
+    def kept(*args: Any) -> PreTrainedModel:
+        trained.append(load(*args))
+        return trained[-1]
+
+    monkeypatch.setattr(module, "load_pretrained", kept)
+    workspace = fitted(options, tmp_path / "ws", text)
+    read = load_snapshot(workspace.snapshot_dir("1e")).model
+    depth = workspace.config.model.num_hidden_layers
+    assert len(states(read)) == depth + 1 == fitting_depth([text], 2, "span") + 1
+    for found, expected in zip(states(read), states(trained[0].eval()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    held = json.loads((workspace.snapshot_dir("1e") / "snapshot.json").read_text())
+    assert held["finetune"]["variant"] == [text]
+
+
+def test_variants_are_combined_in_one_order(model: PreTrainedModel) -> None:
+    one, other = (
+        load_variants(texts) for texts in (["freeze:1", "keep:1"], ["keep:1", "freeze:1"])
+    )
+    assert [str(v) for v in one] == [str(v) for v in other] == ["keep:1", "freeze:1"]
+    assert fitting_depth(["copy:2", "drop:1"], 12, "span") == 13
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["freez:2"], "there is no variant 'freez'; did you mean freeze"),
+        (["freeze"], "give freeze:LAYERS"),
+        (["no-bias-correction:1"], "give no-bias-correction alone"),
+        (["freeze:3"], "the encoder has 2 layers; freeze 0 to 2"),
+        (["keep:2"], "the encoder has 2 layers; keep 1 to 1"),
+        (["keep:0"], "give a whole number of layers, from 1"),
+        (["reinit:x"], "give a whole number of layers, from 0"),
+        (["keep:1", "freeze:2"], "the encoder has 1 layers; freeze 0 to 1"),
+        (["mixout:1"], "give a number between 0 and 1"),
+        (["layer-decay:1.5"], "give a number above 0, at most 1"),
+        (["freeze:1", "freeze:2"], "freeze stands twice"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_made(
+    options: dict[str, Any], tmp_path: Path, texts: list[str], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        finetune(tmp_path / "ws", FinetuneOptions(**options, variant=tuple(texts)))
+    assert not (tmp_path / "ws").exists()
+
+
+def test_a_workspace_is_continued_with_its_own_variant_alone(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    fitted(options, tmp_path / "ws", "keep:1")
+    with pytest.raises(WorkspaceError, match="was made with variant = keep:1, not freeze:1"):
+        fitted(options, tmp_path / "ws", "freeze:1")
+
+
+class Halved(Variant):
+    """A variant of one's own: one class, named by its dotted path."""
+
+    def begin(self, model: PreTrainedModel) -> None:
+        with torch.no_grad():
+            for parameter in model.base_model.parameters():
+                parameter.mul_(0.5)
+
+
+def test_a_variant_of_ones_own_is_a_class(
+    options: dict[str, Any], tmp_path: Path, tiny_bert: Path
+) -> None:
+    workspace = fitted(options, tmp_path / "ws", "test_variants:Halved")
+    before = load_model(tiny_bert, AutoModelForQuestionAnswering).base_model
+    now = load_snapshot(workspace.snapshot_dir("0e")).model.base_model
+    for found, expected in zip(now.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(found, 0.5 * expected)
