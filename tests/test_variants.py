@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from families import ENCODERS, LAYERS, make_family
 from torch import nn
-from transformers import AutoModelForQuestionAnswering, PreTrainedModel
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from workspaces import SETTINGS, write_squad
 
 from bertvision.errors import InputError, WorkspaceError
@@ -19,6 +24,7 @@ from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.module import FinetuneModule
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.variants.cls import IsotropicNorm, Standardised, output_layer
 from bertvision.pipelines.variants.few_samples import PlainAdam
 from bertvision.pipelines.variants.registry import VARIANTS, fitting_depth, load_variants
 from bertvision.pipelines.variants.variant import (
@@ -42,6 +48,8 @@ EXAMPLES = {
     "no-bias-correction": "no-bias-correction",
     "layer-decay": "layer-decay:0.5",
     "mixout": "mixout:0.9",
+    "cls-norm": "cls-norm",
+    "isobn": "isobn",
 }
 """One of each, for the encoder of two layers."""
 
@@ -241,7 +249,83 @@ def test_mixout_computes_with_the_pretrained_weights_by_chance_and_with_the_own_
     torch.testing.assert_close(drawn.mean(0), linear.weight.detach(), atol=0.3, rtol=0)
 
 
+def test_isobn_leaves_white_channels_alone_and_scales_correlated_ones_down() -> None:
+    random = torch.Generator().manual_seed(0)
+    white = torch.linalg.qr(torch.randn(400, 6, generator=random).sub(0.3))[0] * 400**0.5
+    white -= white.mean(0)
+    layer = IsotropicNorm(6)
+    layer(torch.linalg.qr(white)[0] * 400**0.5)
+    scale = layer.scale()
+    torch.testing.assert_close(scale, torch.ones(6), atol=0.02, rtol=0)
+
+    layer = IsotropicNorm(6)
+    x = torch.randn(400, 6, generator=random)
+    x[:, 1] = x[:, 0]  # two that say the same
+    x[:, 5] *= 10  # and one that varies much
+    layer(x)
+    sigma = x.std(0, correction=0)
+    rho = torch.corrcoef(x.T)
+    theta = (sigma * rho.square().mean(1) + 1e-3).rsqrt()
+    theta *= ((sigma**2).sum() / (sigma**2 * theta**2).sum()).sqrt()
+    torch.testing.assert_close(layer.scale(), theta, rtol=1e-4, atol=0)
+    assert layer.scale()[0] < layer.scale()[2]
+    assert layer.scale()[5] < layer.scale()[2]
+    assert layer.eval()(x).var(0).sum().item() == pytest.approx(x.var(0).sum().item(), rel=1e-3)
+
+
+def test_isobn_keeps_running_means_of_covariances() -> None:
+    random = torch.Generator().manual_seed(0)
+    layer, batches = IsotropicNorm(3), [torch.randn(8, 3, generator=random) for _ in range(3)]
+    for x in batches:
+        layer(x)
+    expected = torch.cov(batches[0].T, correction=0)
+    for x in batches[1:]:
+        expected = 0.95 * expected + 0.05 * torch.cov(x.T, correction=0)
+    torch.testing.assert_close(layer.covariance, expected)
+    layer(batches[0][:1])  # one vector has no variance, and is not counted
+    torch.testing.assert_close(layer.covariance, expected)
+
+
+def test_cls_norm_gives_channels_of_mean_0_and_variance_1() -> None:
+    x = 5 + 3 * torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    layer = Standardised(4)
+    out = layer(x)
+    torch.testing.assert_close(out.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.var(0, correction=0), torch.ones(4), atol=1e-4, rtol=0)
+    assert torch.isfinite(layer(x[:1])).all()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+def test_what_the_output_layer_reads_is_normalised_in_every_family(
+    family: str, tmp_path: Path
+) -> None:
+    folder = make_family(family, tmp_path)
+    model = load_model(folder, AutoModelForSequenceClassification, num_labels=3)
+    begin(load_variants(["cls-norm"]), model)
+    read: list[torch.Tensor] = []
+    output_layer(model)[1].register_forward_hook(lambda m, args, out: read.append(out))
+    ids = torch.randint(5, 20, (16, 9), generator=torch.manual_seed(0))
+    model.train()
+    logits = model(input_ids=ids).logits
+    torch.testing.assert_close(read[0], logits)
+    torch.testing.assert_close(
+        logits.mean(0), output_layer(model)[1].bias, atol=1e-4, rtol=0
+    )  # of inputs of mean 0
+
+
+@pytest.mark.parametrize("family", [name for name in ENCODERS if name != "albert"])
+def test_single_layers_are_found_in_every_family(family: str, tmp_path: Path) -> None:
+    model = load_model(make_family(family, tmp_path), AutoModelForQuestionAnswering)
+    assert len(transformer_layers(model)) == LAYERS
+    below = {id(p) for part in embeddings(model) for p in part.parameters()}
+    above = {id(p) for p in transformer_layers(model).parameters()}
+    assert below
+    assert not below & above
+
+
 def fitted(options: dict[str, Any], folder: Path, text: str, **more: Any) -> Workspace:
+    if "classification" in load_variants([text])[0].kinds[:1]:
+        options = {**options, "task": "answerable"}
     finetune(folder, FinetuneOptions(**options, variant=(text,)), evaluate=False, **more)
     return Workspace.find(folder)
 
@@ -292,8 +376,13 @@ def test_a_snapshot_is_read_as_the_model_that_was_trained(
     workspace = fitted(options, tmp_path / "ws", text)
     read = load_snapshot(workspace.snapshot_dir("1e")).model
     depth = workspace.config.model.num_hidden_layers
-    assert len(states(read)) == depth + 1 == fitting_depth([text], 2, "span") + 1
+    assert len(states(read)) == depth + 1
     for found, expected in zip(states(read), states(trained[0].eval()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.inference_mode():
+        one, other = (model(input_ids=ids).to_tuple() for model in (read, trained[0]))
+    for found, expected in zip(one, other, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     held = json.loads((workspace.snapshot_dir("1e") / "snapshot.json").read_text())
     assert held["finetune"]["variant"] == [text]
@@ -321,6 +410,7 @@ def test_variants_are_combined_in_one_order(model: PreTrainedModel) -> None:
         (["mixout:1"], "give a number between 0 and 1"),
         (["layer-decay:1.5"], "give a number above 0, at most 1"),
         (["freeze:1", "freeze:2"], "freeze stands twice"),
+        (["isobn"], "is for tasks of the kind classification, and this one is of the kind span"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name_before_anything_is_made(

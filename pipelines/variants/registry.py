@@ -23,6 +23,8 @@ VARIANTS: dict[str, str] = {
     "no-bias-correction": f"{_HERE}.few_samples:NoBiasCorrection",
     "layer-decay": f"{_HERE}.few_samples:LayerwiseDecay",
     "mixout": f"{_HERE}.few_samples:Mixout",
+    "cls-norm": f"{_HERE}.cls:ClsNorm",
+    "isobn": f"{_HERE}.cls:IsoBn",
 }
 """Name → ``package.module:Class``, in the order in which several are applied."""
 GROUP = "bertvision.variants"
