@@ -19,6 +19,7 @@ from transformers import (
 )
 from workspaces import SETTINGS, write_squad
 
+import bertvision
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -425,6 +426,9 @@ def test_a_workspace_is_continued_with_its_own_variant_alone(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     fitted(options, tmp_path / "ws", "keep:1")
+    shown = bertvision.status(workspace=tmp_path / "ws")
+    assert shown.variant == ["keep:1"]
+    assert "variant    keep:1\n" in str(shown)
     with pytest.raises(WorkspaceError, match="was made with variant = keep:1, not freeze:1"):
         fitted(options, tmp_path / "ws", "freeze:1")
 

@@ -34,6 +34,8 @@ class Status(ShownRecord):
     workspace: str
     model: str
     task: str
+    variant: list[str] = []
+    """Changes to fine-tuning, such as ``freeze:6``."""
     items: dict[str, int]
     """By split."""
     snapshots: list[SnapshotStatus]
@@ -191,6 +193,7 @@ def status_table(status: Values) -> str:
         f"workspace  {status['workspace']}",
         f"model      {shorten(status['model'], 11)}",
         f"task       {status['task']} ({items or 'hidden states alone'})",
+        *([f"variant    {', '.join(status['variant'])}"] if status["variant"] else []),
         "",
         format_table(
             ["snapshot", "made", *(f"BERT {names[key]}" for key in scores), "activations"],

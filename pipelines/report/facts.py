@@ -62,7 +62,8 @@ def facts(
             f"batch {tuned.batch_size}"
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
-            f"precision {tuned.precision}, seed {tuned.seed}",
+            f"precision {tuned.precision}, seed {tuned.seed}"
+            + (f", variant {', '.join(tuned.variant)}" if tuned.variant else ""),
         ),
         ("Heads", _heads(workspace, left_out)),
         ("Activations", _stored(workspace)),

@@ -30,10 +30,10 @@ def status(workspace: Workspace) -> dict[str, Any]:
     """What a workspace holds and what can be run next, JSON-able.
 
     Returns:
-        ``workspace``, ``model``, ``task``, ``items`` by split, ``snapshots`` (tag, whether it
-        is made, BERT's first scores on dev), by tag the splits ``stored`` whole and those whose
-        extraction is ``unfinished``, ``heads``, those whose training is ``begun``, and ``next``,
-        a list of commands.
+        ``workspace``, ``model``, ``task``, ``variant``, ``items`` by split, ``snapshots`` (tag,
+        whether it is made, BERT's first scores on dev), by tag the splits ``stored`` whole and
+        those whose extraction is ``unfinished``, ``heads``, those whose training is ``begun``, and
+        ``next``, a list of commands.
     """
     config = workspace.config
     made = workspace.snapshots()
@@ -49,6 +49,7 @@ def status(workspace: Workspace) -> dict[str, Any]:
         "workspace": str(workspace.root),
         "model": config.model.name_or_path,
         "task": config.task.name,
+        "variant": list(config.finetune.variant),
         "items": {split: data.questions for split, data in config.data.items()},
         "snapshots": [
             {"tag": str(tag), "made": tag in made, "bert": _bert_scores(workspace, tag)}
