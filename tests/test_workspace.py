@@ -339,6 +339,7 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
         gradient_clip=1,
         precision="bf16" if config.finetune.precision == "32" else "32",
         train_questions=9,
+        variant=("freeze:1",),
         seed=9,
     )
     for name in FinetuneConfig.model_fields:

@@ -64,7 +64,7 @@ class Standardised(nn.BatchNorm1d):
     """Mean 0 and variance 1 of each channel, over the batch; without a scale of its own."""
 
     def __init__(self, width: int) -> None:
-        """Of vectors of ``width`` channels."""
+        """Normalise vectors of ``width`` channels."""
         super().__init__(width, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class IsotropicNorm(nn.Module):
     batches: Tensor
 
     def __init__(self, width: int) -> None:
-        """Of vectors of ``width`` channels."""
+        """Normalise vectors of ``width`` channels."""
         super().__init__()
         self.register_buffer("covariance", torch.zeros(width, width))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))

@@ -24,7 +24,7 @@ class Variant:
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("span", "classification")
-    """Of the tasks that it fits."""
+    """Kinds of the tasks that it fits."""
     needs: ClassVar[str | None] = None
     """What stands behind the colon, such as ``layers``; None where nothing may."""
     state: tuple[str, ...] = ()
