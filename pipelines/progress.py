@@ -8,12 +8,13 @@ from typing import Any
 from tqdm import tqdm
 
 
-def progress(total: int, desc: str, unit: str, *, initial: int = 0) -> tqdm[Any]:
+def progress(total: int, desc: str | None, unit: str, *, initial: int = 0) -> tqdm[Any]:
     """A tqdm bar on stderr; where stderr is no terminal it writes a line every ten seconds.
 
     Args:
         total: how many units the work has.
-        desc: what is being done, in one or two words.
+        desc: what is being done, in one or two words; None shows nothing, where it is a part of
+            what another bar shows.
         unit: what is counted (``example``, ``step``).
         initial: units done before this process started (a resumed run).
 
@@ -29,5 +30,6 @@ def progress(total: int, desc: str, unit: str, *, initial: int = 0) -> tqdm[Any]
         file=sys.stderr,
         mininterval=0.2 if interactive else 10.0,
         dynamic_ncols=interactive,
+        disable=desc is None,
         smoothing=0.05,
     )

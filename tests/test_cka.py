@@ -296,8 +296,8 @@ def test_plot_shows_both_matrices_with_their_numbers_layers_and_scale(tmp_path: 
     grey = [cell for cell in drawn.marks("cell") if cell in drawn.marks("none")]
     assert len(grey) == 2 * 3 + 1  # and the one that is explained
     tips = "\n".join(title.text or "" for title in drawn.root.iter(f"{SVG}title"))
-    assert f"layer 12 of 0.3e, 6 of 1e: {result.cka[2, 0]:.3f}" in tips
-    assert tips.count("of 1e: does not vary") == 6
+    assert f"layer of 0.3e 12, layer of 1e 6: {result.cka[2, 0]:.3f}" in tips
+    assert tips.count(": layer does not vary") == 6
 
 
 @pytest.mark.parametrize("layers", [(1, 1), (14, 14), (15, 14), (25, 25), (13, 49), (49, 2)])

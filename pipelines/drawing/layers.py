@@ -1,4 +1,4 @@
-"""Figures over the layers of an encoder: heat maps of layer × layer, lines, sets of channels."""
+"""Figures over the layers of an encoder: heat maps, lines, sets of channels."""
 
 from __future__ import annotations
 
@@ -32,23 +32,46 @@ def layer_maps(
 ) -> Canvas:
     """Heat maps of layer × layer on a scale of 0 to 1, layer 0 at the lower left.
 
-    As many stand side by side as there is room for.
-
-    Cells carry their numbers while there is room for them. NaN is grey, and said to be a layer
-    that does not vary.
-
     Args:
         quantity: name of the values.
-        maps: title → (rows, columns) values.
+        maps: title → (rows, columns) values; NaN is a layer that does not vary.
         rows: what the layers of the rows are layers of, and their numbers.
         columns: the same of the columns.
         width: px that there are.
     """
     (of_rows, down), (of_columns, across) = rows, columns
-    left = max(text_width(str(layer)) for layer in down) + 6
-    side = min(_LARGEST, min(_MAP, width - left) / max(len(down), len(across)))
+    named = (f"layer of {of_rows}", down), (f"layer of {of_columns}", across)
+    return value_maps(quantity, maps, *named, width, missing="layer does not vary")
+
+
+def value_maps(
+    quantity: str,
+    maps: Mapping[str, Array],
+    rows: tuple[str, Sequence[int]],
+    columns: tuple[str, Sequence[int]],
+    width: float,
+    *,
+    largest: float = _MAP,
+    missing: str = "no value",
+) -> Canvas:
+    """Heat maps on a scale of 0 to 1, the first row at the bottom.
+
+    As many stand side by side as there is room for. Cells carry their numbers while there is room
+    for them. NaN is grey.
+
+    Args:
+        quantity: name of the values.
+        maps: title → (rows, columns) values.
+        rows: name of the axis, and its numbers.
+        columns: the same of the columns.
+        width: px that there are.
+        largest: px that a map may be wide and high.
+        missing: what NaN is.
+    """
+    (y_name, down), (x_name, across) = rows, columns
+    left = max(text_width(str(number)) for number in down) + 6
+    side = min(_LARGEST, min(largest, width - left) / max(len(down), len(across)))
     numbered = side >= _NUMBERED
-    x_name, y_name = f"layer of {of_columns}", f"layer of {of_rows}"
     names = {title: shortened(title, width, bold=True) for title in maps}
     widest = max(text_width(name, bold=True) for name in names.values())
     widest = max(widest, text_width(x_name), text_width(y_name), left + side * len(across))
@@ -61,16 +84,16 @@ def layer_maps(
         c.text(x, top + _TOP - 12, y_name)
         cells = {
             (len(down) - 1 - i, j): _cell(
-                float(value), f"layer {down[i]} of {of_rows}, {across[j]} of {of_columns}", numbered
+                float(value), f"{y_name} {down[i]}, {x_name} {across[j]}", numbered, missing
             )
             for (i, j), value in np.ndenumerate(values)
         }
-        titles = [str(layer) for layer in reversed(down)], [str(layer) for layer in across]
+        titles = [str(number) for number in reversed(down)], [str(number) for number in across]
         heat_map(c, (x + left, top + _TOP), (side, side), *titles, cells, below=True)
         middle = max(left + side * len(across) / 2, text_width(x_name) / 2)
         c.text(x + middle, bottom + 34, x_name, anchor="middle")
     gaps = any(not np.isfinite(values).all() for values in maps.values())
-    c.height = _scale(c, quantity, bottom + _BELOW + 12, numbered, gaps)
+    c.height = _scale(c, quantity, bottom + _BELOW + 12, numbered, missing if gaps else None)
     return c
 
 
@@ -161,9 +184,9 @@ def layer_channels(
         series(p, 0, [(layer, row) for layer in at], tips, cls="dashed")
 
 
-def _cell(value: float, where: str, numbered: bool) -> Cell:
+def _cell(value: float, where: str, numbered: bool, missing: str) -> Cell:
     if not np.isfinite(value):
-        return Cell("none", 0.4, (), f"{where}: does not vary")
+        return Cell("none", 0.4, (), f"{where}: {missing}")
     texts = (f"{round(value, 2) + 0.0:.2f}".replace("-", "−"),) if numbered else ()
     return Cell("s0", _strength(value, numbered), texts, f"{where}: {value:.3f}")
 
@@ -173,7 +196,7 @@ def _strength(value: float, numbered: bool) -> float:
     return 0.04 + (0.54 if numbered else 0.96) * min(max(value, 0.0), 1.0)
 
 
-def _scale(c: Canvas, quantity: str, y: float, numbered: bool, gaps: bool) -> float:
+def _scale(c: Canvas, quantity: str, y: float, numbered: bool, missing: str | None) -> float:
     """The scale of the colour, and grey where there is some; makes room; returns the lower end."""
     x, step, steps = text_width(quantity) + 10, 8.0, 25
     c.text(0, y + 10, quantity)
@@ -183,9 +206,9 @@ def _scale(c: Canvas, quantity: str, y: float, numbered: bool, gaps: bool) -> fl
         at = x + step * (0.5 + value * (steps - 1))
         c.text(at, y + 28, f"{value:g}", anchor="middle", cls="tick")
     x += step * steps + 10
-    if gaps:
+    if missing is not None:
         c.rect(x + 20, y, 20, 13, "cell none", opacity=0.4)
-        c.text(x + 48, y + 10, "layer does not vary")
-        x += 48 + text_width("layer does not vary")
+        c.text(x + 48, y + 10, missing)
+        x += 48 + text_width(missing)
     c.width = max(c.width, x)
     return y + 34

@@ -129,7 +129,7 @@ def predict_logits(
     *,
     padding: int,
     precision: Precision,
-    desc: str,
+    desc: str | None,
     tokens_per_batch: int | None = None,
 ) -> tuple[dict[str, Float32Array], float]:
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
@@ -140,7 +140,7 @@ def predict_logits(
         windows: what to run it over.
         padding: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
-        desc: name of the progress bar.
+        desc: name of the progress bar; None shows none.
         tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
 
     Returns:
@@ -163,7 +163,7 @@ def predict_logits(
             rows = order[done : done + size]
             batch = collate(windows, first_token, rows, padding, token_types=token_types)
             with autocast(precision, where):
-                output = model(**{name: ids.to(where) for name, ids in batch.inputs.items()})
+                output = model(**batch.to(where).inputs)
             target = rows
             if spans:
                 real = batch.attention_mask.numpy().astype(bool)

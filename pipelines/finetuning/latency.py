@@ -142,15 +142,11 @@ def _to_device(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _on_device(batch: Batch) -> dict[str, Tensor]:
-    return {name: values.to(device()) for name, values in batch.inputs.items()}
-
-
 def _bert(model: PreTrainedModel) -> _System:
     """The encoder with the output layer that it was fine-tuned with."""
     _to_device(model)
     layers = int(model.config.num_hidden_layers)
-    return _System("BERT", None, layers, lambda batch: model(**_on_device(batch)))
+    return _System("BERT", None, layers, lambda batch: model(**batch.to(device()).inputs))
 
 
 def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], object]:
@@ -158,7 +154,7 @@ def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], ob
     module = head.module.to(device())
 
     def answer(batch: Batch) -> object:
-        output = model(**_on_device(batch), output_hidden_states=True)
+        output = model(**batch.to(device()).inputs, output_hidden_states=True)
         states = [*output.hidden_states]
         if head.config.kind == "classification":  # of [CLS] alone, and the pooler output behind
             states = [state[:, 0] for state in states]

@@ -34,6 +34,16 @@ class Batch(NamedTuple):
         types = self.token_type_ids
         return given if types is None else {**given, "token_type_ids": types}
 
+    def to(self, where: torch.device) -> Batch:
+        """The same batch on a device."""
+        types = self.token_type_ids
+        return Batch(
+            self.input_ids.to(where),
+            None if types is None else types.to(where),
+            self.attention_mask.to(where),
+            {name: of.to(where) for name, of in self.labels.items()},
+        )
+
 
 def collate(
     windows: Windows,

@@ -1,0 +1,156 @@
+"""Attention heads: what they look at, against known patterns; and gates that switch them off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import ENCODERS, LAYERS, make_family
+from torch import Tensor
+from transformers import AutoModel
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.attending.gates import gated
+from bertvision.pipelines.analysis.attending.looks import (
+    MEASURES,
+    AttentionResult,
+    attention,
+    looks,
+)
+from bertvision.pipelines.analysis.attending.maps import (
+    WindowMaps,
+    attention_maps,
+    load_eager,
+    sampled_windows,
+)
+from bertvision.pipelines.tasks.windows import Windows
+
+
+def of(weights: Tensor, sep: list[int]) -> dict[str, float]:
+    """The measures of one head's map."""
+    is_sep = np.isin(np.arange(weights.shape[-1]), sep)
+    return dict(zip(MEASURES, looks(weights[None, None], is_sep)[:, 0, 0].tolist(), strict=True))
+
+
+def test_known_patterns_have_their_share_and_no_entropy() -> None:
+    n = 6
+    assert of(torch.eye(n), [5]) == pytest.approx(
+        {"entropy": 0, "cls": 1 / n, "sep": 1 / n, "previous": 0, "next": 0, "same": 1}
+    )
+    before = torch.zeros(n, n)
+    before[torch.arange(1, n), torch.arange(n - 1)] = 1
+    before[0, 3] = 1  # the first token has none before it
+    found = of(before, [2])
+    assert found["previous"] == pytest.approx(1)
+    assert (found["next"], found["same"], found["entropy"]) == pytest.approx((0, 0, 0))
+    assert of(before.flip(0, 1), [2])["next"] == pytest.approx(1)
+    to_sep = torch.zeros(n, n)
+    to_sep[:, [2, 5]] = 0.5
+    assert of(to_sep, [2, 5])["sep"] == pytest.approx(1)
+    assert of(to_sep, [2, 5])["entropy"] == pytest.approx(np.log(2) / np.log(n))
+
+
+def test_attention_to_all_alike_is_what_the_last_row_says() -> None:
+    windows = [
+        WindowMaps(row, np.array([1, *[7] * (n - 2), 3], np.int32), torch.full((2, 3, n, n), 1 / n))
+        for row, n in enumerate((4, 9, 30))
+    ]
+    result = attention(iter(windows), sep=3)
+    for layer in range(2):
+        for head in range(3):
+            np.testing.assert_allclose(result.values[:, layer, head], result.alike, rtol=1e-6)
+    assert (result.n_windows, result.n_tokens) == (3, 43)
+
+
+def test_means_and_errors_are_over_windows_in_any_order() -> None:
+    random = np.random.default_rng(0)
+    windows = []
+    for row, n in enumerate((5, 12, 7, 20)):
+        weights = torch.from_numpy(random.dirichlet(np.ones(n), (2, 3, n))).float()
+        windows.append(WindowMaps(row, random.integers(0, 4, n).astype(np.int32), weights))
+    one, other = (attention(iter(some), sep=2) for some in (windows, windows[::-1]))
+    each = np.stack([looks(w.weights, w.input_ids == 2) for w in windows])
+    np.testing.assert_allclose(one.values, each.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(one.errors, each.std(0, ddof=1) / 2, rtol=1e-12)
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-12)
+    assert AttentionResult.from_json(one.to_json()).to_json() == one.to_json()
+    with pytest.raises(InputError, match="there is none"):
+        attention(iter([]), sep=2)
+
+
+def some_windows(lengths: list[int], vocabulary: int) -> Windows:
+    total = sum(lengths)
+    ids = np.random.default_rng(1).integers(5, vocabulary, total).astype(np.int32)
+    nothing = np.zeros((total, 2), np.int32)
+    rows = np.arange(len(lengths), dtype=np.int32)
+    return Windows(ids, np.zeros(total, np.uint8), nothing, np.array(lengths, np.int32), rows, {})
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_maps_are_those_of_the_model_alone_whatever_the_padding(
+    family: str, tmp_path: Path
+) -> None:
+    folder = make_family(family, tmp_path)
+    model, windows = load_eager(folder), some_windows([9, 4, 17, 9], 20)
+    found = {m.row: m for m in attention_maps(model, windows, np.array([0, 1, 3]))}
+    assert sorted(found) == [0, 1, 3]
+    for row, first in ((0, 0), (1, 9), (3, 30)):
+        ids = torch.from_numpy(windows.input_ids[first : first + windows.n_tokens[row]]).long()
+        alone = model(input_ids=ids[None], output_attentions=True).attentions
+        expected = torch.stack([of_layer[0] for of_layer in alone])
+        torch.testing.assert_close(found[row].weights, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            found[row].weights.sum(-1), torch.ones(expected.shape[:-1]), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_a_closed_gate_is_a_head_whose_slice_of_the_output_projection_is_zero(
+    family: str, tmp_path: Path
+) -> None:
+    folder = make_family(family, tmp_path)
+    model = AutoModel.from_pretrained(folder).eval()
+    ids = {"input_ids": torch.randint(5, 20, (2, 9), generator=torch.manual_seed(0))}
+    with torch.inference_mode():
+        before = model(**ids).last_hidden_state
+        with gated(model) as gates:
+            assert gates.shape == (LAYERS, 4)
+            torch.testing.assert_close(model(**ids).last_hidden_state, before)
+            gates[1, 2] = 0
+            masked = model(**ids).last_hidden_state
+        torch.testing.assert_close(model(**ids).last_hidden_state, before)
+        weights = [
+            p
+            for name, p in model.named_parameters()
+            if p.shape == (32, 32)
+            and name.endswith(
+                ("attention.output.dense.weight", "attention.out_lin.weight", "attn.Wo.weight")
+            )
+        ]
+        weights[1][:, 16:24] = 0  # the third of four heads
+        torch.testing.assert_close(model(**ids).last_hidden_state, masked, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(before, masked)
+
+
+def test_an_encoder_without_known_attention_heads_is_refused() -> None:
+    class Other(torch.nn.Module):
+        base_model = property(lambda self: self)
+        config = type(
+            "Config", (), {"num_hidden_layers": 2, "num_attention_heads": 4, "model_type": "other"}
+        )
+
+    with pytest.raises(InputError, match="where other has its attention heads"), gated(Other()):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_sample_of_windows_is_seeded_and_all_where_there_are_fewer() -> None:
+    assert sampled_windows(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
+    assert sampled_windows(5, None, 0).tolist() == [0, 1, 2, 3, 4]
+    one = sampled_windows(100, 10, 0)
+    assert len(one) == 10
+    assert sorted(set(one.tolist())) == one.tolist()
+    assert (
+        one.tolist() == sampled_windows(100, 10, 0).tolist() != sampled_windows(100, 10, 1).tolist()
+    )
