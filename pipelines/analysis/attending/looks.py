@@ -7,129 +7,15 @@ sections 3.1 to 3.3: many heads look at a neighbour, at [SEP], or broadly at all
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.attending.looks_result import MEASURES, AttentionResult
 from bertvision.pipelines.analysis.attending.maps import WindowMaps
-from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.layers import value_maps
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.text import fill, format_table
-
-MEASURES = ("entropy", "cls", "sep", "previous", "next", "same")
-"""What is measured of each head, in this order."""
-TITLES = {
-    "entropy": "entropy",
-    "cls": "to the first token",
-    "sep": "to [SEP]",
-    "previous": "to the previous token",
-    "next": "to the next token",
-    "same": "to itself",
-}
-"""How people read them."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AttentionResult(AnalysisResult):
-    """What each attention head looks at, in the mean over windows.
-
-    Attributes:
-        values: (measures, layers, heads) means over windows of the mean over their tokens: the
-            entropy in parts of that of looking at all tokens alike (1: broad, 0: at one token
-            alone), and shares of attention from 0 to 1.
-        errors: (measures, layers, heads) their standard errors over windows.
-        alike: (measures,) the same of looking at all tokens alike: what says nothing.
-        measures: names, see `MEASURES`.
-        layers: numbers of the transformer layers, from 1.
-        heads: numbers of the attention heads, from 1.
-        name: what was measured, for titles.
-        n_windows: windows that entered.
-        n_available: windows of the split.
-        n_tokens: tokens of these windows.
-        seed: of the sample of windows.
-    """
-
-    seen = (
-        "Heat maps of layer × attention head: the deeper the colour, the more of its attention a "
-        "head gives there; entropy 1 is attention to all tokens alike."
-    )
-
-    values: Array
-    errors: Array
-    alike: Array
-    measures: tuple[str, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    name: str
-    n_windows: int
-    n_available: int
-    n_tokens: int
-    seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        windows = f"{self.n_windows:,} of {self.n_available:,} windows"
-        return f"Attention heads, {self.name}, {windows}, {self.n_tokens:,} tokens"
-
-    def table(self) -> str:
-        """Text for a terminal: a row per layer, with its strongest heads."""
-        header = ["layer", "entropy", "(lowest, head)"]
-        header += [f"most {TITLES[name]} (head)" for name in self.measures[1:]]
-        rows = []
-        for i, layer in enumerate(self.layers):
-            least = int(self.values[0, i].argmin())
-            row = [str(layer), f"{self.values[0, i].mean():.3f}"]
-            row.append(f"{self.values[0, i, least]:.3f} ({self.heads[least]})")
-            for of in self.values[1:, i]:
-                row.append(f"{of.max():.3f} ({self.heads[int(of.argmax())]})")
-            rows.append(row)
-        rows.append(
-            ["(all alike)", f"{self.alike[0]:.3f}", "", *(f"{v:.3f}" for v in self.alike[1:])]
-        )
-        legend = (
-            "Entropy: mean over the layer's heads, in parts of that of looking at all tokens "
-            "alike. Others: the largest share of attention that a head of the layer gives there, "
-            "and which head; the last row is what attention to all tokens alike would give. Of "
-            "many heads one is always largest: --csv has them all, with standard errors."
-        )
-        return f"{self.title()}\n\n{format_table(header, rows)}\n\n{fill(legend)}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each head: measures and their standard errors."""
-        return [
-            {
-                "name": self.name,
-                "layer": layer,
-                "head": head,
-                **{
-                    key: value
-                    for k, measure in enumerate(self.measures)
-                    for key, value in (
-                        (measure, float(self.values[k, i, j])),
-                        (f"{measure}_se", float(self.errors[k, i, j])),
-                    )
-                },
-            }
-            for i, layer in enumerate(self.layers)
-            for j, head in enumerate(self.heads)
-        ]
-
-    def drawing(self) -> Canvas:
-        """A heat map of layer × head for each measure."""
-        maps = {TITLES[name]: of for name, of in zip(self.measures, self.values, strict=True)}
-        return value_maps(
-            "share of attention; entropy in parts of the broadest",
-            maps,
-            ("layer", self.layers),
-            ("attention head", self.heads),
-            per_line=3,
-        )
 
 
 def attention(

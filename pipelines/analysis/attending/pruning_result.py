@@ -1,0 +1,148 @@
+"""What an encoder loses without some of its attention heads, as it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from bertvision.pipelines.analysis.fields import Axes, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
+from bertvision.pipelines.drawing.layers import value_maps
+from bertvision.pipelines.drawing.svg import Canvas, Plot
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.tasks.scores import METRICS
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PruningResult(AnalysisResult):
+    """What an encoder loses without some of its attention heads.
+
+    Attributes:
+        rise: (layers, heads) by how much the mean loss rises where this head alone is masked;
+            below 0 the encoder does better without it.
+        loss: mean loss with all heads, on the same items.
+        left: (steps,) share of heads that are left.
+        score: (steps,) with the least important masked first, in per cent.
+        random: (orders, steps) with heads masked in a random order.
+        metric: name of the score.
+        trivial: score of the commonest answer; None where the metric has none.
+        layers: numbers of the transformer layers, from 1.
+        heads: numbers of the attention heads, from 1.
+        name: what was measured, for titles.
+        n_ranked: items by which heads were ordered.
+        n_scored: other items, of which the curve is.
+        seed: of the choice of items, and of the random orders.
+    """
+
+    kind = "prune"
+    heading = "Which attention heads the encoder needs"
+    caption = (
+        "Score with ever fewer attention heads: the least important masked first, and at random"
+    )
+    reading = (
+        "Attention heads are ordered by how much the loss rises where one alone is masked, on some "
+        "items; scores are of other items, by one rule, without a tuned threshold."
+    )
+    seen = (
+        "Above: by how much the loss rises without a head. Below: the score over the share of "
+        "heads that are left, the least important masked first, beside random orders."
+    )
+
+    rise: Annotated[Array, Axes.of("layers", "heads")]
+    loss: float
+    left: Annotated[Array, Axes.of("steps")]
+    score: Annotated[Array, Axes.of("steps")]
+    random: Annotated[Array, Axes.of("orders", "steps")]
+    metric: str
+    trivial: float | None
+    layers: Numbers
+    heads: Numbers
+    name: str
+    n_ranked: Count
+    n_scored: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        many = f"ordered on {self.n_ranked:,} items, scored on {self.n_scored:,} others"
+        return f"Pruning of attention heads, {self.name}, {many}"
+
+    def columns(self) -> list[Column]:
+        """Of a point of the curve."""
+        of = METRICS[self.metric]
+        return [
+            Column("percent", "heads left (%)", digits=0),
+            Column(self.metric, of),
+            Column("random", f"{of}, random order", sd=True),
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The points of the curve."""
+        return [row | {"percent": 100 * row["left"]} for row in self._curve()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each head, then a row for each point of the curve."""
+        of_heads = [
+            {"name": self.name, "layer": layer, "head": head, "rise": float(self.rise[i, j])}
+            for i, layer in enumerate(self.layers)
+            for j, head in enumerate(self.heads)
+        ]
+        return of_heads + self._curve()
+
+    def _curve(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": self.name,
+                "left": float(left),
+                self.metric: float(score),
+                "random": float(some.mean()),
+                "random_sd": float(some.std(ddof=1)),
+            }
+            for left, score, some in zip(self.left, self.score, self.random.T, strict=True)
+        ]
+
+    def remarks(self) -> list[str]:
+        """The heads that matter most, and how many do not."""
+        order = np.argsort(-self.rise, axis=None)[:5]
+        most = ", ".join(
+            f"{self.layers[i]}.{self.heads[j]} (+{self.rise[i, j]:.3f})"
+            for i, j in zip(*np.unravel_index(order, self.rise.shape), strict=True)
+        )
+        harmless = int((self.rise <= 0).sum())
+        found = [
+            f"Without one head the loss, {self.loss:.3f} with all, rises most at (layer.head) "
+            f"{most}; it does not rise at {harmless} of {self.rise.size} heads."
+        ]
+        if self.trivial is not None:
+            found.append(f"The commonest answer has {self.trivial:.1f}.")
+        return found
+
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """A heat map of layer × head, and the curve below it."""
+        top = max(float(self.rise.max()), 1e-9)
+        heat = value_maps(
+            f"rise of the loss, in parts of the largest ({top:.3f})",
+            {"Without one attention head": self.rise / top},
+            ("layer", self.layers),
+            ("attention head", self.heads),
+            width,
+        )
+        c = Canvas(width, heat.height + 330)
+        c.put(heat, 0, 0)
+        of, curve = METRICS[self.metric], np.stack([self.score, self.random.mean(axis=0)])
+        box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
+        p = Plot(c, *box, (0, 1), (1.1 * min(float(curve.min()), 0.0), 1.1 * float(curve.max())))
+        ticks = [(k / 10, f"{10 * k} %") for k in range(0, 11, 2)]
+        p.axes(ticks, "attention heads left", of)
+        names = ("least important masked first", "random order")
+        for i, (name, line) in enumerate(zip(names, curve, strict=True)):
+            points = list(zip(self.left.tolist(), line.tolist(), strict=True))
+            series(p, i, points, [f"{name}: {100 * x:.0f} %, {y:.1f}" for x, y in points])
+        entries = [sample(i, name) for i, name in enumerate(names)]
+        c.height = legend(c, entries, box[3] + 46, width) + 10
+        return c

@@ -1,0 +1,124 @@
+"""Groups of texts: known answers where groups differ by a shift alone, and invariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import v_measure_score
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.groups.apart import (
+    between_share,
+    centroids,
+    identified,
+    retrieved,
+    v_measure,
+)
+from bertvision.pipelines.analysis.groups.languages import check_groups, languages
+from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
+
+N, D = 60, 12
+
+
+def shifted(by: float = 5.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Three groups that say the same, each moved by a vector of its own."""
+    random = np.random.default_rng(seed)
+    same, shifts = random.normal(size=(N, D)), by * random.normal(size=(3, D))
+    x = np.concatenate([same + shift for shift in shifts]).astype(np.float32)
+    return x, np.repeat(np.arange(3), N)
+
+
+def run(x: np.ndarray, groups: np.ndarray, **options: object) -> LanguagesResult:
+    rows = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
+    names = ["de", "en", "fr"][: len(rows)]
+    return languages(lambda layer: x, rows, names, layers=[0], **options)  # type: ignore[arg-type]
+
+
+def test_groups_that_differ_by_a_shift_are_told_apart_until_they_are_centred() -> None:
+    found = run(*shifted(), translations=True)
+    assert found.identified[0] == found.clusters[0] == 1
+    assert found.clusters_centred[0] < 0.2
+    assert found.identified_centred[0] < 0.6
+    assert found.retrieved[0] < found.retrieved_centred[0] == 1
+
+
+def test_share_between_groups_is_that_of_the_analysis_of_variance() -> None:
+    x, groups = shifted(0.3)
+    means = np.stack([x[groups == g].mean(0) for g in range(3)])
+    within = ((x - means[groups]) ** 2).sum()
+    total = ((x - x.mean(0)) ** 2).sum()
+    assert between_share(x, groups, 3) == pytest.approx(1 - within / total, rel=1e-5)
+    assert between_share(x - means[groups], groups, 3) == pytest.approx(0, abs=1e-9)
+    assert between_share(means[groups], groups, 3) == pytest.approx(1)
+    assert np.isnan(between_share(np.ones((6, 2)), np.repeat([0, 1], 3), 2))
+
+
+def test_measures_do_not_change_where_the_space_is_turned_moved_or_scaled() -> None:
+    x, groups = shifted(0.4)
+    turn, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(D, D)))
+    one, other = (run(v.astype(np.float32), groups) for v in (x, 3 * x @ turn + 2))
+    np.testing.assert_allclose(one.between, other.between, rtol=1e-4)
+    np.testing.assert_allclose(one.clusters, other.clusters, rtol=1e-6)
+
+
+def test_retrieval_is_that_of_all_pairs() -> None:
+    x, groups = shifted(0.5, seed=3)
+    each = [x[groups == g] for g in range(3)]
+    hits = []
+    for a in range(3):
+        for b in range(3):
+            for n in range(N if a != b else 0):
+                cosines = [
+                    v @ each[a][n] / np.linalg.norm(v) / np.linalg.norm(each[a][n]) for v in each[b]
+                ]
+                hits.append(int(np.argmax(cosines)) == n)
+    assert retrieved(x, groups, 3) == pytest.approx(np.mean(hits))
+    assert 0.02 < np.mean(hits) < 1
+
+
+def test_clusters_are_scored_as_the_definition_says() -> None:
+    x, groups = shifted()
+    assert v_measure(x, groups, 3, 0) == pytest.approx(1)
+    other = np.random.default_rng(0).integers(0, 3, len(groups))
+    assert v_measure(x, other, 3, 0) == pytest.approx(v_measure_score(other, groups), abs=1e-9)
+
+
+def test_a_classifier_is_scored_on_texts_it_did_not_see() -> None:
+    random = np.random.default_rng(0)
+    x, groups = random.normal(size=(200, 40)), random.integers(0, 2, 200)
+    train = np.arange(200) < 100
+    right = identified(x.astype(np.float32), groups, train)
+    assert len(right) == 100
+    assert 0.3 < right.mean() < 0.7  # labels at random: 40 features fit the seen half, not this one
+
+
+def test_centroids_and_their_cosines_are_of_each_group() -> None:
+    x, groups = shifted()
+    means = centroids(x, groups, 3)
+    np.testing.assert_allclose(means[1], x[groups == 1].mean(0), rtol=1e-5)
+    found = run(x, groups).cosine[0]
+    expected = means[0] @ means[2] / np.linalg.norm(means[0]) / np.linalg.norm(means[2])
+    assert found[0, 2] == pytest.approx(expected)
+    np.testing.assert_allclose(np.diag(found), 1)
+
+
+def test_a_result_is_read_as_it_was_written() -> None:
+    found = run(*shifted())
+    assert LanguagesResult.from_json(found.to_json()).to_json() == found.to_json()
+    assert "retrieved" not in found.table()
+    assert "always naming the largest" in found.table().lower()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "translations", "says"),
+    [
+        ([20], False, "give two"),
+        ([20, 9], False, "'en' has 9 texts"),
+        ([20, 21], True, "de 20, en 21"),
+    ],
+)
+def test_groups_that_cannot_be_compared_are_refused(
+    sizes: list[int], translations: bool, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        check_groups(["de", "en"][: len(sizes)], sizes, translations=translations)
