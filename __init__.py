@@ -29,6 +29,8 @@ _MODULES = {
     "verbs.analyses.probe": ("probe",),
     "verbs.analyses.pairs": ("rank", "similarity"),
     "verbs.analyses.layers": ("cka", "rsa", "isotropy"),
+    "verbs.analyses.groups": ("languages",),
+    "verbs.analyses.heads": ("attention", "prune"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -110,6 +112,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
+    from bertvision.verbs.analyses.groups import languages as languages
+    from bertvision.verbs.analyses.heads import attention as attention
+    from bertvision.verbs.analyses.heads import prune as prune
     from bertvision.verbs.analyses.layers import cka as cka
     from bertvision.verbs.analyses.layers import isotropy as isotropy
     from bertvision.verbs.analyses.layers import rsa as rsa

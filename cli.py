@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import typer
 
 import bertvision
+from bertvision.commands.analyses.groups import languages
+from bertvision.commands.analyses.heads import attention, prune
 from bertvision.commands.analyses.layers import cka, isotropy, rsa
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
@@ -125,7 +127,7 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, rsa, isotropy)
+_ANALYSES = (probe, rank, similarity, cka, rsa, isotropy, languages, attention, prune)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")

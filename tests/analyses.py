@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 import dask.array as da
 import numpy as np
+import torch
 
 from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult, rsa
+from bertvision.pipelines.analysis.attending.looks import attention
+from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
+from bertvision.pipelines.analysis.attending.maps import WindowMaps
+from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.groups.languages import languages
+from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 from bertvision.pipelines.analysis.result import AnalysisResult
 
@@ -24,8 +31,45 @@ def _rsa() -> RsaResult:
     return rsa(splits, n_tokens=20, repeats=2)
 
 
+def _attention() -> AttentionResult:
+    random = torch.Generator().manual_seed(0)
+    ids = np.array([2, 7, 8, 3], np.int32)
+    weights = [torch.rand(2, 3, 4, 4, generator=random).softmax(-1) for _ in range(3)]
+    return attention([WindowMaps(i, ids, of) for i, of in enumerate(weights)], sep=3)
+
+
+def _pruning() -> PruningResult:
+    random = np.random.default_rng(0)
+    return PruningResult(
+        rise=random.normal(size=(2, 3)),
+        loss=1.5,
+        left=np.linspace(1, 0, 4),
+        score=np.array([80.0, 75.0, 40.0, 10.0]),
+        random=random.uniform(0, 80, (3, 4)),
+        metric="f1",
+        trivial=50.0,
+        layers=(1, 2),
+        heads=(1, 2, 3),
+        name="1e/dev",
+        n_ranked=5,
+        n_scored=6,
+        seed=0,
+    )
+
+
+def _languages() -> LanguagesResult:
+    values = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)
+    groups = [np.arange(12), np.arange(12, 24)]
+    return languages(
+        lambda layer: values + layer, groups, ["de", "en"], layers=[0, 1], translations=True
+    )
+
+
 MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
     RsaResult: _rsa,
     IsotropyResult: lambda: isotropy(states(0), components=(1, 3), outlier_sd=1.0),
+    AttentionResult: _attention,
+    PruningResult: _pruning,
+    LanguagesResult: _languages,
 }

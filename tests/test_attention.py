@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from families import ENCODERS, LAYERS, make_family
 from torch import Tensor
 from transformers import AutoModel
 
-from bertvision.errors import InputError
+import bertvision
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.analysis.attending.gates import gated
 from bertvision.pipelines.analysis.attending.looks import (
     MEASURES,
@@ -25,7 +27,11 @@ from bertvision.pipelines.analysis.attending.maps import (
     load_eager,
     sampled_windows,
 )
+from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.creation import feature_workspace
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def of(weights: Tensor, sep: list[int]) -> dict[str, float]:
@@ -154,3 +160,76 @@ def test_a_sample_of_windows_is_seeded_and_all_where_there_are_fewer() -> None:
     assert (
         one.tolist() == sampled_windows(100, 10, 0).tolist() != sampled_windows(100, 10, 1).tolist()
     )
+
+
+@pytest.fixture
+def copy(workspace: Workspace, tmp_path: Path) -> Path:
+    root = tmp_path / "copy"
+    shutil.copytree(workspace.root, root, ignore=lambda *_: {"heads", "activations", "analysis"})
+    return root
+
+
+def test_attention_of_a_snapshot_is_kept_and_taken_again(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is stored but the summary; another seed, or other weights, are measured anew."""
+    found = bertvision.attention("1e", windows=5, workspace=copy)
+    assert found.values.shape == (6, 2, 4)
+    assert (found.n_windows, found.name) == (5, "1e/dev")
+    assert sorted(p.name for p in (copy / "analysis").iterdir()) == [
+        "attention-1e-dev.json",
+        "attention-1e-dev.svg",
+    ]
+    caplog.set_level("INFO")
+    again = bertvision.attention("1e", windows=5, workspace=copy)
+    assert again.to_json() == found.to_json()
+    assert "as it was measured before" in caplog.text
+    caplog.clear()
+    other = bertvision.attention("1e", windows=5, seed=1, workspace=copy)
+    assert other.to_json() != found.to_json()
+    assert "as it was measured before" not in caplog.text
+    with pytest.raises(UnknownNameError, match="'test' is no split"):
+        bertvision.attention("1e", split="test", workspace=copy)
+
+
+def test_pruning_orders_heads_by_the_loss_without_them(copy: Path) -> None:
+    found = bertvision.prune("1e", items=8, precision="32", workspace=copy)
+    space = Workspace.find(copy)
+    snapshot, data = load_snapshot(space.snapshot_dir("1e")), space.dataset()
+    chosen = np.random.default_rng(0).permutation(len(data.items("dev")))[:8]
+    some = [data.items("dev")[i] for i in sorted(chosen[:4])]
+    windows = data.task.windows(some, snapshot.tokenizer, data.config)
+    batch = collate(
+        *(windows, windows.first_token, np.arange(len(windows)), 0, data.task.labels(windows))
+    )
+
+    def loss() -> float:
+        with torch.inference_mode():
+            return float(data.task.loss(snapshot.model(**batch.inputs), batch)) / len(windows)
+
+    with gated(snapshot.model) as gates:
+        assert found.loss == pytest.approx(loss(), rel=1e-5)
+        gates[1, 0] = 0
+        assert found.rise[1, 0] == pytest.approx(loss() - found.loss, abs=1e-5)
+    assert found.left.tolist()[0] == 1
+    assert found.left.tolist()[-1] == 0
+    # with all heads, and with none, the order makes no difference
+    for end in (0, -1):
+        assert {found.score[end], *found.random[:, end]} == {found.score[end]}
+    assert (found.n_ranked, found.n_scored) == (4, 4)
+
+
+def test_a_workspace_without_a_task_has_nothing_to_prune_by(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    feature_workspace(tmp_path / "ws", str(tiny_bert))
+    with pytest.raises(InputError, match="has no task by which attention heads"):
+        bertvision.prune("0e", workspace=tmp_path / "ws")
+
+
+def test_both_are_in_the_report(copy: Path, tmp_path: Path) -> None:
+    bertvision.attention("1e", windows=3, workspace=copy)
+    bertvision.prune("1e", items=4, workspace=copy)
+    page = bertvision.report(out=tmp_path / "report", workspace=copy).page.read_text()
+    assert "What attention heads look at" in page
+    assert "Which attention heads the encoder needs" in page

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.metrics import v_measure_score
 
-from bertvision.errors import InputError
+import bertvision
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.analysis.groups.apart import (
     between_share,
     centroids,
@@ -16,6 +20,8 @@ from bertvision.pipelines.analysis.groups.apart import (
 )
 from bertvision.pipelines.analysis.groups.languages import check_groups, languages
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.workspace.workspace import Workspace
 
 N, D = 60, 12
 
@@ -122,3 +128,37 @@ def test_groups_that_cannot_be_compared_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=says):
         check_groups(["de", "en"][: len(sizes)], sizes, translations=translations)
+
+
+def test_classes_of_a_file_and_data_sets_beside_each_other_are_groups(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(workspace.root, root, ignore=lambda *_: {"heads", "activations", "analysis"})
+    files = {}
+    for name, words in (("one", "anna founded rome in"), ("two", "who is the king of")):
+        rows = [f"{' '.join(words.split()[: 2 + i % 3])} {i},{name}" for i in range(12)]
+        files[name] = tmp_path / f"{name}.csv"
+        files[name].write_text("text,label\n" + "\n".join(rows) + "\n")
+    both = tmp_path / "both.csv"
+    both.write_text(files["one"].read_text() + files["two"].read_text().split("\n", 1)[1])
+    found = bertvision.languages("1e", task="csv", data=both, workspace=root)
+    assert (found.groups, found.sizes) == (("one", "two"), (12, 12))
+    assert len(found.layers) == 3
+    assert np.isnan(found.retrieved).all()
+    vectors = PooledSplit(Workspace.find(root), "1e", "both", "all", "mean").features([2])[:, 0]
+    groups = np.repeat([0, 1], 12)
+    assert found.between[2] == pytest.approx(between_share(vectors, groups, 2), rel=1e-6)
+    with pytest.raises(InputError, match="has no texts of their own"):
+        bertvision.languages("1e", task="squad_v2", workspace=root)
+    again = both.rename(tmp_path / "again.csv")
+    bertvision.extract("1e", task="csv", data=again, pool="mean", workspace=root)
+    with pytest.raises(WorkspaceError, match="changed|gone|cannot be read"):
+        bertvision.languages("1e", task="both,again", workspace=root)
+    both.write_text(again.read_text())
+    pair = bertvision.languages("1e", task="both,again", workspace=root, translations=True)
+    assert (pair.groups, pair.sizes) == (("again", "both"), (24, 24))
+    assert pair.between[2] == pytest.approx(0, abs=1e-9)
+    assert pair.retrieved[2] == 1  # the same texts
+    page = bertvision.report(out=tmp_path / "report", workspace=root).page.read_text()
+    assert "How far languages, or other groups of texts, lie apart" in page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple
 
@@ -48,7 +48,11 @@ class Job(Generic[R]):
     options: Mapping[str, Given]
     """By keyword what decides its result beside the splits; where it computes does not."""
     splits: Sequence[ActivationSplit]
-    """What it reads."""
+    """What it reads of the store."""
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Snapshots that it runs, with the digests of their weights."""
+    names_option: str = "--split"
+    """What the names are given as."""
 
     @property
     def settings(self) -> dict[str, JsonValue]:
@@ -58,13 +62,18 @@ class Job(Generic[R]):
     @property
     def name(self) -> str:
         """What its files are called, without suffix."""
-        named = [k for k, of in self.options.items() if of.named and of.value != of.default]
+        named = [
+            k if of.value is True else f"{k}-{of.value}"
+            for k, of in self.options.items()
+            if of.named and of.value != of.default
+        ]
         return "-".join([self.result.kind, *self.tags, "+".join(self.names), *named])
 
     @property
     def command(self) -> str:
         """What makes it again."""
-        words = ["bertvision", self.result.kind, *self.tags, "--split", ",".join(self.names)]
+        words = ["bertvision", self.result.kind, *self.tags]
+        words += [self.names_option, ",".join(self.names)]
         for keyword, given in self.options.items():
             if given.value != given.default:
                 words.append(f"--{keyword.replace('_', '-')}")
@@ -95,20 +104,21 @@ def kept_or_measured(
     check_suffix(drawn)
     for split in job.splits:
         _check_weights(workspace, split)
+    weights = {
+        str(split.tag): str(digest)
+        for split in job.splits
+        if (digest := _weights(split)) is not None
+    }
     made = {
+        "weights_sha256": {**weights, **job.runs},
         "splits_sha256": {split.name: SplitSource.of(split).record_sha256 for split in job.splits},
         "settings": job.settings,
     }
     result = _find(path, job, made)
     if result is None:
         result = measure()
-        weights = {
-            str(split.tag): str(digest)
-            for split in job.splits
-            if (digest := _weights(split)) is not None
-        }
         folder.mkdir(exist_ok=True)
-        values = {"weights_sha256": weights, "kind": result.kind, "result": result, **made}
+        values = {"kind": result.kind, "result": result, **made}
         record: type[Analysis[R]] = Analysis[job.result]  # type: ignore[name-defined]
         write_record(path, record(command=job.command, **values))
     result.figure().save(drawn)

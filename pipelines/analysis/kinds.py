@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
+from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
+from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.result import AnalysisResult
 
-ANALYSES: tuple[type[AnalysisResult], ...] = (CkaResult, RsaResult, IsotropyResult)
+ANALYSES: tuple[type[AnalysisResult], ...] = (
+    CkaResult,
+    RsaResult,
+    IsotropyResult,
+    LanguagesResult,
+    AttentionResult,
+    PruningResult,
+)
 """Classes of their results."""

@@ -42,12 +42,12 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
     Raises:
         InputError: it is not known where the family has its attention heads.
     """
-    encoder = model.base_model
-    layers, heads = encoder.config.num_hidden_layers, encoder.config.num_attention_heads
+    encoder, config = model.base_model, model.config
+    layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
     found = [m for name, m in encoder.named_modules() if name.endswith(_PROJECTIONS)]
     if len(found) not in (1, layers):
         raise InputError(
-            f"it is not known where {encoder.config.model_type} has its attention heads: found "
+            f"it is not known where {config.model_type} has its attention heads: found "
             f"{len(found)} output projections of attention for {layers} layers; BERT, RoBERTa, "
             "ELECTRA, DeBERTa, MPNet, DistilBERT, ALBERT, ModernBERT, GPT-2 and Llama can be masked"
         )

@@ -128,5 +128,5 @@ class AttentionResult(AnalysisResult):
             ("layer", self.layers),
             ("attention head", self.heads),
             width,
-            small=True,
+            largest=200.0,
         )

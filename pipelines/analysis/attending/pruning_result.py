@@ -136,7 +136,12 @@ class PruningResult(AnalysisResult):
         c.put(heat, 0, 0)
         of, curve = METRICS[self.metric], np.stack([self.score, self.random.mean(axis=0)])
         box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
-        p = Plot(c, *box, (0, 1), (1.1 * min(float(curve.min()), 0.0), 1.1 * float(curve.max())))
+        p = Plot(
+            c,
+            *box,
+            (0, 1),
+            (1.1 * min(float(curve.min()), 0.0), 1.1 * max(float(curve.max()), 1.0)),
+        )
         ticks = [(k / 10, f"{10 * k} %") for k in range(0, 11, 2)]
         p.axes(ticks, "attention heads left", of)
         names = ("least important masked first", "random order")

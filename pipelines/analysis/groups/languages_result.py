@@ -101,8 +101,8 @@ class LanguagesResult(AnalysisResult):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the cosines of every two centroids."""
         values = self.to_json()
-        keys = ("between", "identified", "identified_centred", "clusters", "clusters_centred")
-        keys += ("retrieved", "retrieved_centred")
+        keys = ["between", "identified", "identified_centred", "clusters", "clusters_centred"]
+        keys += ["retrieved", "retrieved_centred"]
         return [
             {
                 "name": self.name,
