@@ -55,6 +55,8 @@ _MODULES = {
     "models.heads": ("SpanHead",),
     "models.classification": ("ClassificationHead",),
     "models.outputs": ("ClassOutput", "SpanOutput", "class_loss", "span_loss"),
+    # variants of fine-tuning of one's own
+    "pipelines.variants.variant": ("Variant",),
     # tasks of one's own
     "pipelines.tasks.task": ("Task",),
     "pipelines.tasks.config": ("TaskConfig",),
@@ -108,6 +110,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     )
     from bertvision.pipelines.training.datamodule import HiddenStates as HiddenStates
     from bertvision.pipelines.training.trained_head import load_head as load_head
+    from bertvision.pipelines.variants.variant import Variant as Variant
     from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions

@@ -168,6 +168,7 @@ PUBLIC = """
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
+    Variant
     Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
     SentenceTask RawSentence SentenceRows require_fields
 """.split()  # noqa: SIM905

@@ -79,7 +79,7 @@ class AttentionResult(AnalysisResult):
         return f"Attention heads, {self.name}, {windows}, {self.n_tokens:,} tokens"
 
     def columns(self) -> list[Column]:
-        """Of a layer."""
+        """Columns for a layer."""
         return [
             Column("layer", "layer", "text"),
             Column("entropy", "entropy", digits=3),

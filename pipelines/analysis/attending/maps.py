@@ -27,7 +27,7 @@ class WindowMaps(NamedTuple):
     """The attention of one window."""
 
     row: int
-    """Of the window among all of its split."""
+    """Number of the window among all of its split."""
     input_ids: npt.NDArray[np.int32]
     """(tokens,)"""
     weights: Tensor

@@ -73,7 +73,7 @@ class PruningResult(AnalysisResult):
         return f"Pruning of attention heads, {self.name}, {many}"
 
     def columns(self) -> list[Column]:
-        """Of a point of the curve."""
+        """Columns for a point of the curve."""
         of = METRICS[self.metric]
         return [
             Column("percent", "heads left (%)", digits=0),
@@ -136,12 +136,8 @@ class PruningResult(AnalysisResult):
         c.put(heat, 0, 0)
         of, curve = METRICS[self.metric], np.stack([self.score, self.random.mean(axis=0)])
         box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
-        p = Plot(
-            c,
-            *box,
-            (0, 1),
-            (1.1 * min(float(curve.min()), 0.0), 1.1 * max(float(curve.max()), 1.0)),
-        )
+        low, high = min(float(curve.min()), 0.0), max(float(curve.max()), 1.0)
+        p = Plot(c, *box, (0, 1), (1.1 * low, 1.1 * high))
         ticks = [(k / 10, f"{10 * k} %") for k in range(0, 11, 2)]
         p.axes(ticks, "attention heads left", of)
         names = ("least important masked first", "random order")

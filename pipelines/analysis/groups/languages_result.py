@@ -80,7 +80,7 @@ class LanguagesResult(AnalysisResult):
         return bool(np.isfinite(self.retrieved).any())
 
     def columns(self) -> list[Column]:
-        """Of a layer; retrieval where there are translations."""
+        """Columns for a layer; retrieval where there are translations."""
         return [
             Column("layer", "layer", "text"),
             Column("between", "between", digits=3),
