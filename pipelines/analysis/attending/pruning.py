@@ -1,4 +1,4 @@
-"""Which attention heads a fine-tuned encoder needs: each masked alone, then many at once.
+"""The attention heads that a fine-tuned encoder needs: each masked alone, then many at once.
 
 Michel, Levy and Neubig (2019), *Are Sixteen Heads Really Better than One?* (arXiv:1905.10650),
 sections 3.1 and 4: masking one head changes little, and a good part can be left out. Heads are

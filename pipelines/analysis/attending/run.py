@@ -38,7 +38,7 @@ def attention(
     seed: int = 0,
     plot: Path | None = None,
 ) -> AttentionResult:
-    """What each attention head of a snapshot looks at, on sampled windows; runs the encoder.
+    """Measure what each attention head of a snapshot looks at, on sampled windows.
 
     Args:
         workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
@@ -94,7 +94,7 @@ def prune(
     seed: int = 0,
     plot: Path | None = None,
 ) -> PruningResult:
-    """Which attention heads a fine-tuned snapshot needs for its task; runs the encoder often.
+    """Find which attention heads a fine-tuned snapshot needs; runs the encoder often.
 
     Args:
         workspace: with the snapshot.
