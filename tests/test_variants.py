@@ -45,6 +45,7 @@ EXAMPLES = {
     "copy": "copy:1",
     "extra": "extra:1",
     "freeze": "freeze:1",
+    "freeze-stored": "freeze-stored:1",
     "reinit": "reinit:1",
     "no-bias-correction": "no-bias-correction",
     "layer-decay": "layer-decay:0.5",
@@ -387,6 +388,47 @@ def test_a_snapshot_is_read_as_the_model_that_was_trained(
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     held = json.loads((workspace.snapshot_dir("1e") / "snapshot.json").read_text())
     assert held["finetune"]["variant"] == [text]
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_layers_frozen_in_a_store_give_the_snapshots_of_layers_frozen_in_place(
+    options: dict[str, Any], tmp_path: Path, layers: int
+) -> None:
+    """The same weights, up to the order of sums, without running the lower layers."""
+    one, other = (
+        fitted(options, tmp_path / name, f"{name}:{layers}") for name in ("freeze", "freeze-stored")
+    )
+    place, stored = (
+        dict(load_snapshot(ws.snapshot_dir("1e")).model.named_parameters()) for ws in (one, other)
+    )
+    begun = dict(load_snapshot(one.snapshot_dir("0e")).model.named_parameters())
+    assert place.keys() == stored.keys()
+    moved = 0
+    for name, parameter in place.items():
+        torch.testing.assert_close(stored[name], parameter, atol=1e-5, rtol=1e-4)
+        moved += not torch.equal(parameter, begun[name])
+    assert moved > 2
+    assert not (other.root / "finetune" / "frozen").exists()  # it was needed while training alone
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "deberta-v2"])
+def test_a_family_is_trained_from_a_stored_state_where_that_gives_the_same(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where it would not, it is refused by name before the first step."""
+    asked = {**options, "model": str(make_family(family, tmp_path / "model")), "max_length": 100}
+    asked |= {"max_question_length": 20, "overlap": 20}
+    if family == "deberta-v2":  # a convolution in its first layer alone
+        with pytest.raises(InputError, match="does not compute the same.*take --variant freeze:1"):
+            fitted(asked, tmp_path / "stored", "freeze-stored:1")
+        return
+    one, other = (fitted(asked, tmp_path / n, f"{n}:1") for n in ("freeze", "freeze-stored"))
+    found, expected, begun = (
+        torch.cat([p.flatten() for p in load_snapshot(folder).model.parameters()])
+        for folder in (other.snapshot_dir("1e"), one.snapshot_dir("1e"), one.snapshot_dir("0e"))
+    )
+    # Adam makes much of gradients that are nearly nothing, whose sign rounding decides
+    assert (found - expected).norm() < 1e-2 * (expected - begun).norm()
 
 
 def test_variants_are_combined_in_one_order(model: PreTrainedModel) -> None:

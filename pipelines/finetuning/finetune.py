@@ -22,8 +22,10 @@ from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.module import FinetuneModule
 from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
+from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
@@ -35,6 +37,7 @@ from bertvision.pipelines.training.lightning import (
     trainer,
 )
 from bertvision.pipelines.training.resume import ResumeFile
+from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import Variant
 from bertvision.pipelines.workspace.creation import open_workspace
@@ -132,11 +135,13 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     total_steps = round(settings.epochs * per_epoch)
+    frozen = _frozen(workspace, model, variants, loader)
     module = FinetuneModule(
         *(model, task, settings),
         total_steps=total_steps,
         digest=config.digest(),
         variants=variants,
+        frozen=frozen,
     )
     training_log = TrainingLog(saver.log_file, max(missing), "fine-tuning", ["loss", "lr"])
     with quiet_lightning(), resume_file.guard():
@@ -148,7 +153,26 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
             precision="bf16-mixed" if module.precision == "bf16" else "32-true",
         ).fit(module, loader, ckpt_path=resume_file.find(before=min(missing)), weights_only=True)
     resume_file.finish()
+    if frozen is not None:
+        frozen.remove()
     return module.steps_taken
+
+
+def _frozen(
+    workspace: Workspace,
+    model: PreTrainedModel,
+    variants: Sequence[Variant],
+    loader: StepLoader,
+) -> FrozenLayers | None:
+    """The lower layers out of a store, where a variant asks for it; checked on the first batch."""
+    asked = next((v for v in variants if isinstance(v, FreezeStored)), None)
+    if asked is None:
+        return None
+    precision = resolve_precision(workspace.config.finetune.precision)
+    frozen = FrozenLayers(workspace, asked.layers, precision)
+    batch, rows = loader.first()
+    frozen.check(model.to(device()), batch, rows, precision)  # type: ignore[arg-type]
+    return frozen
 
 
 def _check_space(workspace: Workspace, model: PreTrainedModel, snapshots: int) -> None:

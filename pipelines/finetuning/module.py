@@ -12,8 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertvision.errors import WorkspaceError
+from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.variants.variant import Groups, Variant
 from bertvision.pipelines.workspace.config import FinetuneConfig
@@ -35,12 +37,17 @@ class FinetuneModule(pl.LightningModule):
         total_steps: int,
         digest: str,
         variants: Sequence[Variant] = (),
+        frozen: FrozenLayers | None = None,
     ) -> None:
-        """Train ``model``; ``digest`` of the workspace's settings guards the resume file."""
+        """Train ``model``; ``digest`` of the workspace's settings guards the resume file.
+
+        Where lower layers are ``frozen`` in a store, they are not run.
+        """
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.variants = variants
+        self.frozen = frozen
         self.task = task
         self.settings = settings
         self.precision = resolve_precision(settings.precision)
@@ -87,7 +94,7 @@ class FinetuneModule(pl.LightningModule):
         optimizer.zero_grad()
         for i, batch in enumerate(step.batches):
             torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
-            loss = self.task.loss(self.model(**batch.inputs), batch) / windows
+            loss = self.task.loss(self._output(batch, step.rows[i]), batch) / windows
             with autocast("32", self.device):
                 self.manual_backward(loss)
             total += loss.detach()
@@ -99,6 +106,12 @@ class FinetuneModule(pl.LightningModule):
             variant.after_step(self.model, step.number + 1)
         self.steps_taken += 1
         return {"loss": total, "log": {"loss": total, "lr": lr}}
+
+    def _output(self, batch: Batch, rows: Int64Array) -> Any:
+        if self.frozen is None:
+            return self.model(**batch.inputs)
+        with self.frozen.below(self.model, self.frozen.states(rows).to(self.device)):
+            return self.model(**batch.inputs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the resume file belongs to."""

@@ -24,6 +24,8 @@ class Step(NamedTuple):
     """Steps taken before this one, over all epochs."""
     batches: list[Batch]
     """One, or several whose gradients add up."""
+    rows: list[Int64Array]
+    """Of each batch the numbers of its windows."""
 
 
 def plan_batches(
@@ -90,23 +92,28 @@ class StepLoader:
     def __len__(self) -> int:
         return self.steps
 
+    def first(self) -> tuple[Batch, Int64Array]:
+        """The first batch of the run, and the numbers of its windows; the position is not moved."""
+        rows = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=0)[0]
+        return self._batch(rows), rows
+
+    def _batch(self, rows: Int64Array) -> Batch:
+        return collate(
+            *(self.windows, self._first_token, rows, self.pad_id, self.labels),
+            token_types=self.token_types,
+        )
+
     def __iter__(self) -> Iterator[Step]:
         while self._next < self.steps:
             epoch, step = divmod(self._next, self.steps_per_epoch)
             plan = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=epoch)
             while step < self.steps_per_epoch and self._next < self.steps:
                 rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
-                batches = [
-                    collate(
-                        *(self.windows, self._first_token, r, self.pad_id, self.labels),
-                        token_types=self.token_types,
-                    )
-                    for r in rows
-                ]
+                batches = [self._batch(r) for r in rows]
                 number = self._next
                 self._next += 1
                 step += 1
-                yield Step(number, batches)
+                yield Step(number, batches, rows)
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps handed out."""

@@ -35,6 +35,11 @@ class Freeze(Variant):
         lower = list(transformer_layers(model))[: integer(self, 0)]
         return [*embeddings(model), *lower]
 
+    @property
+    def layers(self) -> int:
+        """How many are frozen."""
+        return integer(self, 0)
+
     def begin(self, model: PreTrainedModel) -> None:
         """See `Variant.begin`."""
         for module in self._frozen(model):
@@ -48,3 +53,11 @@ class Freeze(Variant):
         """See `Variant.train`."""
         for module in self._frozen(model):
             module.eval()
+
+
+class FreezeStored(Freeze):
+    """``freeze-stored:K``: the same, with hidden state K computed once and read from a store.
+
+    Its gradients are those of `Freeze`, up to the rounding of what is stored: float32 where the
+    training is in float32, bfloat16 where it is in bfloat16.
+    """

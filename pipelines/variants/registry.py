@@ -19,6 +19,7 @@ VARIANTS: dict[str, str] = {
     "copy": f"{_HERE}.depth:Copy",
     "extra": f"{_HERE}.depth:Extra",
     "freeze": f"{_HERE}.freezing:Freeze",
+    "freeze-stored": f"{_HERE}.freezing:FreezeStored",
     "reinit": f"{_HERE}.few_samples:Reinitialise",
     "no-bias-correction": f"{_HERE}.few_samples:NoBiasCorrection",
     "layer-decay": f"{_HERE}.few_samples:LayerwiseDecay",
