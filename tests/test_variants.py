@@ -396,7 +396,7 @@ def apart(one: Workspace, other: Workspace) -> float:
     Adam makes much of gradients that are nearly nothing, whose sign rounding decides.
     """
     begun, found, expected = (
-        torch.cat([p.flatten() for p in load_snapshot(folder).model.parameters()])
+        torch.cat([p.detach().flatten() for p in load_snapshot(folder).model.parameters()])
         for folder in (
             *(one.snapshot_dir("0e"), one.snapshot_dir("1e")),
             other.snapshot_dir("1e"),
