@@ -25,7 +25,7 @@ class Step(NamedTuple):
     batches: list[Batch]
     """One, or several whose gradients add up."""
     rows: list[Int64Array]
-    """Of each batch the numbers of its windows."""
+    """Numbers of the windows of each batch."""
 
 
 def plan_batches(
