@@ -28,7 +28,8 @@ _MODULES = {
     "verbs.results": ("results", "predictions", "table"),
     "verbs.analyses.probe": ("probe",),
     "verbs.analyses.pairs": ("rank", "similarity"),
-    "verbs.analyses.layers": ("cka", "rsa", "isotropy"),
+    "verbs.analyses.alike": ("cka", "cca", "rsa"),
+    "verbs.analyses.layers": ("isotropy",),
     "verbs.analyses.groups": ("languages",),
     "verbs.analyses.heads": ("attention", "prune"),
     "verbs.rows": ("Row", "Rows"),
@@ -115,12 +116,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
+    from bertvision.verbs.analyses.alike import cca as cca
+    from bertvision.verbs.analyses.alike import cka as cka
+    from bertvision.verbs.analyses.alike import rsa as rsa
     from bertvision.verbs.analyses.groups import languages as languages
     from bertvision.verbs.analyses.heads import attention as attention
     from bertvision.verbs.analyses.heads import prune as prune
-    from bertvision.verbs.analyses.layers import cka as cka
     from bertvision.verbs.analyses.layers import isotropy as isotropy
-    from bertvision.verbs.analyses.layers import rsa as rsa
     from bertvision.verbs.analyses.pairs import rank as rank
     from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe

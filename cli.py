@@ -17,9 +17,10 @@ from typing import Annotated, Any
 import typer
 
 import bertvision
+from bertvision.commands.analyses.alike import cca, cka, rsa
 from bertvision.commands.analyses.groups import languages
 from bertvision.commands.analyses.heads import attention, prune
-from bertvision.commands.analyses.layers import cka, isotropy, rsa
+from bertvision.commands.analyses.layers import isotropy
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
 from bertvision.commands.declared_options import with_options
@@ -127,7 +128,7 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, rsa, isotropy, languages, attention, prune)
+_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, languages, attention, prune)
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import dask
 from dask.base import compute as dask_compute
 from dask.callbacks import Callback
+from dask.system import CPU_COUNT
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bertvision.errors import BertvisionError, InputError, StoreNotFoundError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+B = TypeVar("B")
 
 CONNECT_SECONDS = 10.0
 """How long a Dask cluster may take to answer, and to have its first worker."""
@@ -170,6 +174,28 @@ def compute(value: Any) -> Any:
         return future.result()
     except Exception as error:  # noqa: BLE001 - whatever a worker raised
         raise_from_worker(error)
+
+
+def map_here(function: Callable[[A], B], items: Sequence[A], desc: str | None = None) -> list[B]:
+    """What a function makes of each item, in threads of this process, one of BLAS in each.
+
+    For what would take longer to send than to compute.
+
+    Args:
+        function: mostly products and decompositions of matrices.
+        items: what it is called with.
+        desc: label of a progress bar; None shows none.
+    """
+    with _one_blas_thread(), ThreadPoolExecutor(CPU_COUNT) as pool:
+        found = pool.map(function, items)
+        if desc is None:
+            return list(found)
+        with progress(len(items), desc, "task") as bar:
+            done = []
+            for value in found:
+                done.append(value)
+                bar.update()
+            return done
 
 
 def watch(client: Client, future: Future[Any], desc: str) -> None:

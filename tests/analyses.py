@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 import torch
 
+from bertvision.pipelines.analysis.alike.cca import CcaResult, cca
 from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult, rsa
 from bertvision.pipelines.analysis.attending.looks import attention
@@ -67,6 +68,7 @@ def _languages() -> LanguagesResult:
 
 MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
+    CcaResult: lambda: cca(states(0, 80), states(1, 80, layers=2)),
     RsaResult: _rsa,
     IsotropyResult: lambda: isotropy(states(0), components=(1, 3), outlier_sd=1.0),
     AttentionResult: _attention,

@@ -6,21 +6,26 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from byhand import change
+from byhand import change, fields
 from figures import Drawing
 from processes import warm_pool
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
+from bertvision.pipelines.analysis.run import cca as run_cca
 from bertvision.pipelines.analysis.run import cka as run_cka
 from bertvision.pipelines.analysis.run import isotropy as run_isotropy
+from bertvision.pipelines.analysis.sides import told_apart
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.analyses import layers as verbs
+from bertvision.verbs.analyses import alike as of_pairs
+from bertvision.verbs.analyses import layers as of_layers
 
 
 @pytest.fixture
@@ -101,8 +106,8 @@ def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     shared = {"max_tokens": 100, "workspace": workspace.root, "plot": tmp_path / "plot.svg"}
-    alike = verbs.cka("0.5e", "1e", csv=tmp_path / "cka.csv", **shared)
-    spread = verbs.isotropy("1e", csv=tmp_path / "isotropy.csv", **shared)
+    alike = of_pairs.cka("0.5e", "1e", csv=tmp_path / "cka.csv", **shared)
+    spread = of_layers.isotropy("1e", csv=tmp_path / "isotropy.csv", **shared)
     pairs, layers = alike.to_pandas(), spread.to_pandas()
     assert (len(pairs), len(layers)) == (9, 3)
     one = pairs[(pairs.layer_x == 2) & (pairs.layer_y == 1)]
@@ -162,6 +167,65 @@ def test_cka_joins_splits_that_are_stored_in_another_order(
     assert not np.array_equal(one.plan.example_id, other.plan.example_id)
     joined = run_cka(empty, "0.5e", "1e", split="train", seed=1)  # which reuses nothing
     np.testing.assert_allclose(joined.cka, straight.cka, atol=1e-4)
+
+
+@pytest.fixture
+def beside(empty: Workspace, tmp_path: Path) -> Workspace:
+    """Another workspace with the same data and snapshots, and no activations."""
+    root = tmp_path / "other" / "encoder-b"
+    root.mkdir(parents=True)
+    shutil.copytree(empty.root / "snapshots", root / "snapshots")
+    empty.config.write(root / "bertvision.yaml")
+    return Workspace.find(root)
+
+
+def test_cka_sets_snapshots_of_two_workspaces_side_by_side(
+    empty: Workspace, beside: Workspace
+) -> None:
+    shared: dict[str, Any] = {"splits": ["train"], "precision": "32", "encoding": "float32"}
+    for tag in ("0.5e", "1e"):
+        extract(empty, tag, **shared)
+    extract(beside, "1e", **shared, shard_tokens=700)  # in another order
+    within = run_cka(empty, "0.5e", "1e", split="train")
+    found = run_cka(empty, "0.5e", "1e", split="train", beside=beside)
+    np.testing.assert_allclose(found.cka, within.cka, atol=1e-4)
+    assert (found.x, found.y) == (f"{empty.root.name}: 0.5e/train", "encoder-b: 1e/train")
+    kept = fields(empty.root / "analysis" / "cka-0.5e-1e-train-with-encoder-b.json")
+    assert kept["command"] == "bertvision cka 0.5e 1e --split train --with other/encoder-b"
+    assert set(kept["weights_sha256"]) == {"0.5e"}  # of those that are the workspace's own
+    assert set(kept["splits_sha256"]) == {"0.5e/train", "encoder-b: 1e/train"}
+    extract(beside, "0.5e", **shared)
+    alike = run_cca(empty, "0.5e", "0.5e", split="train", beside=beside)
+    np.testing.assert_allclose(np.diag(alike.pwcca), 1, atol=1e-3)
+    change(beside.snapshot_dir("1e") / "snapshot.json", weights_sha256="0" * 64)
+    with pytest.raises(ProvenanceError, match="was extracted with other weights than .*encoder-b"):
+        run_cka(empty, "0.5e", "1e", split="train", beside=beside)
+
+
+def test_workspaces_whose_tokens_differ_are_refused_by_name(
+    empty: Workspace, beside: Workspace
+) -> None:
+    extract(empty, "1e", splits=["dev"], precision="32")
+    task = beside.config.task.model_copy(
+        update={"max_length": 64, "max_question_length": 16, "overlap": 8}
+    )
+    shorter = Workspace(beside.root, beside.config.model_copy(update={"task": task}))
+    extract(shorter, "1e", splits=["dev"], precision="32")
+    with pytest.raises(
+        ProvenanceError,
+        match="1e/dev in .*/activations and 1e/dev in .*/encoder-b/activations do not hold the "
+        "same tokens .they have ",
+    ):
+        run_cka(empty, "1e", "1e", beside=beside)
+
+
+def test_names_of_workspaces_are_as_long_as_it_takes_to_tell_them_apart() -> None:
+    def names(*roots: str) -> list[str]:
+        return told_apart([SimpleNamespace(root=Path(root)) for root in roots])  # type: ignore[misc]
+
+    assert names("/a/squad", "/a/sst2") == ["squad", "sst2"]
+    assert names("/a/bert/squad", "/a/mpnet/squad") == ["bert-squad", "mpnet-squad"]
+    assert names("/squad", "/a/squad") == ["squad", "a-squad"]
 
 
 @pytest.mark.parametrize("run", [run_isotropy, lambda s, tag: run_cka(s, tag, tag)])

@@ -160,7 +160,7 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart status score report finetune extract train evaluate sweep ensemble compare
-    latency error_analysis results predictions table probe rank similarity cka rsa isotropy
+    latency error_analysis results predictions table probe rank similarity cka cca rsa isotropy
     languages attention prune
     Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader

@@ -41,7 +41,7 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
     report = write_report(space)
     assert "cka-0-5e-1e-dev" in report.figures
     rows = read_table(report.page, "cka")
-    found = np.array([[float(row[f"layer_{j}"]) for j in range(3)] for row in rows])
+    found = np.array([[float(row[f"cka_{j}"]) for j in range(3)] for row in rows])
     np.testing.assert_array_equal(found, alike.cka)
     rows = read_table(report.page, "isotropy")
     assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.tolist()

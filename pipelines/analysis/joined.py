@@ -93,8 +93,11 @@ def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
         elif not _same_places(x, y):
             what = "their tokens stand at other places in the text"
     if what is not None:
+        one, other = (x.name, y.name)
+        if str(x.storage) != str(y.storage):
+            one, other = (f"{split.name} in {split.storage}" for split in (x, y))
         raise ProvenanceError(
-            f"{x.name} and {y.name} do not hold the same tokens ({what}): take splits extracted "
+            f"{one} and {other} do not hold the same tokens ({what}): take splits extracted "
             "from the same data with the same tokenizer and lengths"
         )
 

@@ -27,8 +27,22 @@ class Given(NamedTuple):
 
     value: JsonValue
     default: JsonValue
-    named: bool = False
-    """Whether results with another value than the default are kept beside those with it."""
+    named: bool | str = False
+    """Whether results with another value than the default are kept beside those with it; a text is
+    what their files are called by."""
+
+    def called(self, keyword: str) -> str:
+        """What stands in the names of files; nothing where such results are not kept apart."""
+        if isinstance(self.named, str) or not self.named:
+            return self.named or ""
+        return keyword if self.value is True else f"{keyword}-{self.value}"
+
+
+class Other(NamedTuple):
+    """A split that another workspace holds."""
+
+    workspace: Workspace
+    split: ActivationSplit
 
 
 @dataclass(frozen=True)
@@ -48,11 +62,13 @@ class Job(Generic[R]):
     options: Mapping[str, Given]
     """By keyword what decides its result beside the splits; where it computes does not."""
     splits: Sequence[ActivationSplit]
-    """What it reads of the store."""
+    """What it reads of the workspace's store."""
     runs: Mapping[str, str] = field(default_factory=dict)
     """Snapshots that it runs, with the digests of their weights."""
     names_option: str = "--split"
     """What the names are given as."""
+    others: Mapping[str, Other] = field(default_factory=dict)
+    """What it reads of other workspaces, by a name that tells them apart."""
 
     @property
     def settings(self) -> dict[str, JsonValue]:
@@ -62,12 +78,15 @@ class Job(Generic[R]):
     @property
     def name(self) -> str:
         """What its files are called, without suffix."""
-        named = [
-            k if of.value is True else f"{k}-{of.value}"
-            for k, of in self.options.items()
-            if of.named and of.value != of.default
-        ]
-        return "-".join([self.result.kind, *self.tags, "+".join(self.names), *named])
+        named = [of.called(k) for k, of in self.options.items() if of.value != of.default]
+        return "-".join([self.result.kind, *self.tags, "+".join(self.names), *filter(None, named)])
+
+    @property
+    def records(self) -> dict[str, str]:
+        """By split the digest of its record."""
+        splits = {split.name: split for split in self.splits}
+        splits |= {name: other.split for name, other in self.others.items()}
+        return {name: SplitSource.of(split).record_sha256 for name, split in splits.items()}
 
     @property
     def command(self) -> str:
@@ -102,8 +121,8 @@ def kept_or_measured(
     folder = workspace.root / FOLDER
     path, drawn = folder / f"{job.name}.json", plot or folder / f"{job.name}.svg"
     check_suffix(drawn)
-    for split in job.splits:
-        _check_weights(workspace, split)
+    for space, split in [*((workspace, split) for split in job.splits), *job.others.values()]:
+        _check_weights(space, split)
     weights = {
         str(split.tag): str(digest)
         for split in job.splits
@@ -111,7 +130,7 @@ def kept_or_measured(
     }
     made = {
         "weights_sha256": {**weights, **job.runs},
-        "splits_sha256": {split.name: SplitSource.of(split).record_sha256 for split in job.splits},
+        "splits_sha256": job.records,
         "settings": job.settings,
     }
     result = _find(path, job, made)

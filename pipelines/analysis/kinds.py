@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bertvision.pipelines.analysis.alike.cca import CcaResult
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
@@ -12,6 +13,7 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 
 ANALYSES: tuple[type[AnalysisResult], ...] = (
     CkaResult,
+    CcaResult,
     RsaResult,
     IsotropyResult,
     LanguagesResult,

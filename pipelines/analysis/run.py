@@ -7,14 +7,17 @@ from pathlib import Path
 
 from bertvision.errors import ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.analysis.alike.cca import CcaResult
+from bertvision.pipelines.analysis.alike.cca import cca as cca_of_arrays
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.cka import cka as cka_of_arrays
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.alike.rsa import rsa as rsa_of_arrays
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
-from bertvision.pipelines.analysis.joined import joined_rows, places_in
+from bertvision.pipelines.analysis.joined import joined_rows
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.sides import given_beside, sides
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -25,6 +28,7 @@ def cka(
     second: str,
     *,
     split: str = "dev",
+    beside: Workspace | None = None,
     max_tokens: int | None = 20_000,
     biased: bool = False,
     seed: int = 0,
@@ -38,8 +42,9 @@ def cka(
         first: snapshot of the rows.
         second: snapshot of the columns; may be the same.
         split: which both have.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        beside: workspace with the second; None is the same one.
         biased: the biased estimator instead of the unbiased one.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
         seed: of the sample.
         scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
@@ -48,25 +53,86 @@ def cka(
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens.
     """
-    x, y = (workspace.split(tag, split).require_complete() for tag in (first, second))
-    options = {"biased": Given(biased, False, named=True), **_sample(max_tokens, 20_000, seed)}
+    both = sides(workspace, first, second, split, beside)
 
     def measure() -> CkaResult:
-        places, states = places_in(x, y), x.dask()
+        x, y, places = both.arrays()
         return cka_of_arrays(
-            states,
-            states if x.name == y.name else y.dask(),
+            x,
+            y,
             places=places,
-            names=(x.name, y.name),
-            layers_x=x.record.layers,
-            layers_y=y.record.layers,
             unbiased=not biased,
             max_tokens=max_tokens,
             seed=seed,
             scheduler=scheduler,
+            **both.told(),
         )
 
-    job = Job(CkaResult, (first, second), (split,), options, (x, y))
+    options = {
+        "biased": Given(biased, False, named=True),
+        **given_beside(workspace, beside),
+        **_sample(max_tokens, 20_000, seed),
+    }
+    job = Job(CkaResult, (first, second), (split,), options, both.own, both.others)
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def cca(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    split: str = "dev",
+    beside: Workspace | None = None,
+    keep: float = 0.99,
+    ridge: float = 1e-6,
+    max_tokens: int | None = 20_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> CcaResult:
+    """SVCCA and PWCCA between all layers of two snapshots, on the tokens of one split.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        split: which both have.
+        beside: workspace with the second; None is the same one.
+        keep: share of the variance whose directions SVCCA takes.
+        ridge: added to the variance of every direction, as a part of the channels' mean variance.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, or a share is out of range.
+        ProvenanceError: the two do not hold the same tokens.
+    """
+    both = sides(workspace, first, second, split, beside)
+
+    def measure() -> CcaResult:
+        x, y, places = both.arrays()
+        return cca_of_arrays(
+            x,
+            y,
+            places=places,
+            keep=keep,
+            ridge=ridge,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            **both.told(),
+        )
+
+    options = {
+        **given_beside(workspace, beside),
+        "keep": Given(keep, 0.99),
+        "ridge": Given(ridge, 1e-6),
+        **_sample(max_tokens, 20_000, seed),
+    }
+    job = Job(CcaResult, (first, second), (split,), options, both.own, both.others)
     return kept_or_measured(workspace, job, measure, plot)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from bertvision.errors import InputError
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.text import csv_text
@@ -17,6 +18,32 @@ if TYPE_CHECKING:
     from bertvision.pipelines.analysis.result import AnalysisResult
 
 R = TypeVar("R", bound="AnalysisResult")
+
+
+def find_beside(
+    beside: StrPath | None, workspace: StrPath | None, tag: str, splits: Sequence[str]
+) -> Workspace | None:
+    """The workspace that is named by ``--with``, where there is one, with what is read of it.
+
+    Args:
+        beside: its folder.
+        workspace: folder of the one beside it.
+        tag: snapshot that is read of it.
+        splits: that are read of this.
+
+    Raises:
+        WorkspaceError: there is none.
+        InputError: it is the same workspace.
+        UnknownNameError: there is no such snapshot or split.
+    """
+    if beside is None:
+        return None
+    other = find_workspace(beside)
+    if other.root == find_workspace(workspace).root:
+        raise InputError(f"--with {other.root}: this is the same workspace; leave --with out")
+    for split in splits:
+        check_stored(other, tag, split)
+    return other
 
 
 def analysed(

@@ -12,49 +12,34 @@ are in float32, sums of them in float64: values differ by less than 1e-6 from th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.fields import Axes, Numbers
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.alike.maps import LayerByLayer, Matrix
+from bertvision.pipelines.analysis.fields import Axes
 from bertvision.pipelines.analysis.sums.centring import Centring
 from bertvision.pipelines.analysis.sums.forms import cheaper_form
-from bertvision.pipelines.analysis.sums.moments import Array, Block, ChannelMoments
+from bertvision.pipelines.analysis.sums.moments import Block, ChannelMoments
 from bertvision.pipelines.analysis.sums.reduce import sampled_blocks, tree_reduce
-from bertvision.pipelines.drawing.figures import WIDE
-from bertvision.pipelines.drawing.layers import layer_maps
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.files import to_json
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.text import fill, format_table
-
-Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CkaResult(AnalysisResult):
-    """Similarity of the layers of two splits.
+class CkaResult(LayerByLayer):
+    """Similarity of the layers of two splits; see `LayerByLayer` for what is not named here.
 
     Attributes:
         cka: (layers_x, layers_y) CKA with all channels; NaN where a layer does not vary.
         cka_dropped: (layers_x, layers_y) the same without ``dropped_x`` and ``dropped_y``.
         dropped_x: per layer of x, the channels of largest variance, largest first.
         dropped_y: the same of y.
-        x: what x is, for titles.
-        y: what y is.
-        layers_x: layer numbers of the rows (0 = embedding output).
-        layers_y: layer numbers of the columns.
-        n_tokens: tokens that entered.
-        n_available: tokens that the splits hold.
         unbiased: HSIC₁ (may be slightly below zero) or the biased HSIC₀.
-        seed: of the sample of tokens.
     """
 
     kind = "cka"
@@ -66,19 +51,13 @@ class CkaResult(AnalysisResult):
         "measured without these."
     )
     seen = "Heat maps of layer × layer; the deeper the colour, the more alike two layers are."
+    quantity = "CKA"
 
     cka: Matrix
     cka_dropped: Matrix
     dropped_x: Annotated[tuple[tuple[Count, ...], ...], Axes.of("layers_x")]
     dropped_y: Annotated[tuple[tuple[Count, ...], ...], Axes.of("layers_y")]
-    x: str
-    y: str
-    layers_x: Numbers
-    layers_y: Numbers
-    n_tokens: Count
-    n_available: Count
     unbiased: bool
-    seed: int
 
     @property
     def n_dropped(self) -> int:
@@ -87,66 +66,13 @@ class CkaResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        kind = "unbiased" if self.unbiased else "biased"
-        return (
-            f"Linear CKA ({kind}), {self.x} × {self.y}, "
-            f"{self.n_tokens:,} of {self.n_available:,} tokens"
-        )
+        return f"Linear CKA ({'unbiased' if self.unbiased else 'biased'}), {self.tokens()}"
 
-    def _panels(self) -> list[tuple[str, Array]]:
-        panels = [("all channels", self.cka)]
-        if self.n_dropped:
-            plural = "s" if self.n_dropped > 1 else ""
-            label = f"without the {self.n_dropped} channel{plural} of largest variance per layer"
-            panels.append((label, self.cka_dropped))
-        return panels
-
-    def columns(self) -> list[Column]:
-        """A column for each layer of y, of all channels."""
-        digits = 3 if len(self.layers_y) <= 13 else 2
-        across = (Column(f"layer_{j}", str(j), digits=digits) for j in self.layers_y)
-        return [Column("layer", f"{self.x} \\ {self.y}", "text"), *across]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """A row for each layer of x; what ends in ``_dropped`` is without the dropped channels."""
-        values = zip(self.layers_x, to_json(self.cka), to_json(self.cka_dropped), strict=True)
-        return [
-            {"layer": str(layer)}
-            | {f"layer_{j}": value for j, value in zip(self.layers_y, kept, strict=True)}
-            | {f"layer_{j}_dropped": value for j, value in zip(self.layers_y, without, strict=True)}
-            for layer, kept, without in values
-        ]
-
-    def table(self) -> str:
-        """Text for a terminal: a row per layer of x, a column per layer of y, in both variants."""
-        parts, columns, rows = [self.title()], self.columns(), self.shown()
-        for (label, _), suffix in zip(self._panels(), ("", "_dropped"), strict=False):
-            keyed = [replace(c, key=f"{c.key}{suffix}") for c in columns[1:]]
-            lines = [[c.text(row) for c in (columns[0], *keyed)] for row in rows]
-            text = format_table([c.label for c in columns], lines, stacked=True)
-            parts.append(f"{label}\n{text}")
-        return "\n\n".join([*parts, fill(self.reading)])
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
-        values = zip(to_json(self.cka), to_json(self.cka_dropped), strict=True)
-        return [
-            {
-                "x": self.x,
-                "y": self.y,
-                "layer_x": layer_x,
-                "layer_y": layer_y,
-                "cka": value,
-                "cka_dropped": dropped,
-            }
-            for layer_x, (kept, without) in zip(self.layers_x, values, strict=True)
-            for layer_y, value, dropped in zip(self.layers_y, kept, without, strict=True)
-        ]
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Heat maps of layer × layer."""
-        sides = (self.x, self.layers_x), (self.y, self.layers_y)
-        return layer_maps("CKA", dict(self._panels()), *sides, width)
+    def measures(self) -> dict[str, str]:
+        """CKA of all channels, and without those of largest variance, where any are dropped."""
+        plural = "s" if self.n_dropped > 1 else ""
+        without = f"without the {self.n_dropped} channel{plural} of largest variance per layer"
+        return {"cka": "all channels"} | ({"cka_dropped": without} if self.n_dropped else {})
 
 
 def cka(

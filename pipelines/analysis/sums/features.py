@@ -34,6 +34,10 @@ class Pair(NamedTuple):
     numbers: int
     """Elements of Σ x yᵀ: hidden · layers · hidden of the other side."""
 
+    def places(self) -> list[tuple[int, int]]:
+        """The layer with each of those that it meets."""
+        return [(self.layer, j) for j in range(self.layers.start, self.layers.stop)]
+
 
 class Products(NamedTuple):
     """Partial result: Σ x yᵀ of some pairs, and the sums over single tokens.
@@ -72,7 +76,7 @@ def feature_sums(blocks: Blocks, sides: Sequence[Centring]) -> KernelSums:
     keep = [side.keep() for side in sides]
     variants, layers = len(keep[0]), sum(depth)
     products = np.full((variants, layers, layers), np.nan)
-    for pairs in _groups(wanted_pairs([side.mean.shape for side in sides])):
+    for pairs in groups(wanted_pairs([side.mean.shape for side in sides])):
         leaf = partial(products_of, sides=sides, pairs=pairs)
         found: Products = compute(tree_reduce(blocks, leaf, Products.merge))
         for (side, layer, other, of, _), m in zip(pairs, found.pairs, strict=True):
@@ -108,11 +112,11 @@ def products_of(*blocks: Block, sides: Sequence[Centring], pairs: Sequence[Pair]
     lengths = np.concatenate(
         [squared_lengths(x, side.keep()) for x, side in zip(centred, sides, strict=True)], axis=2
     )
-    found = [_product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
+    found = [product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
     return Products(len(blocks[0]), found, lengths.sum(axis=1), lengths.swapaxes(1, 2) @ lengths)
 
 
-def _product(x: NDArray[Any], y: NDArray[Any]) -> Array:
+def product(x: NDArray[Any], y: NDArray[Any]) -> Array:
     """(hidden_x, layers, hidden_y) Σ x yᵀ of (tokens, hidden_x) and (tokens, layers, hidden_y)."""
     width = y.shape[1] * y.shape[2]
     first = y[:CHUNK].reshape(-1 if len(y) else 0, width)  # a block may be empty
@@ -139,7 +143,7 @@ def wanted_pairs(shapes: Sequence[tuple[int, ...]]) -> list[Pair]:
     return pairs + [Pair(1, j, 1, slice(j, j + 1), dy * dy) for j in range(ly)]
 
 
-def _groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+def groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
     """The pairs in groups whose sums stay near `GROUP_BYTES`."""
     group: list[Pair] = []
     for pair in pairs:

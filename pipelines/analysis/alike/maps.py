@@ -1,0 +1,104 @@
+"""What results of layer × layer share: a table, rows and a heat map for each measure."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from bertvision.pipelines.analysis.fields import Axes, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.drawing.figures import WIDE
+from bertvision.pipelines.drawing.layers import layer_maps
+from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.files import to_json
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import fill, format_table
+
+Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerByLayer(AnalysisResult):
+    """Base of results that have a value for every layer of x with every layer of y.
+
+    Attributes:
+        x: what x is, for titles.
+        y: what y is.
+        layers_x: layer numbers of the rows (0 = embedding output).
+        layers_y: layer numbers of the columns.
+        n_tokens: tokens that entered.
+        n_available: tokens that the splits hold.
+        seed: of the sample of tokens.
+    """
+
+    quantity: ClassVar[str]
+    """Name of the values, on their scale of colours."""
+
+    x: str
+    y: str
+    layers_x: Numbers
+    layers_y: Numbers
+    n_tokens: Count
+    n_available: Count
+    seed: int
+
+    @abstractmethod
+    def measures(self) -> dict[str, str]:
+        """By field its title; the first is that of the report's table."""
+
+    def tokens(self) -> str:
+        """The end of a title: of what, on how much."""
+        held = f"{self.n_tokens:,} of {self.n_available:,} tokens"
+        return f"{self.x} × {self.y}, {held}"
+
+    def columns(self) -> list[Column]:
+        """A column for each layer of y, of the first measure."""
+        return self._columns(next(iter(self.measures())))
+
+    def _columns(self, measure: str) -> list[Column]:
+        digits = 3 if len(self.layers_y) <= 13 else 2
+        across = (Column(f"{measure}_{j}", str(j), digits=digits) for j in self.layers_y)
+        return [Column("layer", f"{self.x} \\ {self.y}", "text"), *across]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each layer of x, with every measure."""
+        lines: list[dict[str, Any]] = [{"layer": str(layer)} for layer in self.layers_x]
+        for name in self.measures():
+            for line, values in zip(lines, to_json(getattr(self, name)), strict=True):
+                pairs = zip(self.layers_y, values, strict=True)
+                line |= {f"{name}_{j}": value for j, value in pairs}
+        return lines
+
+    def table(self) -> str:
+        """Text for a terminal: for each measure a row per layer of x, a column per layer of y."""
+        parts, rows = [self.title()], self.shown()
+        for name, label in self.measures().items():
+            columns = self._columns(name)
+            lines = [[c.text(row) for c in columns] for row in rows]
+            text = format_table([c.label for c in columns], lines, stacked=True)
+            parts.append(f"{label}\n{text}")
+        return "\n\n".join([*parts, fill(self.reading), *map(fill, self.remarks())])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
+        values = {name: to_json(getattr(self, name)) for name in self.measures()}
+        return [
+            {
+                "x": self.x,
+                "y": self.y,
+                "layer_x": layer_x,
+                "layer_y": layer_y,
+                **{name: of[i][j] for name, of in values.items()},
+            }
+            for i, layer_x in enumerate(self.layers_x)
+            for j, layer_y in enumerate(self.layers_y)
+        ]
+
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """Heat maps of layer × layer."""
+        maps = {label: getattr(self, name) for name, label in self.measures().items()}
+        sides = (self.x, self.layers_x), (self.y, self.layers_y)
+        return layer_maps(self.quantity, maps, *sides, width)
