@@ -73,7 +73,7 @@ def cka(
         **given_beside(workspace, beside),
         **_sample(max_tokens, 20_000, seed),
     }
-    job = Job(CkaResult, (first, second), (split,), options, both.own, both.others)
+    job = Job(CkaResult, (first, second), (split,), options, both.own, others=both.others)
     return kept_or_measured(workspace, job, measure, plot)
 
 
@@ -132,7 +132,7 @@ def cca(
         "ridge": Given(ridge, 1e-6),
         **_sample(max_tokens, 20_000, seed),
     }
-    job = Job(CcaResult, (first, second), (split,), options, both.own, both.others)
+    job = Job(CcaResult, (first, second), (split,), options, both.own, others=both.others)
     return kept_or_measured(workspace, job, measure, plot)
 
 
