@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertvision.pipelines.drawing.figures import Box, legend, sample, series
+from bertvision.pipelines.drawing.figures import NARROW, Box, legend, sample, series
 from bertvision.pipelines.drawing.heat import Cell, heat_map
 from bertvision.pipelines.drawing.svg import Canvas, Plot, shortened, text_width
 
@@ -200,6 +200,8 @@ def _scale(c: Canvas, quantity: str, y: float, numbered: bool, missing: str | No
     """The scale of the colour, and grey where there is some; makes room; returns the lower end."""
     x, step, steps = text_width(quantity) + 10, 8.0, 25
     c.text(0, y + 10, quantity)
+    if x + step * steps > max(c.width, NARROW):  # a long name stands above
+        x, y = 0.0, y + 20
     for k in range(steps):
         c.rect(x + step * k, y, step, 13, "cell s0", opacity=_strength(k / (steps - 1), numbered))
     for value in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
