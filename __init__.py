@@ -31,7 +31,7 @@ _MODULES = {
     "verbs.analyses.alike": ("cka", "cca", "rsa"),
     "verbs.analyses.layers": ("isotropy",),
     "verbs.analyses.groups": ("languages",),
-    "verbs.analyses.heads": ("attention", "prune"),
+    "verbs.analyses.heads": ("attention", "prune", "relations"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -122,6 +122,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.groups import languages as languages
     from bertvision.verbs.analyses.heads import attention as attention
     from bertvision.verbs.analyses.heads import prune as prune
+    from bertvision.verbs.analyses.heads import relations as relations
     from bertvision.verbs.analyses.layers import isotropy as isotropy
     from bertvision.verbs.analyses.pairs import rank as rank
     from bertvision.verbs.analyses.pairs import similarity as similarity

@@ -19,7 +19,7 @@ import typer
 import bertvision
 from bertvision.commands.analyses.alike import cca, cka, rsa
 from bertvision.commands.analyses.groups import languages
-from bertvision.commands.analyses.heads import attention, prune
+from bertvision.commands.analyses.heads import attention, prune, relations
 from bertvision.commands.analyses.layers import isotropy
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
@@ -128,8 +128,9 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, languages, attention, prune)
-for command in (*_MAIN, *_LABORATORY, *_ANALYSES):
+_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy)
+_RUN = (languages, attention, relations, prune)  # these run the encoder
+for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")
 

@@ -15,6 +15,7 @@ from bertvision.pipelines.analysis.attending.looks import attention
 from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.maps import WindowMaps
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
 from bertvision.pipelines.analysis.groups.languages import languages
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
@@ -46,7 +47,8 @@ def _pruning() -> PruningResult:
         loss=1.5,
         left=np.linspace(1, 0, 4),
         score=np.array([80.0, 75.0, 40.0, 10.0]),
-        random=random.uniform(0, 80, (3, 4)),
+        random=np.array([80.0, 60.0, 30.0, 10.0]),
+        random_sd=np.array([0.0, 5.0, 9.0, 0.0]),
         metric="f1",
         trivial=50.0,
         layers=(1, 2),
@@ -54,6 +56,28 @@ def _pruning() -> PruningResult:
         name="1e/dev",
         n_ranked=5,
         n_scored=6,
+        seed=0,
+    )
+
+
+def _relations() -> RelationsResult:
+    return RelationsResult(
+        relations=("det", "nsubj"),
+        examples=(20, 12),
+        layers=(2, 1),
+        heads=(1, 3),
+        directions=("head to dependent", "dependent to head"),
+        accuracy=np.array([0.9, 0.4]),
+        offsets=(1, -2),
+        by_offset=np.array([0.8, 0.5]),
+        low=np.array([0.02, -0.3]),
+        high=np.array([0.2, 0.1]),
+        few=("iobj",),
+        few_examples=(3,),
+        name="1e/treebank-dev",
+        n_chosen=30,
+        n_scored=30,
+        n_cut=1,
         seed=0,
     )
 
@@ -73,5 +97,6 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     IsotropyResult: lambda: isotropy(states(0), components=(1, 3), outlier_sd=1.0),
     AttentionResult: _attention,
     PruningResult: _pruning,
+    RelationsResult: _relations,
     LanguagesResult: _languages,
 }

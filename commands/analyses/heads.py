@@ -58,3 +58,28 @@ def prune(
     Runs the encoder once for each attention head, and 44 times for the curve, over half of the
     items each.
     """
+
+
+@runs_verb
+def relations(
+    checkpoint: _Snapshot,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A treebank in CoNLL-U, to be said once: a file or a folder."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the treebank.")] = "dev",
+    sentences: Annotated[
+        int, typer.Option(min=0, help="Seeded sample of at most so many; 0 takes all.")
+    ] = 1_000,
+    precision: _Precision = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the sample and of intervals.")] = 0,
+    plot: Plot = None,
+    csv: Csv = None,
+    workspace: Workspace = None,
+    as_json: Json = False,
+) -> None:
+    """Find the attention heads that follow a dependency relation; runs the encoder.
+
+    For each relation the best head is chosen on half of the sentences and scored on the others,
+    beside the best fixed offset. --data is needed the first time.
+    """

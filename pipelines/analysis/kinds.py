@@ -7,6 +7,7 @@ from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.result import AnalysisResult
@@ -18,6 +19,7 @@ ANALYSES: tuple[type[AnalysisResult], ...] = (
     IsotropyResult,
     LanguagesResult,
     AttentionResult,
+    RelationsResult,
     PruningResult,
 )
 """Classes of their results."""

@@ -9,6 +9,7 @@ from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.analyses import analysed
 from bertvision.verbs.arguments.checks import check_snapshots
+from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.reading import (
     PRECISIONS,
     StrPath,
@@ -16,11 +17,13 @@ from bertvision.verbs.arguments.reading import (
     at_least,
     parse_choice,
     parse_tag,
+    text_of,
 )
 
 if TYPE_CHECKING:
     from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
     from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+    from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
 
 
 def attention(
@@ -136,6 +139,63 @@ def prune(
             split=split,
             items=items,
             orders=orders,
+            precision=precision,
+            seed=seed,
+            plot=figure,
+        )
+
+    return analysed(
+        *(run, (), ()), scheduler="threads", plot=plot, csv=csv, workspace=workspace, store=None
+    )
+
+
+def relations(
+    checkpoint: Tag,
+    *,
+    data: StrPath | None = None,
+    split: str = "dev",
+    sentences: int = 1_000,
+    precision: PrecisionName = "auto",
+    seed: int = 0,
+    plot: StrPath | None = None,
+    csv: StrPath | None = None,
+    workspace: StrPath | None = None,
+) -> RelationsResult:
+    """Find the attention heads that follow a dependency relation; runs the encoder.
+
+    For each relation the best head is chosen on half of the sentences and scored on the others,
+    beside the best fixed offset. ``data`` is needed the first time.
+
+    Args:
+        checkpoint: snapshot.
+        data: a treebank in CoNLL-U, to be said once: a file or a folder.
+        split: of the treebank.
+        sentences: seeded sample of at most so many; 0 takes all.
+        precision: arithmetic of the forward pass: auto, 32 or bf16.
+        seed: of the sample and the bootstrap.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        csv: write the rows to this file too.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: there is no such snapshot, treebank or split.
+        InputError: the treebank is malformed, or no relation has enough examples.
+    """
+    tag = parse_tag(checkpoint)
+    at_least(sentences, 0, "--sentences")
+    parse_choice(precision, PRECISIONS, "--precision")
+
+    def run(space: Workspace, figure: Path | None) -> RelationsResult:
+        check_snapshots(space, [tag])
+        check_data(space.root, None, "treebank", text_of(data))
+        from bertvision.pipelines.analysis.attending.run import relations as measure
+
+        open_data(space.root, None, "treebank", text_of(data))
+        return measure(
+            space,
+            tag,
+            split=split,
+            sentences=sentences or None,
             precision=precision,
             seed=seed,
             plot=figure,

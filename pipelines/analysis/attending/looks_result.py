@@ -84,7 +84,7 @@ class AttentionResult(AnalysisResult):
             Column("layer", "layer", "text"),
             Column("entropy", "entropy", digits=3),
             Column("lowest", "lowest", "text"),
-            *(Column(name, TITLES[name], "text") for name in self.measures[1:]),
+            *(Column(name, TITLES.get(name, name), "text") for name in self.measures[1:]),
         ]
 
     def shown(self) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ class AttentionResult(AnalysisResult):
                 row[name] = strongest(of, int(of.argmax()))
             found.append(row)
         shares = {n: f"{v:.3f}" for n, v in zip(self.measures[1:], self.alike[1:], strict=True)}
-        return [*found, {"layer": "(all alike)", "entropy": 1.0, **shares}]
+        return [*found, {"layer": "(all alike)", "entropy": 1.0, "lowest": None, **shares}]
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head: measures and their standard errors."""
@@ -121,9 +121,11 @@ class AttentionResult(AnalysisResult):
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """A heat map of layer × head for each measure."""
-        maps = {TITLES[name]: of for name, of in zip(self.measures, self.values, strict=True)}
+        maps = {
+            TITLES.get(name, name): of for name, of in zip(self.measures, self.values, strict=True)
+        }
         return value_maps(
-            "share of attention; entropy in parts of the broadest",
+            "share of attention",
             maps,
             ("layer", self.layers),
             ("attention head", self.heads),

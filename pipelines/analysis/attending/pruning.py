@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.scores import headline, headline_metric, trivial_score
+from bertvision.pipelines.tasks.scores import Metric, headline, headline_metric, trivial_score
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -107,8 +107,9 @@ def pruning(
         loss=whole,
         left=1 - masked / heads,
         score=found[0],
-        random=found[1:],
-        metric=metric,
+        random=found[1:].mean(axis=0),
+        random_sd=found[1:].std(axis=0, ddof=1),
+        metric=cast(Metric, metric),
         trivial=trivial,
         layers=tuple(range(1, gates.shape[0] + 1)),
         heads=tuple(range(1, gates.shape[1] + 1)),

@@ -15,7 +15,7 @@ from bertvision.pipelines.drawing.layers import value_maps
 from bertvision.pipelines.drawing.svg import Canvas, Plot
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.scores import METRICS
+from bertvision.pipelines.tasks.scores import METRICS, Metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,7 +28,8 @@ class PruningResult(AnalysisResult):
         loss: mean loss with all heads, on the same items.
         left: (steps,) share of heads that are left.
         score: (steps,) with the least important masked first, in per cent.
-        random: (orders, steps) with heads masked in a random order.
+        random: (steps,) mean of the scores with heads masked in random orders.
+        random_sd: (steps,) their standard deviation over the orders.
         metric: name of the score.
         trivial: score of the commonest answer; None where the metric has none.
         layers: numbers of the transformer layers, from 1.
@@ -57,8 +58,9 @@ class PruningResult(AnalysisResult):
     loss: float
     left: Annotated[Array, Axes.of("steps")]
     score: Annotated[Array, Axes.of("steps")]
-    random: Annotated[Array, Axes.of("orders", "steps")]
-    metric: str
+    random: Annotated[Array, Axes.of("steps")]
+    random_sd: Annotated[Array, Axes.of("steps")]
+    metric: Metric
     trivial: float | None
     layers: Numbers
     heads: Numbers
@@ -100,10 +102,12 @@ class PruningResult(AnalysisResult):
                 "name": self.name,
                 "left": float(left),
                 self.metric: float(score),
-                "random": float(some.mean()),
-                "random_sd": float(some.std(ddof=1)),
+                "random": float(random),
+                "random_sd": float(sd),
             }
-            for left, score, some in zip(self.left, self.score, self.random.T, strict=True)
+            for left, score, random, sd in zip(
+                self.left, self.score, self.random, self.random_sd, strict=True
+            )
         ]
 
     def remarks(self) -> list[str]:
@@ -134,7 +138,7 @@ class PruningResult(AnalysisResult):
         )
         c = Canvas(width, heat.height + 330)
         c.put(heat, 0, 0)
-        of, curve = METRICS[self.metric], np.stack([self.score, self.random.mean(axis=0)])
+        of, curve = METRICS[self.metric], np.stack([self.score, self.random])
         box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
         low, high = min(float(curve.min()), 0.0), max(float(curve.max()), 1.0)
         p = Plot(c, *box, (0, 1), (1.1 * low, 1.1 * high))
