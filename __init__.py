@@ -31,7 +31,7 @@ _MODULES = {
     "verbs.analyses.alike": ("cka", "cca", "rsa"),
     "verbs.analyses.layers": ("isotropy",),
     "verbs.analyses.groups": ("languages",),
-    "verbs.analyses.heads": ("attention", "prune", "relations"),
+    "verbs.analyses.heads": ("attention", "relations", "prune"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),

@@ -165,7 +165,7 @@ def relations(
     seed: int = 0,
     plot: Path | None = None,
 ) -> RelationsResult:
-    """Which attention heads of a snapshot follow a dependency relation; runs the encoder.
+    """Find which attention heads of a snapshot follow a dependency relation.
 
     Args:
         workspace: with the snapshot and a treebank.
