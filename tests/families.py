@@ -160,9 +160,9 @@ ENCODERS = [name for name, family in FAMILIES.items() if family.ends == (True, T
 """Those that are fine-tuned; decoder-only families are sources of features."""
 
 
-def make_family(name: str, folder: Path) -> Path:
+def make_family(name: str | Family, folder: Path, model_class: type[Any] = AutoModel) -> Path:
     """Save a family's random model and tokenizer as a checkpoint in ``folder``."""
-    family = FAMILIES[name]
+    family = FAMILIES[name] if isinstance(name, str) else name
     tokenizer = getattr(transformers, family.tokenizer)(**family.vocabulary())
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -171,7 +171,7 @@ def make_family(name: str, folder: Path) -> Path:
         family.model_type, vocab_size=len(tokenizer), **_SIZES | pad | family.settings
     )
     # weights larger than those of training's start: a mistake in attention must show in the states
-    model = AutoModel.from_config(config)
+    model = model_class.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -77,6 +77,13 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
             configuration, the folder would have other files loaded than its weights, or the family
             has no such output layer.
     """
+    return load_reported(folder, model_class, **options)[0]
+
+
+def load_reported(
+    folder: Path, model_class: type[Any], **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """As `load_model`; also the names of parameters that the checkpoint lacks, made new."""
     check_loading(folder)
     with _transformers_errors(f"the encoder in {folder}"):
         model, report = model_class.from_pretrained(
@@ -88,10 +95,11 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _check_complete(model, report["missing_keys"], folder)
+    missing = sorted(report["missing_keys"])
+    _check_complete(model, missing, folder)
     keep_outputs_in_float32(model)
     model.eval()
-    return cast(PreTrainedModel, model)
+    return cast(PreTrainedModel, model), missing
 
 
 def new_model(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.drawing.dots import Dot, DotRow, dot_rows
 from bertvision.pipelines.drawing.figures import Box, legend, panels
 from bertvision.pipelines.drawing.heat import Cell, heat_map
 from bertvision.pipelines.drawing.svg import (
-    SHAPES,
     Canvas,
     Labels,
     Plot,
@@ -166,37 +166,12 @@ def group_dots(rows: Sequence[Row], systems: Sequence[str], label: str, width: f
         label: of the score, with its unit.
         width: px.
     """
-    wide = width > 500
-    titles = [f"{r['value']} (n = {r['questions']:,})" for r in rows]
-    left = min(260.0, max(map(text_width, titles)) + 12) if wide else 8.0
-    step = 24.0 if wide else 38.0
-    c = Canvas(width, 0)
-    entries = [(s, f"s{i}", SHAPES[i]) for i, s in enumerate(systems)]
-    y = legend(c, entries, 0, width, lines=False)
-    bottom = y + 12 + step * len(rows) + 30 * len({r["group"] for r in rows})
-    c.height = bottom + 40
-    p = Plot(c, left, y, width - 14, bottom, (0, 100), (0, 1))
-    for value in (0, 20, 40, 60, 80, 100):
-        c.line(p.x(value), y + 4, p.x(value), bottom, "grid")
-        c.text(p.x(value), bottom + 16, f"{value}", anchor="middle", cls="tick")
-    c.text((left + p.right) / 2, bottom + 34, label, anchor="middle")
-    heading = None
-    for r, title in zip(rows, titles, strict=True):
-        if r["group"] != heading:
-            heading, y = r["group"], y + 30
-            c.text(0, y - 8, heading, cls="strong halo")
-        c.text(0, y + 13, shortened(title, left if wide else width), cls="halo")
-        middle = y + (9 if wide else 26)
-        found = [(i, s, r[s]) for i, s in enumerate(systems) if r.get(s) is not None]
-        if len(found) > 1:
-            ends = [p.x(value) for *_, value in found]
-            c.line(min(ends), middle, max(ends), middle, "axis")
-        for i, system, value in found:
-            text = f"{system}, {title}: {value:.1f}"
-            # the first larger, so that it shows where another lies on it
-            c.marker(SHAPES[i], p.x(value), middle, f"point s{i}", r=4 if i else 6, tip=text)
-        y += step
-    return c
+    found: dict[str, list[DotRow]] = {}
+    for r in rows:
+        dots = [Dot(i, r[s]) for i, s in enumerate(systems) if r.get(s) is not None]
+        row = DotRow(f"{r['value']} (n = {r['questions']:,})", dots)
+        found.setdefault(r["group"], []).append(row)
+    return dot_rows(found, systems, label, width)
 
 
 def _cell(r: Row, most: float, *, two: bool) -> Cell:

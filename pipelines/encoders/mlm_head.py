@@ -1,0 +1,131 @@
+"""The head of masked language modelling that a checkpoint was pretrained with.
+
+All such heads are a small transform of a state and a linear decoder onto the vocabulary: of BERT a
+dense layer, GELU and LayerNorm (Devlin et al. 2019, section 3.1), and so with other families. They
+are taken apart at the decoder, so that a vocabulary may be gone through in parts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.hub import read_config
+from bertvision.pipelines.encoders.loading import load_reported
+
+Floats = npt.NDArray[np.float32]
+
+_NEXT = (
+    "take a checkpoint that was saved with it, such as google-bert/bert-base-uncased or "
+    "FacebookAI/roberta-base"
+)
+_PROBED = 16  # tokens whose logits are compared
+_TOLERANCE = 1e-4
+
+
+class MlmHead:
+    """Logits over the vocabulary, of hidden states of any layer; on the CPU, in float32.
+
+    Args:
+        transform: a masked language model that reads states as ``inputs_embeds``, and gives what
+            its decoder would read as ``logits``.
+        decoder: what stands behind the transform.
+
+    Attributes:
+        weight: (vocabulary, width) of the decoder.
+    """
+
+    def __init__(self, transform: PreTrainedModel, decoder: nn.Linear) -> None:
+        self._transform = transform
+        self.weight: Floats = decoder.weight.detach().numpy()
+        bias = torch.zeros(len(self.weight)) if decoder.bias is None else decoder.bias.detach()
+        self._bias: Floats = bias.numpy()
+
+    def features(self, place: int, states: Floats) -> Floats:
+        """What the decoder reads, (tokens, width), of (tokens, hidden) states.
+
+        Args:
+            place: of their layer on the layer axis; this head is the same for all.
+            states: of some tokens.
+        """
+        with torch.inference_mode():
+            given = torch.from_numpy(np.ascontiguousarray(states)).unsqueeze(0)
+            found: Floats = self._transform(inputs_embeds=given).logits.squeeze(0).numpy()
+        return found
+
+    def bias(self, place: int) -> Floats:
+        """(vocabulary,) what the decoder adds; ``place`` is as in `features`."""
+        return self._bias
+
+
+class _Given(nn.Module):
+    """Stands where the encoder was: its last hidden state is what it is given."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+
+
+def load_mlm_head(folder: Path, name: str) -> MlmHead:
+    """Load the MLM head of a checkpoint, and hold it to the model's own logits.
+
+    Args:
+        folder: of the checkpoint.
+        name: what messages call it.
+
+    Raises:
+        InputError: the family has no MLM head, the checkpoint lacks its weights, or its logits
+            are not a linear decoder's of the last hidden state.
+    """
+    config = read_config(folder, name)
+    if type(config) not in AutoModelForMaskedLM._model_mapping:
+        raise InputError(
+            f"{name} has no MLM head: {config.model_type} is not pretrained on masked tokens; "
+            f"{_NEXT}"
+        )
+    model, missing = load_reported(folder, AutoModelForMaskedLM)
+    if missing:
+        shown = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+        raise InputError(
+            f"{name} has no MLM head: its weights lack {len(missing)} of the "
+            f"{type(model).__name__}'s ({shown}); {_NEXT}"
+        )
+    ids = torch.arange(min(_PROBED, config.vocab_size)).unsqueeze(0)
+    with torch.inference_mode():
+        output = model(input_ids=ids, output_hidden_states=True)
+    head = _taken_apart(model, name)
+    features = head.features(0, output.hidden_states[-1].squeeze(0).numpy())
+    own = output.logits.squeeze(0).numpy()
+    found = features @ head.weight.T + head.bias(0)
+    if own.shape != found.shape or np.abs(own - found).max() > _TOLERANCE * np.abs(own).max():
+        raise InputError(
+            f"{name}: the logits of {type(model).__name__} are not a transform and a linear "
+            f"decoder of its last hidden state, which is what can be applied to layers; {_NEXT}"
+        )
+    return head
+
+
+def _taken_apart(model: PreTrainedModel, name: str) -> MlmHead:
+    """The head of a model, which is of no other use afterwards."""
+    decoder = model.get_output_embeddings()
+    parents = [
+        (module, key)
+        for module in model.modules()
+        for key, child in module.named_children()
+        if child is decoder
+    ]
+    if not isinstance(decoder, nn.Linear) or len(parents) != 1:
+        raise InputError(
+            f"{name}: {type(model).__name__} has no linear decoder onto the vocabulary; {_NEXT}"
+        )
+    (parent, key) = parents[0]
+    setattr(parent, key, nn.Identity())
+    setattr(model, model.base_model_prefix, _Given())
+    return MlmHead(model, decoder)
