@@ -32,6 +32,7 @@ _MODULES = {
     "verbs.analyses.layers": ("isotropy",),
     "verbs.analyses.groups": ("languages",),
     "verbs.analyses.heads": ("attention", "relations", "prune"),
+    "verbs.analyses.mlm": ("lens", "cloze"),
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -124,6 +125,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.heads import prune as prune
     from bertvision.verbs.analyses.heads import relations as relations
     from bertvision.verbs.analyses.layers import isotropy as isotropy
+    from bertvision.verbs.analyses.mlm import cloze as cloze
+    from bertvision.verbs.analyses.mlm import lens as lens
     from bertvision.verbs.analyses.pairs import rank as rank
     from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe

@@ -21,6 +21,7 @@ from bertvision.commands.analyses.alike import cca, cka, rsa
 from bertvision.commands.analyses.groups import languages
 from bertvision.commands.analyses.heads import attention, prune, relations
 from bertvision.commands.analyses.layers import isotropy
+from bertvision.commands.analyses.mlm import cloze, lens
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
 from bertvision.commands.declared_options import with_options
@@ -128,8 +129,8 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy)
-_RUN = (languages, attention, relations, prune)  # these run the encoder
+_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, lens)
+_RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))
 app.add_typer(store_app, name="store")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dask.array as da
 import numpy as np
 import torch
+from test_lens_sums import WORDS, Head
 
 from bertvision.pipelines.analysis.alike.cca import CcaResult, cca
 from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
@@ -19,6 +20,9 @@ from bertvision.pipelines.analysis.attending.relations_result import RelationsRe
 from bertvision.pipelines.analysis.groups.languages import languages
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
+from bertvision.pipelines.analysis.mlm.lens import lens
+from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
 
 
@@ -82,6 +86,29 @@ def _relations() -> RelationsResult:
     )
 
 
+def _cloze() -> ClozeResult:
+    """By hand: asking takes a tokenizer."""
+    shares = np.array([0.25, 0.75, 0.5])
+    return ClozeResult(
+        **dict.fromkeys(("p1", "pk", "mrr", "chance", "majority", "shuffled"), shares),
+        p1_low=shares - 0.1,
+        p1_high=shares + 0.1,
+        negated=np.array([0.5, np.nan, 0.5]),
+        negated_same=np.array([1, np.nan, 1]),
+        groups=("a group of a long name, as relations have them", "facts", "all"),
+        n_items=(4, 4, 8),
+        n_negated=(4, 0, 4),
+        n_candidates=np.array([2.0, 3, 2.5]),
+        name="items",
+        model="0e",
+        note="A note.",
+        k=10,
+        left_out=tuple(f"candidate 'word{i}', not one token (of 3 items)" for i in range(12)),
+        resamples=100,
+        seed=0,
+    )
+
+
 def _languages() -> LanguagesResult:
     values = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)
     groups = [np.arange(12), np.arange(12, 24)]
@@ -94,6 +121,8 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
     CcaResult: lambda: cca(states(0, 80), states(1, 80, layers=2)),
     RsaResult: _rsa,
+    LensResult: lambda: lens(states(0), np.arange(40) % WORDS, Head(), special=[1], tile=8),
+    ClozeResult: _cloze,
     IsotropyResult: lambda: isotropy(states(0), components=(1, 3), outlier_sd=1.0),
     AttentionResult: _attention,
     PruningResult: _pruning,

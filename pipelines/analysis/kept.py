@@ -58,7 +58,7 @@ class Job(Generic[R]):
     tags: Sequence[str]
     """The snapshots, as they are typed."""
     names: Sequence[str]
-    """Names of the splits."""
+    """Names of the splits; none of an analysis that reads texts of its own."""
     options: Mapping[str, Given]
     """By keyword what decides its result beside the splits; where it computes does not."""
     splits: Sequence[ActivationSplit]
@@ -69,6 +69,8 @@ class Job(Generic[R]):
     """What the names are given as."""
     others: Mapping[str, Other] = field(default_factory=dict)
     """What it reads of other workspaces, by a name that tells them apart."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that it reads, by name with their digests."""
 
     @property
     def settings(self) -> dict[str, JsonValue]:
@@ -79,7 +81,8 @@ class Job(Generic[R]):
     def name(self) -> str:
         """What its files are called, without suffix."""
         named = [of.called(k) for k, of in self.options.items() if of.value != of.default]
-        return "-".join([self.result.kind, *self.tags, "+".join(self.names), *filter(None, named)])
+        parts = [self.result.kind, *self.tags, "+".join(self.names), *named]
+        return "-".join(filter(None, parts))
 
     @property
     def records(self) -> dict[str, str]:
@@ -92,7 +95,7 @@ class Job(Generic[R]):
     def command(self) -> str:
         """What makes it again."""
         words = ["bertvision", self.result.kind, *self.tags]
-        words += [self.names_option, ",".join(self.names)]
+        words += [self.names_option, ",".join(self.names)] if self.names else []
         for keyword, given in self.options.items():
             if given.value != given.default:
                 words.append(f"--{keyword.replace('_', '-')}")
@@ -131,6 +134,7 @@ def kept_or_measured(
     made = {
         "weights_sha256": {**weights, **job.runs},
         "splits_sha256": job.records,
+        "files_sha256": dict(job.files),
         "settings": job.settings,
     }
     result = _find(path, job, made)

@@ -10,6 +10,8 @@ from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
+from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
 
 ANALYSES: tuple[type[AnalysisResult], ...] = (
@@ -21,5 +23,7 @@ ANALYSES: tuple[type[AnalysisResult], ...] = (
     AttentionResult,
     RelationsResult,
     PruningResult,
+    LensResult,
+    ClozeResult,
 )
 """Classes of their results."""

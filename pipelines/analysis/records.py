@@ -28,6 +28,8 @@ class Analysis(Record, Generic[R]):
     """By snapshot the digest of the weights whose hidden states were read."""
     splits_sha256: dict[str, str] = {}
     """By stored split the digest of its record; none in what earlier versions wrote."""
+    files_sha256: dict[str, str] = {}
+    """By name the digest of what else was read."""
     settings: dict[str, JsonValue] = {}
     """What decides the result beside the splits."""
     kind: str
@@ -47,6 +49,8 @@ class Analysis(Record, Generic[R]):
 
     def mend(self, path: Path) -> str:
         """See `OfSnapshots`; first what is stored is to be of these weights."""
+        if self.files_sha256:  # no stored state is among what was read
+            return f"`{self.command}`"
         tags = ",".join(self.weights_sha256)
         return f"`bertvision extract --checkpoint {tags}`, then `{self.command}`"
 

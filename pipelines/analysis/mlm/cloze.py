@@ -92,9 +92,9 @@ def cloze(
         found = _Answered(np.full(len(texts), np.nan), np.full(len(texts), -1))
         if given:
             made = prompts([texts[i] for i in given], tokenizer, longest)  # type: ignore[misc]
-            features = decoder.features(0, states(made))
-            rows = [given[i] for i in made.windows.item_index]
-            _rank([asked[i] for i in rows], rows, features, decoder, found)
+            if rows := [given[i] for i in made.windows.item_index]:
+                features = decoder.features(0, states(made))
+                _rank([asked[i] for i in rows], rows, features, decoder, found)
         return found
 
     plain = answered([found.item.text for found in asked])
@@ -166,17 +166,19 @@ def _askable(items: Items, vocabulary: Vocabulary) -> tuple[list[_Asked], list[s
         if tokens[item.answer] is None:
             unanswered.append(f"{item.id}: its answer {item.answer!r} is not one token")
             continue
-        kept = {tokens[item.answer]: item.answer}
+        by_token = {tokens[item.answer]: item.answer}
+        chosen: dict[str, int] = {}
         for word in words:
             if (token := tokens[word]) is None:
                 dropped[f"candidate {word!r}, not one token"] += 1
-            elif kept.setdefault(token, word) != word:
-                dropped[f"candidate {word!r}, the same token as {kept[token]!r}"] += 1
-        chosen = {word: token for word in words if kept.get(token := tokens[word]) == word}
+            elif (same := by_token.setdefault(token, word)) != word:
+                dropped[f"candidate {word!r}, the same token as {same!r}"] += 1
+            else:
+                chosen[word] = token
         if len(chosen) < 2:
             unanswered.append(f"{item.id}: no candidate beside its answer is one token")
             continue
-        asked.append(_Asked(item, tuple(chosen), tuple(map(int, chosen.values()))))
+        asked.append(_Asked(item, tuple(chosen), tuple(chosen.values())))
     told = [f"{what} (of {times:,} items)" for what, times in sorted(dropped.items())]
     return asked, unanswered + told
 

@@ -121,7 +121,8 @@ def _part(
     for start in range(0, len(decoder.weight), tile):
         weight = decoder.weight[start : start + tile]
         inside = (words >= start) & (words < start + len(weight))
-        last = shares = rescale = None
+        last = shares = np.empty(0, np.float32)
+        rescale = np.empty(0)
         for i in order:
             logits = features[i] @ weight.T
             logits += biases[i][start : start + tile]
@@ -130,11 +131,11 @@ def _part(
             shrink = np.exp(before - largest[i], dtype=np.float64)
             exp = np.exp(logits - largest[i][:, None])
             total[i] = total[i] * shrink + exp.sum(axis=1, dtype=np.float64)
-            if last is None:
+            if i == layers - 1:
                 last, shares, rescale = logits, exp, shrink
             else:
-                apart[i] *= rescale
-                apart[i] += np.einsum("tv,tv->t", shares, last - logits, dtype=np.float64)
+                more = (shares * (last - logits)).sum(axis=1, dtype=np.float64)
+                apart[i] = apart[i] * rescale + more
             as_large = logits >= own[i][:, None]
             as_large[rows[inside], words[inside] - start] = False
             above[i] += as_large.sum(axis=1)

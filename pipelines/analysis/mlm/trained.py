@@ -11,8 +11,6 @@ b and c, which begin at zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,25 +20,13 @@ from torch import Tensor
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
+from bertvision.pipelines.analysis.mlm.options import LensOptions
 from bertvision.pipelines.analysis.mlm.sums import Floats
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 
 BATCH_TOKENS = 512
 """About so many tokens to a step: bounds the logits of a layer, 63 MB of 30,522 words."""
-
-
-class LensOptions(NamedTuple):
-    """How the heads of a trained lens learn."""
-
-    steps: int = 500
-    """Optimiser steps, of about `BATCH_TOKENS` tokens each."""
-    dropout: float = 0.5
-    """Share of the channels of a state that are set to zero, anew for each token and step."""
-    lr: float = 1e-3
-    """Learning rate of Adam at the beginning; it falls linearly to 0."""
-    seed: int = 0
-    """Of the order of examples and of dropout."""
 
 
 class TrainedLens:
@@ -144,7 +130,7 @@ def _step(
                 f"the loss of the layer at place {i} of those stored is {loss.item()}: check the "
                 "activations with `bertvision store verify`, or give a lower learning rate"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
 
 def dropped(states: Tensor, share: float, random: torch.Generator) -> Tensor:
