@@ -103,7 +103,7 @@ def _cloze() -> ClozeResult:
         model="0e",
         note="A note.",
         k=10,
-        left_out=tuple(f"candidate 'word{i}', not one token (of 3 items)" for i in range(12)),
+        left_out=("candidate 'word', not one token (of 3 items)",),  # as many as there are
         resamples=100,
         seed=0,
     )

@@ -163,6 +163,13 @@ def test_what_is_not_one_token_is_named_and_counted(tokenizer: Any) -> None:
     assert "Left out: seven" in found.table()
 
 
+def test_of_many_that_are_left_out_the_first_are_told_and_the_json_has_all(tokenizer: Any) -> None:
+    words = ("anna", "rome", *(f"%{i}" for i in range(12)))
+    found = ask([Item(text="in [MASK]", answer="rome", candidates=words)], tokenizer, lambda _: {})
+    assert len(found.left_out) == len(found.to_json()["left_out"]) == 12
+    assert "and 4 more, in the JSON." in " ".join(found.table().split())
+
+
 def test_without_an_item_that_can_be_asked_the_reason_is_told(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="no item of mine can be asked .*'boris' is not one token"):
         ask(facts("boris"), tokenizer, lambda tokens: {})

@@ -20,7 +20,7 @@ from bertvision.pipelines.analysis.mlm.trained import TrainedLens, dropped, trai
 from bertvision.pipelines.analysis.mlm.words import words_of
 
 WORDS, WIDTH, HIDDEN = 12, 8, 16
-OPTIONS = LensOptions(steps=100, dropout=0.3, lr=0.1)
+OPTIONS = LensOptions(steps=40, dropout=0.3, lr=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -41,8 +41,8 @@ def dot_rows(
 
     Args:
         rows: by heading; an empty one is not written.
-        systems: names of the systems; the first is drawn larger, so that it shows where another
-            lies on it.
+        systems: names of the systems, of which those with a point are in the legend; the first is
+            drawn larger, so that it shows where another lies on it.
         label: of the values, with their unit.
         width: px.
         top: largest value.
@@ -53,8 +53,9 @@ def dot_rows(
     left = min(260.0, max(map(text_width, titles)) + 12) if wide else 8.0
     step, head = (24.0 if wide else 38.0), 30.0
     c = Canvas(width, 0)
-    entries = [(system, f"s{i}", SHAPES[i]) for i, system in enumerate(systems)]
-    y = legend(c, entries, 0, width, lines=False)
+    drawn = {dot.system for of in rows.values() for row in of for dot in row.dots}
+    entries = [(name, f"s{i}", SHAPES[i]) for i, name in enumerate(systems) if i in drawn]
+    y = legend(c, entries, 0, width, lines=False) + (0 if all(rows) else 10)
     bottom = y + 12 + step * len(titles) + head * sum(map(bool, rows))
     c.height = bottom + 40
     p = Plot(c, left, y, width - 14, bottom, (0, top), (0, 1))
