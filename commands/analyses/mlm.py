@@ -49,7 +49,7 @@ def cloze(
             "to agree with its subject."
         ),
     ] = "agreement",
-    k: Annotated[int, typer.Option(min=2, help="Of P@k.")] = 10,
+    k: Annotated[int, typer.Option(min=2, help="How many first candidates P@k looks at.")] = 10,
     resamples: Annotated[
         int, typer.Option(min=1, help="How often the bootstrap draws, for intervals.")
     ] = 10_000,

@@ -29,7 +29,7 @@ _GROUPS = {
     "1 attractor": (True,),
     "2 attractors": (True, True),
 }
-"""Of the nouns between subject and verb, whether each has the other number."""
+"""For each noun between subject and verb, whether it has the other number."""
 
 
 def agreement(each: int = 64, seed: int = 0) -> Items:

@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
     words: tuple[str, ...]
     """Its candidates, each another token."""
     tokens: tuple[int, ...]
-    """Of these."""
+    """The token of each candidate."""
 
     @property
     def answer(self) -> int:
@@ -47,9 +47,9 @@ class _Answered(NamedTuple):
     """What came first, (items,) each; NaN and -1 where nothing was asked."""
 
     rank: Array
-    """Of the answer, from 1; candidates with the same logit stand before it."""
+    """Rank of the answer, from 1; candidates with the same logit stand before it."""
     first: NDArray[np.int64]
-    """Which candidate has the largest logit."""
+    """Index of the candidate with the largest logit."""
 
 
 def cloze(
@@ -255,6 +255,6 @@ def _first(rank: Array) -> Array:
 
 
 def _mean(values: Array) -> float:
-    """Of what is a number; NaN where nothing is."""
+    """Mean of what is a number; NaN where nothing is."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else np.nan

@@ -53,7 +53,7 @@ class ClozeResult(AnalysisResult):
     """
 
     kind = "cloze"
-    heading = "Which word is missing (cloze tests)"
+    heading = "The missing word (cloze tests)"
     caption = "How often the right word comes first where one word is masked"
     reading = (
         "P@1: share of items whose answer the MLM head prefers to all other candidates, with a 95 "
@@ -91,7 +91,7 @@ class ClozeResult(AnalysisResult):
         return f"Cloze, {self.model}, {self.name}, {self.n_items[-1]:,} items"
 
     def columns(self) -> list[Column]:
-        """Of a group; controls that no item has are left out."""
+        """The columns of a group; controls that no item has are left out."""
         rows = self.rows()
         columns = [
             Column("group", "group", "text"),

@@ -60,7 +60,7 @@ class Items(NamedTuple):
     name: str
     """What it is called in titles: that of the file without its ending."""
     sha256: str
-    """Of what they were read or made from, in hex."""
+    """Digest of what they were read or made from, in hex."""
     items: tuple[Item, ...]
     """In order, each with an id."""
 

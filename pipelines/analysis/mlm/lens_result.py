@@ -46,7 +46,7 @@ class LensResult(AnalysisResult):
     """
 
     kind = "lens"
-    heading = "Which word a state gives (lens)"
+    heading = "The word that a state gives (lens)"
     caption = "Reading the word of each token from its state in every layer"
     reading = (
         "No token was masked: the encoder saw each word that is asked for. So the numbers say how "
@@ -84,7 +84,7 @@ class LensResult(AnalysisResult):
         return f"Lens, {self.name}, {self.head}, {of}"
 
     def columns(self) -> list[Column]:
-        """Of a layer."""
+        """The columns of a layer."""
         return [
             Column("layer", "layer", "text"),
             Column("top1", "top-1", digits=3),

@@ -15,4 +15,4 @@ class LensOptions(NamedTuple):
     lr: float = 1e-3
     """Learning rate of Adam at the beginning; it falls linearly to 0."""
     seed: int = 0
-    """Of the order of examples and of dropout."""
+    """Seed of the order of examples and of dropout."""

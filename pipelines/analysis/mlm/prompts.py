@@ -18,7 +18,7 @@ class Prompts(NamedTuple):
     """Texts as an encoder reads them."""
 
     windows: Windows
-    """Of those texts that fit, in order."""
+    """A window for each text that fits, in order."""
     masked: NDArray[np.int64]
     """(windows,) where in its window each mask stands."""
     fitting: NDArray[np.bool_]
@@ -81,7 +81,7 @@ def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
 
 
 class Vocabulary:
-    """Which single token a word is where a mask stands.
+    """The single token that a word is where a mask stands.
 
     That depends on what stands before it: a space belongs to the token of some tokenizers, and what
     goes on without one may be another token than the word alone, or part of a longer one.

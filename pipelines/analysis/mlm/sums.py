@@ -61,11 +61,11 @@ class LensSums:
 
     @classmethod
     def empty(cls, layers: int) -> LensSums:
-        """Of no token."""
+        """The sums of no token."""
         return cls(0, 0, *(np.zeros(layers) for _ in range(5)))
 
     def merge(self, other: LensSums) -> LensSums:
-        """Of the tokens of both."""
+        """The sums of the tokens of both."""
         return LensSums(
             self.n + other.n,
             self.n_rare + other.n_rare,
