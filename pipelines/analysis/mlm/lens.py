@@ -112,7 +112,7 @@ def lens(
 
 
 def _rare(counts: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Whether a word is rare: all are beside the most frequent ones that make up half of the tokens."""
+    """Whether a word is rare: none of the most frequent ones, which make up half of the tokens."""
     order = np.argsort(-counts, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]
     rare = np.empty(len(counts), np.bool_)
