@@ -30,6 +30,7 @@ _MODULES = {
     "verbs.analyses.pairs": ("rank", "similarity"),
     "verbs.analyses.alike": ("cka", "cca", "rsa"),
     "verbs.analyses.layers": ("isotropy",),
+    "verbs.analyses.structure": ("structure",),
     "verbs.analyses.groups": ("languages",),
     "verbs.analyses.heads": ("attention", "relations", "prune"),
     "verbs.analyses.mlm": ("lens", "cloze"),
@@ -130,6 +131,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.pairs import rank as rank
     from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe
+    from bertvision.verbs.analyses.structure import structure as structure
     from bertvision.verbs.errors import error_analysis as error_analysis
     from bertvision.verbs.experiment import quickstart as quickstart
     from bertvision.verbs.experiment import report as report

@@ -24,6 +24,7 @@ from bertvision.commands.analyses.layers import isotropy
 from bertvision.commands.analyses.mlm import cloze, lens
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
+from bertvision.commands.analyses.structure import structure
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.errors import errors
 from bertvision.commands.experiment import quickstart, report, score, status
@@ -129,7 +130,7 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, lens)
+_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, lens, structure)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))

@@ -24,6 +24,9 @@ from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens import lens
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.structure.baselines import BASELINES
+from bertvision.pipelines.analysis.structure.measure import METRICS
+from bertvision.pipelines.analysis.structure.result import StructureResult
 
 
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:
@@ -117,6 +120,37 @@ def _languages() -> LanguagesResult:
     )
 
 
+def _structure() -> StructureResult:
+    random = np.random.default_rng(0)
+    value = random.uniform(0, 1, (2, 6, 3)) * np.array([100, 1, 100, 1, 100, 100])[:, None]
+    baseline = np.full((3, 6), np.nan)
+    baseline[:2, :4], baseline[2, 4:] = random.uniform(0, 0.5, (2, 4)), 25.0
+    return StructureResult(
+        tags=("0e", "untrained"),
+        layers=(0, 1, 2),
+        metrics=METRICS,
+        value=value,
+        low=0.9 * value,
+        high=1.1 * value,
+        sd=0.01 * value,
+        baselines=BASELINES,
+        baseline=baseline,
+        tasks=("upos", "relation"),
+        upto=random.uniform(60, 90, (2, 2, 2, 3)),
+        weights=random.dirichlet(np.ones(3), (2, 2, 2)),
+        parts=("treebank-train", "treebank-dev", "treebank-test"),
+        sentences=(90, 20, 30),
+        cut=(2, 0, 1),
+        wordless=(1, 0, 0),
+        untrained=("vocative", "discourse"),
+        untrained_counts=(3, 1),
+        unscored=("dislocated", "list"),
+        unscored_counts=(5, 2),
+        rank=128,
+        units=256,
+    )
+
+
 MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
     CcaResult: lambda: cca(states(0, 80), states(1, 80, layers=2)),
@@ -128,4 +162,5 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     PruningResult: _pruning,
     RelationsResult: _relations,
     LanguagesResult: _languages,
+    StructureResult: _structure,
 }

@@ -161,5 +161,5 @@ def test_a_treebank_is_extracted_with_its_trees(tiny_bert: Path, tmp_path: Path)
 
 
 def test_nothing_is_trained_on_a_treebank(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="whose labels are those of words"):
+    with pytest.raises(InputError, match="use `bertvision structure`"):
         TASK.check_data([], "trees")

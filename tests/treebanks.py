@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from stores import Made
 
+from bertvision.pipelines.analysis.structure.gold import depths
+from bertvision.pipelines.analysis.structure.states import TreeStates
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 
 ANNA = """\
@@ -87,3 +93,69 @@ def write_treebank(folder: Path, **sizes: int) -> Path:
         sentences = [drawn_sentence(random, f"{split}-{i}") for i in range(size)]
         (folder / f"xx_drawn-ud-{split}.conllu").write_text(as_conllu(sentences))
     return folder
+
+
+def embedded(sentence: ParsedSentence, hidden: int) -> np.ndarray:
+    """(words, hidden) vectors whose squared distances are those of the tree, and norms its depths.
+
+    Every edge is a direction of its own, and a word the sum of the edges between it and the root.
+    """
+    vectors = np.zeros((len(sentence.words), hidden))
+    for word in np.argsort(depths(sentence.heads), kind="stable").tolist():
+        if sentence.heads[word]:
+            vectors[word] = vectors[sentence.heads[word] - 1]
+            vectors[word, word] += 1
+    return vectors
+
+
+def store_trees(
+    folder: Path,
+    split: str,
+    sentences: Sequence[ParsedSentence],
+    states: Sequence[np.ndarray],
+    *,
+    max_length: int = 128,
+    tag: str = "0e",
+    without: Mapping[str, int] | None = None,
+) -> TreeStates:
+    """A stored treebank with the hidden states that words are to have.
+
+    Every second word has two tokens, whose mean is its vector; first and last is a special token.
+
+    Args:
+        folder: of the store.
+        split: its name.
+        sentences: with their trees.
+        states: of each sentence (words, layers, hidden).
+        max_length: that the split is said to have.
+        tag: of the snapshot.
+        without: by name of a sentence the index of a word of it that has no token.
+    """
+    random, task = np.random.default_rng(0), load_task("treebank")
+    hidden_states, offsets = [], []
+    for sentence, words in zip(sentences, states, strict=True):
+        tokens, places, begin = [np.zeros_like(words[0])], [(-1, -1)], 0
+        for i, word in enumerate(sentence.words):
+            if (without or {}).get(sentence.id) == i:
+                begin += len(word) + 1
+                continue
+            apart = random.standard_normal(words[i].shape) * (i % 2)
+            middle = begin + (len(word) if i % 2 == 0 else 1)
+            tokens.append(words[i] + apart)
+            places.append((begin, middle))
+            if i % 2 and len(word) > 1:
+                tokens.append(words[i] - apart)
+                places.append((middle, begin + len(word)))
+            elif i % 2:
+                tokens[-1] = words[i]
+            begin += len(word) + 1
+        hidden_states.append(np.stack([*tokens, np.zeros_like(words[0])]))
+        offsets.append([*places, (-1, -1)])
+    layers, hidden = states[0].shape[1:]
+    made = Made([len(x) for x in offsets], layers=layers, hidden=hidden, tag=tag, split=split)
+    made.hidden_states = [torch.from_numpy(x.astype(np.float32)) for x in hidden_states]
+    table = task.table(sentences)
+    per_token = {"offset_mapping": np.concatenate(offsets).astype(np.int32)}
+    made.contents = replace(made.contents, per_token=per_token, per_example={}, examples=table)
+    made.spec = replace(made.spec, provenance={"max_length": max_length})
+    return TreeStates(made.write(folder))

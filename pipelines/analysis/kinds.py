@@ -13,6 +13,7 @@ from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.structure.result import StructureResult
 
 ANALYSES: tuple[type[AnalysisResult], ...] = (
     CkaResult,
@@ -25,5 +26,6 @@ ANALYSES: tuple[type[AnalysisResult], ...] = (
     PruningResult,
     LensResult,
     ClozeResult,
+    StructureResult,
 )
 """Classes of their results."""

@@ -72,7 +72,10 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
             f"`bertvision similarity {what}`"
         )
     if isinstance(dataset.task, TreebankTask):
-        raise InputError(f"{what} has labels of words alone, none of whole texts to be probed")
+        raise InputError(
+            f"{what} has labels of words alone, none of whole texts: probe it with `bertvision "
+            "structure`"
+        )
     if not dataset.classes:
         raise InputError(
             f"{what} has no classes: probes are classifiers, for tasks that give a sentence or a "

@@ -158,7 +158,7 @@ class TreebankTask(FeaturesTask):
     def _refuse(self) -> NoReturn:
         raise InputError(
             f"no encoder and no head can be trained on {self.name}, whose labels are those of "
-            "words: it is for looking at hidden states, which `bertvision extract` stores"
+            "words: use `bertvision structure`"
         )
 
 

@@ -1,0 +1,255 @@
+"""What structural probes and edge probing say of the layers of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from bertvision.errors import ProvenanceError, counted
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.structure.baselines import Baseline
+from bertvision.pipelines.analysis.structure.drawing import structure_panels
+from bertvision.pipelines.analysis.structure.edges import centre_of_gravity, expected_layer
+from bertvision.pipelines.analysis.structure.gold import Floats
+from bertvision.pipelines.analysis.structure.measure import Metric
+from bertvision.pipelines.drawing.figures import WIDE
+from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.files import to_json
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+
+Scores = Annotated[Floats, Axes.of("tags", "metrics", "layers")]
+BySeed = Annotated[Floats, Axes.of("tags", "seeds", "tasks", "layers")]
+OfParts = Annotated[tuple[Count, ...], Axes.of("parts")]
+
+PERCENT = ("uuas", "root", "upos", "relation")
+"""Metrics in per cent; the others are correlations from −1 to 1."""
+LABELS = {
+    "uuas": "UUAS",
+    "dspr": "DSpr",
+    "root": "root",
+    "nspr": "NSpr",
+    "upos": "part of speech",
+    "relation": "relation",
+    "chain": "chain",
+    "random": "random trees",
+    "majority": "majority",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StructureResult(AnalysisResult):
+    """Structure in the layers of one snapshot, or of several beside each other.
+
+    Attributes:
+        tags: the snapshots.
+        layers: layer numbers (0 = embedding output).
+        metrics: what is measured of each layer.
+        value: (tags, metrics, layers) means over seeds, in per cent or correlations.
+        low: (tags, metrics, layers) lower end of the 95 % interval over sentences.
+        high: (tags, metrics, layers) upper end.
+        sd: (tags, metrics, layers) standard deviation over seeds; NaN of one seed.
+        baselines: what is scored without hidden states.
+        baseline: (baselines, metrics) scores; NaN where a baseline says nothing.
+        tasks: of edge probing.
+        upto: (tags, seeds, tasks, layers) accuracy in per cent of mixes of the layers up to each.
+        weights: (tags, seeds, tasks, layers) shares of the layers in the mix of all.
+        parts: train, dev, and the split that is scored.
+        sentences: by part, sentences that entered.
+        cut: by part, sentences left out since they are longer than a window.
+        wordless: by part, others left out since a word of theirs has no token.
+        untrained: labels that scored sentences have and training has not.
+        untrained_counts: how often the scored sentences have each.
+        unscored: labels that training has and no scored sentence.
+        unscored_counts: how often training has each.
+        rank: of the structural probes.
+        units: of the hidden layer of the classifiers.
+    """
+
+    kind = "structure"
+    heading = "Structure: trees in hidden states"
+    caption = "Structural probes and edge probing: what of gold trees a probe of each layer tells"
+    reading = (
+        "UUAS: edges of the gold tree, in per cent, that the spanning tree of predicted distances "
+        "has, punctuation left out. DSpr: rank correlation of predicted and gold distances. Root: "
+        "sentences in per cent whose root has the smallest predicted depth. NSpr: rank correlation "
+        "of depths. Correlations are averaged over lengths of 5 to 50 words. Part of speech, "
+        "relation: accuracy in per cent of edge probes on the layer alone, the relation of an arc "
+        "whose two words are given. ± is the standard deviation over seeds; intervals over "
+        "sentences are in what --csv and --json write."
+    )
+    seen = (
+        "Six panels over the layers, a line for each snapshot; dashed are baselines and, of edge "
+        "probing, mixes of all layers up to one."
+    )
+
+    tags: Names
+    layers: Numbers
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
+    value: Scores
+    low: Scores
+    high: Scores
+    sd: Scores
+    baselines: tuple[Baseline, ...]
+    baseline: Annotated[Floats, Axes.of("baselines", "metrics")]
+    tasks: tuple[Metric, ...]
+    upto: BySeed
+    weights: BySeed
+    parts: Names
+    sentences: OfParts
+    cut: OfParts
+    wordless: OfParts
+    untrained: tuple[str, ...]
+    untrained_counts: Annotated[tuple[Count, ...], Axes.of("untrained")]
+    unscored: tuple[str, ...]
+    unscored_counts: Annotated[tuple[Count, ...], Axes.of("unscored")]
+    rank: int
+    units: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        held = ", ".join(
+            f"{n:,} {name}" for name, n in zip(self.parts, self.sentences, strict=True)
+        )
+        return f"Structure, {', '.join(self.tags)}, sentences: {held}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each snapshot and layer, then one for each baseline, without a layer."""
+        lines: list[dict[str, Any]] = []
+        for t, tag in enumerate(self.tags):
+            numbers = {
+                f"{metric}{end}": to_json(values[t, m])
+                for m, metric in enumerate(self.metrics)
+                for end, values in (
+                    ("", self.value),
+                    ("_sd", self.sd),
+                    ("_low", self.low),
+                    ("_high", self.high),
+                )
+            }
+            for k, task in enumerate(self.tasks):
+                numbers[f"{task}_upto"] = to_json(self.upto[t, :, k].mean(axis=0))
+                numbers[f"{task}_weight"] = to_json(self.weights[t, :, k].mean(axis=0))
+            for i, layer in enumerate(self.layers):
+                of_layer = {name: values[i] for name, values in numbers.items()}
+                lines.append({"system": tag, "layer": layer, **of_layer})
+        empty = dict.fromkeys(lines[0]) if lines else {}
+        for name, values in zip(self.baselines, to_json(self.baseline), strict=True):
+            scores = dict(zip(self.metrics, values, strict=True))
+            lines.append({**empty, "system": name, "layer": None, **scores})
+        return lines
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows, with words for what has no layer."""
+        return [
+            row
+            | {
+                "system": LABELS.get(row["system"], row["system"]),
+                "layer": "" if row["layer"] is None else str(row["layer"]),
+            }
+            for row in self.rows()
+        ]
+
+    def columns(self) -> list[Column]:
+        """The metrics, of edge probing on each layer alone."""
+        return [
+            Column("system", "of", "text"),
+            Column("layer", "layer", "text"),
+            *(
+                Column(m, LABELS[m], digits=1 if m in PERCENT else 3, sd=True, interval=False)
+                for m in self.metrics
+            ),
+        ]
+
+    def remarks(self) -> list[str]:
+        """Where edge probes look, and everything that was left out."""
+        said = [
+            self._layers_of(t, k) for t in range(len(self.tags)) for k in range(len(self.tasks))
+        ]
+        for name, n, cut, wordless in zip(
+            self.parts, self.sentences, self.cut, self.wordless, strict=True
+        ):
+            if out := cut + wordless:
+                said.append(
+                    f"{name}: left out {out:,} of {counted(n + out, 'sentence')}, {cut:,} longer "
+                    f"than a window, {wordless:,} with a word that has no token."
+                )
+        for what, labels, counts in (
+            ("Not in training, and counted as wrong", self.untrained, self.untrained_counts),
+            ("In training alone", self.unscored, self.unscored_counts),
+        ):
+            if labels:
+                named = (f"{label} ({n:,})" for label, n in zip(labels, counts, strict=True))
+                said.append(f"{what}: {', '.join(named)}.")
+        return said
+
+    def centres(self) -> Floats:
+        """(tags, seeds, tasks) centres of gravity of the mixes of all layers."""
+        return centre_of_gravity(self.weights, self.layers)
+
+    def expected_layers(self) -> Floats:
+        """(tags, seeds, tasks) expected layers of the mixes up to each; NaN where none adds."""
+        return expected_layer(self.upto, self.layers)
+
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """A panel for each metric."""
+        return structure_panels(
+            {
+                metric: {tag: self.value[t, m] for t, tag in enumerate(self.tags)}
+                for m, metric in enumerate(self.metrics)
+            },
+            {
+                task: {tag: self.upto[t, :, k].mean(axis=0) for t, tag in enumerate(self.tags)}
+                for k, task in enumerate(self.tasks)
+            },
+            {
+                metric: dict(zip(self.baselines, self.baseline[:, m], strict=True))
+                for m, metric in enumerate(self.metrics)
+            },
+            self.layers,
+            LABELS,
+            width,
+        )
+
+    def _layers_of(self, t: int, k: int) -> str:
+        """The layers that a task's edge probes look at."""
+        weights, upto = self.weights[t, :, k].mean(axis=0), self.upto[t, :, k].mean(axis=0)
+        expected = expected_layer(upto, self.layers)
+        told = f"{expected:.2f}" if np.isfinite(expected) else "none (no layer adds to the first)"
+        best = self.layers[int(np.argmax(upto))]
+        return (
+            f"{self.tags[t]}, {LABELS[self.tasks[k]]}: centre of gravity of the mix "
+            f"{centre_of_gravity(weights, self.layers):.2f}, expected layer {told}, best mix of "
+            f"the layers up to {best} with {upto.max():.1f}."
+        )
+
+
+def beside(results: Sequence[StructureResult]) -> StructureResult:
+    """Several snapshots in one result.
+
+    Args:
+        results: of the same sentences, measured alike.
+
+    Raises:
+        ProvenanceError: they are of different layers or sentences.
+    """
+    first, *others = results
+    for other in others:
+        for name in ("layers", "parts", "sentences", "metrics", "tasks", "baselines"):
+            one, another = getattr(first, name), getattr(other, name)
+            if one != another:
+                raise ProvenanceError(
+                    f"{', '.join(first.tags)} and {', '.join(other.tags)} cannot stand side by "
+                    f"side: their {name} are {one} and {another}: extract both alike"
+                )
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(result, name) for result in results])
+        for name in ("value", "low", "high", "sd", "upto", "weights")
+    }
+    tags = tuple(tag for result in results for tag in result.tags)
+    return replace(first, tags=tags, **joined)
