@@ -22,6 +22,8 @@ def progress(total: int, desc: str | None, unit: str, *, initial: int = 0) -> tq
         The bar: a context manager with ``update(n)`` and ``set_postfix``.
     """
     interactive = sys.stderr.isatty()
+    # nothing is said of ``disable`` otherwise: an argument would go before what --quiet has set
+    hidden: dict[str, Any] = {"disable": True} if desc is None else {}
     return tqdm(
         total=total,
         desc=desc,
@@ -30,6 +32,6 @@ def progress(total: int, desc: str | None, unit: str, *, initial: int = 0) -> tq
         file=sys.stderr,
         mininterval=0.2 if interactive else 10.0,
         dynamic_ncols=interactive,
-        disable=desc is None,
         smoothing=0.05,
+        **hidden,
     )

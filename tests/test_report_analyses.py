@@ -85,7 +85,7 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
 @pytest.mark.parametrize(
     ("kind", "change_it", "told"),
     [
-        ("cka", {"result": {}}, "result.cka: Field required"),
+        ("cka", {"result": {}}, "result.x: Field required"),
         ("cka", {"cka": [[1.0]]}, "result: cka has 1 values where 3 belong"),
         ("cka", {"layers_y": []}, "result.layers_y: "),
         ("isotropy", {"result": {}}, "result.mean_cosine: Field required"),
