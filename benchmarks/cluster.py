@@ -28,7 +28,7 @@ from harness import arguments, interleave, ratios, report, versions
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.generated.facts import QUESTIONS_PER_PARAGRAPH, make_paragraphs
 from bertvision.pipelines.workspace.creation import feature_workspace
@@ -78,7 +78,9 @@ def main() -> None:
             split = ActivationSplit(store_of(SINGLE), TAG, f"{DATASET}-all")
             started = time.perf_counter()
             with dask.config.set(num_workers=1):  # of threads; a cluster has its own number
-                results[scheduler] = isotropy(split.dask(), max_tokens=None, scheduler=scheduler)
+                results[scheduler] = isotropy(
+                    {"1e": split.dask()}, max_tokens=None, scheduler=scheduler
+                )
             return split.record.tokens / (time.perf_counter() - started)
 
         return run

@@ -17,9 +17,10 @@ from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.maps import WindowMaps
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+from bertvision.pipelines.analysis.geometry.isotropy import isotropy
+from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.groups.languages import languages
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
-from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens import lens
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
@@ -32,6 +33,14 @@ from bertvision.pipelines.analysis.structure.result import StructureResult
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:
     values = np.random.default_rng(seed).standard_normal((tokens, layers, hidden))
     return da.from_array(values, chunks=(16, layers, hidden))
+
+
+def _isotropy() -> IsotropyResult:
+    first = np.arange(0, 40, 4)
+    snapshots = {tag: states(i) for i, tag in enumerate(("0.5e", "1e"))}
+    return isotropy(
+        snapshots, first=dict.fromkeys(snapshots, first), components=(1, 3), outlier_sd=1.0
+    )
 
 
 def _rsa() -> RsaResult:
@@ -157,7 +166,7 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     RsaResult: _rsa,
     LensResult: lambda: lens(states(0), np.arange(40) % WORDS, Head(), special=[1], tile=8),
     ClozeResult: _cloze,
-    IsotropyResult: lambda: isotropy(states(0), components=(1, 3), outlier_sd=1.0),
+    IsotropyResult: _isotropy,
     AttentionResult: _attention,
     PruningResult: _pruning,
     RelationsResult: _relations,

@@ -18,9 +18,9 @@ from processes import warm_pool
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
+from bertvision.pipelines.analysis.geometry.run import isotropy as run_isotropy
 from bertvision.pipelines.analysis.run import cca as run_cca
 from bertvision.pipelines.analysis.run import cka as run_cka
-from bertvision.pipelines.analysis.run import isotropy as run_isotropy
 from bertvision.pipelines.analysis.sides import told_apart
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -61,16 +61,18 @@ def test_cka_of_a_snapshot_with_itself_is_one_on_the_diagonal(
 def test_isotropy_measures_the_stored_tokens_and_no_fill(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    result = run_isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
+    result = run_isotropy(workspace, ["1e"], plot=tmp_path / "isotropy.svg")
     found = tokens(workspace, "1e").astype(np.float64)
-    assert result.n_tokens == len(found)
-    norms = np.linalg.norm(found, axis=2)
-    np.testing.assert_allclose(result.mean_norm, norms.mean(axis=0), rtol=1e-6)
-    unit = (found / norms[:, :, None]).sum(axis=0)  # (layers, hidden)
-    n = len(found)
-    np.testing.assert_allclose(
-        result.mean_cosine, ((unit**2).sum(axis=1) - n) / (n * (n - 1)), rtol=1e-6
-    )
+    cls = np.stack([example.numpy()[0].T for example in workspace.split("1e", "dev")])
+    for j, vectors in enumerate((found, cls.astype(np.float64))):
+        n = len(vectors)
+        assert result.n_vectors[0][j] == result.n_available[0][j] == n
+        norms = np.linalg.norm(vectors, axis=2)
+        np.testing.assert_allclose(result.mean_norm[0, j], norms.mean(axis=0), rtol=1e-6)
+        unit = (vectors / norms[:, :, None]).sum(axis=0)  # (layers, hidden)
+        np.testing.assert_allclose(
+            result.mean_cosine[0, j], ((unit**2).sum(axis=1) - n) / (n * (n - 1)), rtol=1e-6
+        )
     drawn = Drawing(tmp_path / "isotropy.svg")
     assert drawn.texts[0] == result.title()
     assert drawn.faults() == []
@@ -79,12 +81,12 @@ def test_isotropy_measures_the_stored_tokens_and_no_fill(
 def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     threads = run_cka(workspace, "0.5e", "1e", plot=plot)
-    spread = run_isotropy(workspace, "1e", plot=plot)
+    spread = run_isotropy(workspace, ["1e"], plot=plot)
     with warm_pool():
         processes = run_cka(workspace, "0.5e", "1e", plot=plot, scheduler="processes")
         assert np.array_equal(threads.cka, processes.cka)
         assert np.array_equal(threads.cka_dropped, processes.cka_dropped)
-        again = run_isotropy(workspace, "1e", plot=plot, scheduler="processes")
+        again = run_isotropy(workspace, ["1e"], plot=plot, scheduler="processes")
     assert spread.to_json() == again.to_json()
 
 
@@ -96,10 +98,11 @@ def test_results_are_plain_json_and_name_split_and_layers(
     assert json.loads(json.dumps(cka, allow_nan=False)) == cka
     assert (cka["x"], cka["y"], cka["layers_x"]) == ("0.5e/dev", "1e/dev", [0, 1, 2])
     assert (cka["n_tokens"], cka["seed"]) == (100, 3)
-    isotropy = run_isotropy(workspace, "0.5e", split="tune", max_tokens=100, plot=plot).to_json()
+    isotropy = run_isotropy(workspace, ["0.5e"], split="tune", max_tokens=100, plot=plot).to_json()
     assert json.loads(json.dumps(isotropy, allow_nan=False)) == isotropy
-    assert (isotropy["name"], isotropy["layers"]) == ("0.5e/tune", [0, 1, 2])
-    assert 100 == isotropy["n_tokens"] < isotropy["n_available"]
+    assert (isotropy["snapshots"], isotropy["name"]) == (["0.5e"], "tune")
+    assert isotropy["layers"] == [0, 1, 2]
+    assert 100 == isotropy["n_vectors"][0][0] < isotropy["n_available"][0][0]
 
 
 def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
@@ -109,11 +112,12 @@ def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
     alike = of_pairs.cka("0.5e", "1e", csv=tmp_path / "cka.csv", **shared)
     spread = of_layers.isotropy("1e", csv=tmp_path / "isotropy.csv", **shared)
     pairs, layers = alike.to_pandas(), spread.to_pandas()
-    assert (len(pairs), len(layers)) == (9, 3)
+    assert (len(pairs), len(layers)) == (9, 6)
     one = pairs[(pairs.layer_x == 2) & (pairs.layer_y == 1)]
     assert one.cka.item() == alike.cka[2, 1] != alike.cka[1, 2]
     assert one.cka_dropped.item() == alike.cka_dropped[2, 1]
-    assert layers.explained_variance_1.tolist() == spread.explained_variance[:, 0].tolist()
+    shares = spread.explained_variance[0, :, :, 0].ravel()
+    np.testing.assert_array_equal(layers.explained_variance_1, shares)
     for frame, name in ((pairs, "cka.csv"), (layers, "isotropy.csv")):
         written = pd.read_csv(tmp_path / name)
         assert list(written) == list(frame)
@@ -125,7 +129,7 @@ def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Worksp
     extract(empty, "1e", splits=["dev"], layers=[0, 2], encoding="float32", precision="32")
     result = run_cka(empty, "1e", "1e", biased=True)
     assert result.layers_x == result.layers_y == (0, 2)
-    run_isotropy(empty, "1e")
+    run_isotropy(empty, ["1e"])
     assert sorted(path.name for path in (empty.root / "analysis").iterdir()) == [
         "cka-1e-1e-dev-biased.json",
         "cka-1e-1e-dev-biased.svg",
@@ -228,7 +232,9 @@ def test_names_of_workspaces_are_as_long_as_it_takes_to_tell_them_apart() -> Non
     assert names("/squad", "/a/squad") == ["squad", "a-squad"]
 
 
-@pytest.mark.parametrize("run", [run_isotropy, lambda s, tag: run_cka(s, tag, tag)])
+@pytest.mark.parametrize(
+    "run", [lambda s, tag: run_isotropy(s, [tag]), lambda s, tag: run_cka(s, tag, tag)]
+)
 def test_hidden_states_of_other_weights_than_the_snapshot_has_are_refused(
     empty: Workspace, run: Callable[[Workspace, str], object]
 ) -> None:
@@ -250,7 +256,7 @@ def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
 ) -> None:
     extract(empty, "1e", splits=["dev"], precision="32", shard_tokens=512)
     record_path(empty.split("1e", "dev"), 1).unlink()
-    for run in (run_isotropy, lambda *args: run_cka(*args, "1e")):
+    for run in (lambda s, tag: run_isotropy(s, [tag]), lambda *args: run_cka(*args, "1e")):
         with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
             run(empty, "1e")
         with pytest.raises(

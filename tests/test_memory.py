@@ -19,7 +19,7 @@ from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
@@ -102,7 +102,7 @@ def test_a_store_larger_than_the_memory_of_the_worker_is_analysed_within_it(
         Client(made, set_as_default=False) as client,
     ):
         address = made.scheduler_address
-        result = isotropy(split.dask(), max_tokens=None, scheduler=address)
+        result = isotropy({"1e": split.dask()}, max_tokens=None, scheduler=address)
         assert result.n_tokens == tokens
         norms = np.linalg.norm(states.numpy().astype(np.float64), axis=2).mean(axis=0)
         np.testing.assert_allclose(result.mean_norm, norms, rtol=1e-9)

@@ -14,7 +14,8 @@ from reports import read_table
 from test_rank import write_people
 
 from bertvision import rank
-from bertvision.pipelines.analysis.run import cka, isotropy, rsa
+from bertvision.pipelines.analysis.geometry.run import isotropy
+from bertvision.pipelines.analysis.run import cka, rsa
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.side_by_side import read_tables
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -33,7 +34,7 @@ def space(workspace: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
 def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Path) -> None:
     assert {"cka", "isotropy"}.isdisjoint(read_tables(space))
     alike = cka(space, "0.5e", "1e", max_tokens=100, plot=tmp_path / "elsewhere.svg")
-    spread = isotropy(space, "1e", max_tokens=100, seed=3)
+    spread = isotropy(space, ["1e"], max_tokens=100, seed=3)
     kept = json.loads((space.root / "analysis" / "cka-0.5e-1e-dev.json").read_text())
     assert kept["result"] == alike.to_json()
     assert kept["command"] == "bertvision cka 0.5e 1e --split dev --max-tokens 100"
@@ -44,10 +45,10 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
     found = np.array([[float(row[f"cka_{j}"]) for j in range(3)] for row in rows])
     np.testing.assert_array_equal(found, alike.cka)
     rows = read_table(report.page, "isotropy")
-    assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.tolist()
-    assert [float(row["explained_variance_3"]) for row in rows] == spread.explained_variance[
-        :, 1
-    ].tolist()
+    assert [float(row["mean_cosine"]) for row in rows] == spread.mean_cosine.ravel().tolist()
+    shares = spread.explained_variance[0, :, :, 1].ravel()
+    told = [float(row["explained_variance_3"] or "nan") for row in rows]
+    np.testing.assert_array_equal(told, shares)
     assert rows[0]["command"] == "bertvision isotropy 1e --split dev --max-tokens 100 --seed 3"
 
 
@@ -65,13 +66,13 @@ def test_rsa_is_shown_as_its_command_prints_it(space: OpenWorkspace) -> None:
 def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     space: OpenWorkspace,
 ) -> None:
-    isotropy(space, "0.5e", max_tokens=100)
-    isotropy(space, "1e", max_tokens=100)
+    isotropy(space, ["0.5e"], max_tokens=100)
+    isotropy(space, ["1e"], max_tokens=100)
     folder = space.root / "analysis"
     change(folder / "isotropy-1e-dev.json", weights_sha256={"1e": "0" * 64})
     report = write_report(space)
     (of,) = {row["of"] for row in read_table(report.page, "isotropy")}
-    assert of.startswith("Isotropy, 0.5e/dev, 100 of")
+    assert of.startswith("Isotropy, 0.5e, dev, 100 tokens and")
     assert len(report.left_out) == 1
     assert "isotropy-1e-dev.json is of other weights" in report.left_out[0]
     assert "then `bertvision isotropy 1e --split dev --max-tokens 100`" in report.left_out[0]
@@ -89,8 +90,8 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
         ("cka", {"cka": [[1.0]]}, "result: cka has 1 values where 3 belong"),
         ("cka", {"layers_y": []}, "result.layers_y: "),
         ("isotropy", {"result": {}}, "result.mean_cosine: Field required"),
-        ("isotropy", {"explained_variance": [[0.5]] * 3}, "result: explained_variance has 1"),
-        ("isotropy", {"mean_norm": ["1"] * 3}, "result.mean_norm.0: "),
+        ("isotropy", {"mean_share": [[[0.5]] * 2]}, "result: mean_share has 1 values where 3"),
+        ("isotropy", {"mean_norm": [[["1"] * 3] * 2]}, "result.mean_norm.0.0.0: "),
         ("isotropy", {"weights_sha256": {"../1e": "0"}}, "weights_sha256.../1e"),
     ],
 )
@@ -98,7 +99,7 @@ def test_an_analysis_that_says_something_else_is_damaged(
     space: OpenWorkspace, kind: str, change_it: dict[str, object], told: str
 ) -> None:
     cka(space, "0.5e", "1e", max_tokens=100)
-    isotropy(space, "1e", max_tokens=100)
+    isotropy(space, ["1e"], max_tokens=100)
     (path,) = (space.root / "analysis").glob(f"{kind}-*.json")
     values = fields(path)
     for name, value in change_it.items():

@@ -15,7 +15,8 @@ from byhand import change
 from PIL import Image
 from reports import make_lab
 
-from bertvision.pipelines.analysis.run import cka, isotropy
+from bertvision.pipelines.analysis.geometry.run import isotropy
+from bertvision.pipelines.analysis.run import cka
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -32,7 +33,7 @@ def full(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> 
     """The page of a workspace with everything."""
     lab = make_lab(workspace, tmp_path_factory.mktemp("browser") / "lab")
     cka(lab, "0.5e", "1e")
-    isotropy(lab, "1e")
+    isotropy(lab, ["0.5e", "1e"])
     (lab.root / "bert" / "2e").mkdir()
     (lab.root / "bert" / "2e" / "metrics.json").write_text("{")  # to be named on the page
     return write_report(lab).page
@@ -144,7 +145,7 @@ def test_figures_of_their_own_cover_nothing_and_have_a_theme(
     workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
     cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
-    isotropy(workspace, "1e", plot=tmp_path / "isotropy.svg")
+    isotropy(workspace, ["1e"], plot=tmp_path / "isotropy.svg")
     figures = sorted(tmp_path.glob("*.svg"))
     assert len(figures) == 2
     pages = (

@@ -20,7 +20,7 @@ from bertvision.errors import InputError, StoreNotFoundError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import scheduler as scheduler_module
 from bertvision.pipelines.analysis.alike.cka import cka
-from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.scheduler import (
     ClusterError,
     compute,
@@ -50,8 +50,8 @@ def results(split: ActivationSplit, scheduler: str) -> list[Any]:
     return [
         cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=None).to_json(),
         cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=700).to_json(),
-        isotropy(x, scheduler=scheduler, max_tokens=None).to_json(),
-        isotropy(x, scheduler=scheduler, max_tokens=700).to_json(),
+        isotropy({"1e": x}, scheduler=scheduler, max_tokens=None).to_json(),
+        isotropy({"1e": x}, scheduler=scheduler, max_tokens=700).to_json(),
     ]
 
 
@@ -94,7 +94,7 @@ def test_progress_is_shown_and_the_link_of_the_dashboard(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "bertvision")
-    isotropy(split.dask(), scheduler=address if where == "cluster" else "threads")
+    isotropy({"1e": split.dask()}, scheduler=address if where == "cluster" else "threads")
     shown = capsys.readouterr()
     assert shown.out == ""
     last = shown.err.replace("\n", "\r").rstrip("\r").rpartition("\r")[2]
@@ -127,7 +127,7 @@ def test_a_store_that_a_worker_does_not_see_is_named(tmp_path: Path, address: st
     shutil.move(tmp_path / "here", tmp_path / "there")
     expected = f"a worker says: there is no split 1e/train in {tmp_path}/here; every worker must"
     with pytest.raises(StoreNotFoundError, match=expected):
-        isotropy(x, scheduler=address)
+        isotropy({"1e": x}, scheduler=address)
 
 
 def test_an_error_of_a_task_arrives_as_it_was_raised(address: str) -> None:

@@ -12,8 +12,8 @@ from bertvision.commands.options import MaxTokens
 
 @runs_analysis
 def isotropy(
-    checkpoint: Annotated[str, typer.Argument(help="Snapshot to analyse.")],
+    checkpoint: Annotated[str, typer.Argument(help="Snapshots to analyse, such as 0e,1e.")],
     split: Annotated[str, typer.Option(help="Split to analyse.")] = "dev",
-    max_tokens: MaxTokens = 100_000,
+    max_tokens: MaxTokens = 20_000,
 ) -> None:
-    """Measure the isotropy of each layer: mean cosine, explained variance, outlier channels."""
+    """Measure how tokens and [CLS] spread in each layer, and over which channels."""

@@ -67,6 +67,8 @@ class Job(Generic[R]):
     """Snapshots that it runs, with the digests of their weights."""
     names_option: str = "--split"
     """What the names are given as."""
+    tags_between: str = " "
+    """What stands between the snapshots."""
     others: Mapping[str, Other] = field(default_factory=dict)
     """What it reads of other workspaces, by a name that tells them apart."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class Job(Generic[R]):
     @property
     def command(self) -> str:
         """What makes it again."""
-        words = ["bertvision", self.result.kind, *self.tags]
+        words = ["bertvision", self.result.kind, self.tags_between.join(self.tags)]
         words += [self.names_option, ",".join(self.names)] if self.names else []
         for keyword, given in self.options.items():
             if given.value != given.default:

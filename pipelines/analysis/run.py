@@ -1,24 +1,19 @@
-"""Analyses of a workspace's stored activations: which splits, under which name they are kept."""
+"""How alike the layers of two snapshots are: which splits, and under which name it is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from bertvision.errors import ProvenanceError
-from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.cca import CcaResult
 from bertvision.pipelines.analysis.alike.cca import cca as cca_of_arrays
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.cka import cka as cka_of_arrays
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.alike.rsa import rsa as rsa_of_arrays
-from bertvision.pipelines.analysis.isotropy import IsotropyResult
-from bertvision.pipelines.analysis.isotropy import isotropy as isotropy_of_array
 from bertvision.pipelines.analysis.joined import joined_rows
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
-from bertvision.pipelines.analysis.sides import given_beside, sides
-from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.analysis.sides import check_layers, given_beside, sides
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -136,46 +131,6 @@ def cca(
     return kept_or_measured(workspace, job, measure, plot)
 
 
-def isotropy(
-    workspace: Workspace,
-    tag: str,
-    *,
-    split: str = "dev",
-    max_tokens: int | None = 100_000,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
-) -> IsotropyResult:
-    """Isotropy of every layer of a snapshot, on the tokens of one split.
-
-    Args:
-        workspace: with the activations.
-        tag: the snapshot.
-        split: of it.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
-        seed: of the sample.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
-
-    Raises:
-        InputError: ``plot`` does not end in ``.svg``.
-    """
-    x = workspace.split(tag, split).require_complete()
-
-    def measure() -> IsotropyResult:
-        return isotropy_of_array(
-            x.dask(),
-            max_tokens=max_tokens,
-            seed=seed,
-            scheduler=scheduler,
-            name=x.name,
-            layers=x.record.layers,
-        )
-
-    job = Job(IsotropyResult, (tag,), (split,), _sample(max_tokens, 100_000, seed), (x,))
-    return kept_or_measured(workspace, job, measure, plot)
-
-
 def rsa(
     workspace: Workspace,
     first: str,
@@ -210,7 +165,8 @@ def rsa(
         for split in splits
     }
     stored = [split for pair in pairs.values() for split in pair]
-    _check_layers(pairs.values())
+    for of_tag in zip(*pairs.values(), strict=True):
+        check_layers(of_tag)
     x, y = next(iter(pairs.values()))
 
     def measure() -> RsaResult:
@@ -237,18 +193,6 @@ def rsa(
     }
     job = Job(RsaResult, (first, second), splits, options, stored)
     return kept_or_measured(workspace, job, measure, plot)
-
-
-def _check_layers(pairs: Iterable[tuple[ActivationSplit, ...]]) -> None:
-    """Refuse splits of a snapshot that hold other layers than those beside them."""
-    first, *others = pairs
-    for pair in others:
-        for one, other in zip(first, pair, strict=True):
-            if one.record.layers != other.record.layers:
-                raise ProvenanceError(
-                    f"{one.name} holds layers {layers_text(one.record.layers)}, {other.name} "
-                    f"{layers_text(other.record.layers)}: extract the same layers of both"
-                )
 
 
 def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 
+from bertvision.errors import ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.joined import Rows, places_in
 from bertvision.pipelines.analysis.kept import Given, Other
+from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -76,6 +78,21 @@ def sides(
     mine, theirs = told_apart((workspace, beside))
     others = {f"{theirs}: {y.name}": Other(beside, y)}
     return Sides(x, y, (f"{mine}: {x.name}", f"{theirs}: {y.name}"), (x,), others)
+
+
+def check_layers(splits: Sequence[ActivationSplit]) -> None:
+    """Refuse splits that hold other layers than the first of them.
+
+    Raises:
+        ProvenanceError: one does; names both and what they hold.
+    """
+    first, *others = splits
+    for other in others:
+        if first.record.layers != other.record.layers:
+            raise ProvenanceError(
+                f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
+                f"{layers_text(other.record.layers)}: extract the same layers of both"
+            )
 
 
 def given_beside(workspace: Workspace, beside: Workspace | None) -> dict[str, Given]:

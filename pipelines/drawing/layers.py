@@ -134,6 +134,7 @@ def layer_lines(
     label: str,
     *,
     top: float | None = None,
+    named: bool = True,
 ) -> None:
     """Lines over layers, from zero or from the smallest value below it.
 
@@ -144,31 +145,40 @@ def layer_lines(
         lines: name → (layers,) values; where there are several, a legend stands below the plot.
         label: of the values, with their unit.
         top: upper end of the axis; None fits the values.
+        named: whether there is a legend.
     """
     values = np.concatenate([*lines.values(), [0.0]])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    p = layer_plot(c, box, layers, (1.1 * low, top or 1.1 * high or 1.0), label)
+    end = top or 1.1 * high or (0.0 if low < 0 else 1.0)
+    p = layer_plot(c, box, layers, (1.1 * low, end), label)
     for i, (name, line) in enumerate(lines.items()):
         points = list(zip(layers, map(float, line), strict=True))
         series(p, i, points, [f"{name}: layer {layer}, {value:.4g}" for layer, value in points])
-    if len(lines) > 1:
+    if named and len(lines) > 1:
         entries = [sample(i, name) for i, name in enumerate(lines)]
         c.height = max(c.height, legend(c, entries, box[3] + 46, c.width) + 20)
 
 
 def layer_channels(
-    c: Canvas, box: Box, layers: Sequence[int], channels: Sequence[Sequence[int]]
+    c: Canvas,
+    box: Box,
+    layers: Sequence[int],
+    channels: Mapping[str, Sequence[Sequence[int]]],
+    numbers: Sequence[int] | None = None,
 ) -> None:
     """A point for every channel of a set per layer; a channel that recurs makes a horizontal row.
+
+    Points of several series stand beside each other.
 
     Args:
         c: where to draw.
         box: (left, top, right, bottom) of the plot, px.
         layers: their numbers, ascending.
-        channels: the set of each layer. While there are few, each has a row with its number;
-            where there are more, the rows lie as far apart as their numbers.
+        channels: name of a series → the set of each layer. While there are few, each has a row with
+            its number; where there are more, the rows lie as far apart as their numbers.
+        numbers: of the series, for their colours and shapes; 0, 1, … by default.
     """
-    found = sorted({channel for of_layer in channels for channel in of_layer})
+    found = sorted({channel for of in channels.values() for layer in of for channel in layer})
     if len(found) <= _NAMED_CHANNELS:
         rows = {channel: float(i) for i, channel in enumerate(found)}
         names = [str(channel) for channel in found]
@@ -178,10 +188,15 @@ def layer_channels(
         p = layer_plot(c, box, layers, (0, found[-1] * 1.05), "channel")
     if not found:
         c.text((p.left + p.right) / 2, (p.top + p.bottom) / 2, "none", anchor="middle", cls="tick")
-    for channel, row in rows.items():
-        at = [n for n, of_layer in zip(layers, channels, strict=True) if channel in of_layer]
-        tips = [f"channel {channel} in layer {layer}" for layer in at]
-        series(p, 0, [(layer, row) for layer in at], tips, cls="dashed")
+    step = min(0.2, 0.5 / len(channels))
+    for i, (name, of) in enumerate(channels.items()):
+        aside = step * (i - (len(channels) - 1) / 2)
+        told = f", {name}" if len(channels) > 1 else ""
+        for channel, row in rows.items():
+            at = [n for n, layer in zip(layers, of, strict=True) if channel in layer]
+            tips = [f"channel {channel} in layer {layer}{told}" for layer in at]
+            points = [(layer + aside, row) for layer in at]
+            series(p, numbers[i] if numbers else i, points, tips, cls="dashed")
 
 
 def _cell(value: float, where: str, numbered: bool, missing: str) -> Cell:

@@ -9,20 +9,20 @@ from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.analyses import analysed
 from bertvision.verbs.arguments.reading import (
     StrPath,
-    Tag,
+    Tags,
     at_least,
-    parse_tag,
+    parse_tags,
 )
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.isotropy import IsotropyResult
+    from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 
 
 def isotropy(
-    checkpoint: Tag,
+    checkpoint: Tags,
     *,
     split: str = "dev",
-    max_tokens: int = 100_000,
+    max_tokens: int = 20_000,
     seed: int = 0,
     scheduler: str = "threads",
     plot: StrPath | None = None,
@@ -30,15 +30,19 @@ def isotropy(
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> IsotropyResult:
-    """Measure the isotropy of each layer: mean cosine, explained variance, outlier channels.
+    """Measure how tokens and [CLS] spread in each layer, and over which channels.
 
     >>> import bertvision
-    >>> spread = bertvision.isotropy("1e", max_tokens=200)
-    >>> spread.mean_cosine.shape  # (layers,)
-    (3,)
+    >>> spread = bertvision.isotropy("0.5e,1e", max_tokens=200)
+    >>> spread.mean_cosine.shape  # (snapshots, tokens and [CLS], layers)
+    (2, 2, 3)
+    >>> frame = spread.to_pandas()
+    >>> len(frame), list(frame.columns)[:5]
+    (12, ['snapshot', 'set', 'layer', 'mean_norm', 'mean_cosine'])
 
     Args:
-        checkpoint: snapshot.
+        checkpoint: snapshots, such as ``0e,1e``; of each one outlier channels are compared with
+            those of the one before.
         split: to analyse.
         max_tokens: seeded sample of at most so many tokens; 0 uses all.
         seed: of the sample.
@@ -51,16 +55,17 @@ def isotropy(
     Raises:
         UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``.
+        ProvenanceError: the snapshots do not hold the same layers.
     """
-    tag = parse_tag(checkpoint)
+    tags = tuple(dict.fromkeys(parse_tags(checkpoint)))
     at_least(max_tokens, 0, "--max-tokens")
 
     def run(space: Workspace, figure: Path | None) -> IsotropyResult:
-        from bertvision.pipelines.analysis.run import isotropy as measure
+        from bertvision.pipelines.analysis.geometry.run import isotropy as measure
 
         return measure(
             space,
-            tag,
+            tags,
             split=split,
             max_tokens=max_tokens or None,
             seed=seed,
@@ -70,7 +75,7 @@ def isotropy(
 
     return analysed(
         run,
-        [tag],
+        tags,
         [split],
         scheduler=scheduler,
         plot=plot,

@@ -80,14 +80,27 @@ def sampled_blocks(
         raise InputError(f"max_tokens is {max_tokens}; give at least 2, or None for all tokens")
     blocks = aligned_blocks(arrays)
     n_tokens = arrays[0].shape[0]
-    drawn = np.arange(n_tokens)
-    if max_tokens is not None and max_tokens < n_tokens:
-        drawn = np.random.default_rng(seed).choice(drawn, max_tokens, replace=False, shuffle=False)
-        drawn.sort()
-    elif places is None:
+    drawn = sampled_rows(n_tokens, max_tokens, seed)
+    if len(drawn) == n_tokens and places is None:
         return blocks
     rows = [drawn] * len(arrays) if places is None else [drawn, places[drawn]]
     return gathered_blocks(arrays, rows, size)
+
+
+def sampled_rows(available: int, most: int | None, seed: int) -> NDArray[np.int64]:
+    """Rows of a uniform sample, ascending; all where there are no more.
+
+    Args:
+        available: rows that there are.
+        most: rows of the sample; None takes all.
+        seed: of the sample, which depends on nothing else.
+    """
+    drawn = np.arange(available)
+    if most is None or available <= most:
+        return drawn
+    drawn = np.random.default_rng(seed).choice(available, most, replace=False, shuffle=False)
+    drawn.sort()
+    return drawn
 
 
 def gathered_blocks(
@@ -102,13 +115,27 @@ def gathered_blocks(
         rows: for each array (chosen,) rows of it; element i is the same token in all.
         size: tokens of a block, at most.
     """
+    return hold(chosen_blocks(arrays, rows, size))[0]
+
+
+def chosen_blocks(
+    arrays: Sequence[da.Array], rows: Sequence[NDArray[np.int64]], size: int = SAMPLE_ROWS
+) -> Blocks:
+    """As `gathered_blocks`, but nothing is read yet."""
     order = np.argsort(rows[0], kind="stable")
     cuts = np.array_split(order, -(-len(order) // size))
     columns = [
         _gather(array, [of[cut] for cut in cuts]) for array, of in zip(arrays, rows, strict=True)
     ]
-    (held,) = dask_persist(list(zip(*columns, strict=True)))  # type: ignore[no-untyped-call]
-    return list(held)
+    return list(zip(*columns, strict=True))
+
+
+def hold(*blocks: Blocks) -> list[Blocks]:
+    """Read blocks once and hold them; what several need is read once for all. See `sampled_blocks`.
+
+    Call it inside `use_scheduler`.
+    """
+    return [list(held) for held in dask_persist(*blocks)]  # type: ignore[no-untyped-call]
 
 
 def _gather(array: da.Array, cuts: Sequence[NDArray[np.int64]]) -> list[Delayed]:

@@ -1,0 +1,244 @@
+"""What `isotropy` gives back: how tokens and [CLS] spread in each layer of some snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.geometry.spread import QUANTILES
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.drawing.figures import WIDE, panels, sample
+from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
+from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import fill, format_table
+
+PLACE = ("snapshots", "sets", "layers")
+OfLayers = Annotated[Array, Axes.of(*PLACE)]
+OfChannels = Annotated[Array, Axes.of(*PLACE, "quantiles")]
+Counts = Annotated[tuple[tuple[Count, ...], ...], Axes.of("snapshots", "sets")]
+_SHOWN = 8
+"""Outlier channels of a layer that a table names."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IsotropyResult(AnalysisResult):
+    """Isotropy of each layer of snapshots, of all tokens and of [CLS].
+
+    Attributes:
+        mean_cosine: (snapshots, sets, layers) mean cosine of all pairs of different vectors, exact.
+        mean_norm: mean Euclidean norm of a vector.
+        mean_share: squared length of the mean vector, as a part of the mean squared length.
+        components: the numbers of principal components asked for.
+        explained_variance: (snapshots, sets, layers, components) share of the variance in the first
+            k components; NaN where a layer does not vary.
+        log_ratio: log I of Mu & Viswanath, 0 at most; see `partition`.
+        removed: components that are taken out for the next two, beside the mean.
+        corrected_cosine: mean cosine after that.
+        corrected_ratio: log I after that.
+        quantiles: which of them the next two have.
+        sd: (snapshots, sets, layers, quantiles) of the channels' standard deviations.
+        gamma: the same of the channels' γ; see `spread`.
+        mean_correlation: mean absolute correlation of two channels.
+        dominant: least part of the channels that holds half of the variance.
+        top_channel: the channel that adds most to the mean cosine.
+        top_cosine: what it adds to the mean cosine.
+        outlier_channels: the channels whose mean or standard deviation lies more than
+            ``outlier_sd`` standard deviations (over the channels of the layer) from the average.
+        outlier_sd: that threshold.
+        snapshots: names of the snapshots.
+        sets: which vectors: ``tokens``, ``[CLS]``.
+        name: what they are of, for titles.
+        layers: layer numbers (0 = embedding output).
+        n_vectors: (snapshots, sets) vectors that entered.
+        n_available: (snapshots, sets) vectors that there are.
+        seed: of the samples.
+    """
+
+    kind = "isotropy"
+    heading = "Isotropy: how tokens spread"
+    caption = (
+        "Isotropy by layer: cosines, the share of the mean vector, variance in the first principal "
+        "components, correlation of channels, outlier channels"
+    )
+    reading = (
+        "Mean cosine: of all pairs of different vectors, near 0 where they spread over all "
+        "directions. Its part: what the top channel alone adds to it. Mean's share: of the squared "
+        "length, what all vectors have in common. EV k: share of the variance that the first k "
+        "principal components explain. log I: least over largest partition function, 0 where no "
+        "direction differs from another; corrected: without the mean and the first components. "
+        "Half: share of the channels that holds half of the variance, 0.5 where all vary alike. "
+        "|ρ|: mean absolute correlation of two channels; γ: mean squared one of the most entangled "
+        "channel with all. Outliers: + and − are to the snapshot before."
+    )
+    seen = (
+        "Panels over the layers: cosine, correlation, isotropy, variance, norm, outlier channels."
+    )
+
+    mean_cosine: OfLayers
+    mean_norm: OfLayers
+    mean_share: OfLayers
+    components: tuple[Count, ...]
+    explained_variance: Annotated[Array, Axes.of(*PLACE, "components")]
+    log_ratio: OfLayers
+    removed: Count
+    corrected_cosine: OfLayers
+    corrected_ratio: OfLayers
+    quantiles: tuple[float, ...]
+    sd: OfChannels
+    gamma: OfChannels
+    mean_correlation: OfLayers
+    dominant: OfLayers
+    top_channel: Annotated[tuple[tuple[tuple[Count, ...], ...], ...], Axes.of(*PLACE)]
+    top_cosine: OfLayers
+    outlier_channels: Annotated[
+        tuple[tuple[tuple[tuple[Count, ...], ...], ...], ...], Axes.of(*PLACE)
+    ]
+    outlier_sd: float
+    snapshots: Names
+    sets: Names
+    name: str
+    layers: Numbers
+    n_vectors: Counts
+    n_available: Counts
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        held = [f"{n:,} {name}" for n, name in zip(self.n_vectors[0], self.sets, strict=True)]
+        return f"Isotropy, {', '.join(self.snapshots)}, {self.name}, {' and '.join(held)}"
+
+    def moved(self, snapshot: int, of: int, layer: int) -> tuple[list[int], list[int]]:
+        """Outlier channels that are new, and that are gone, since the snapshot before.
+
+        Args:
+            snapshot: its place; of the first nothing has moved.
+            of: place of the set.
+            layer: its place.
+        """
+        if snapshot == 0:
+            return [], []
+        now, before = (set(self.outlier_channels[k][of][layer]) for k in (snapshot, snapshot - 1))
+        return sorted(now - before), sorted(before - now)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        for k in range(len(self.snapshots)):
+            for j in range(len(self.sets)):
+                yield from ((k, j, i) for i in range(len(self.layers)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each snapshot, set and layer, as ``--csv`` writes them; NaN becomes None."""
+        values, found = self.to_json(), []
+        plain = [name for name in _OF_LAYERS if name != "outlier_channels"]
+        for k, j, i in self._places():
+            row = {"snapshot": self.snapshots[k], "set": self.sets[j], "layer": self.layers[i]}
+            row |= {name: values[name][k][j][i] for name in plain}
+            shares = zip(self.components, values["explained_variance"][k][j][i], strict=True)
+            row |= {f"explained_variance_{c}": share for c, share in shares}
+            for name in ("sd", "gamma"):
+                parts = zip(self.quantiles, values[name][k][j][i], strict=True)
+                row |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": value for q, value in parts}
+            new, gone = self.moved(k, j, i)
+            row["outlier_channels"] = values["outlier_channels"][k][j][i]
+            found.append(row | {"new_outliers": new, "gone_outliers": gone})
+        return found
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows, with the number of outlier channels, and the first of them as a text."""
+        found = []
+        for row in self.rows():
+            channels, moved = row["outlier_channels"], row["new_outliers"]
+            text = [f"+{c}" if c in moved else str(c) for c in channels[:_SHOWN]]
+            text += ["…"] * (len(channels) > _SHOWN)
+            text += [f"−{c}" for c in row["gone_outliers"][:_SHOWN]]
+            text += ["…"] * (len(row["gone_outliers"]) > _SHOWN)
+            found.append(row | {"outliers": len(channels), "channels": " ".join(text) or None})
+        return found
+
+    def columns(self) -> list[Column]:
+        """The outlier channels of a layer stand last, because there may be many."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("snapshot", "snapshot", "text"),
+            Column("set", "of", "text"),
+            *self._measures(),
+        ]
+
+    def _measures(self) -> list[Column]:
+        return [
+            Column("mean_norm", "mean norm", digits=2),
+            Column("mean_cosine", "mean cosine", digits=3),
+            Column("top_channel", "top channel", "text"),
+            Column("top_cosine", "its part", digits=3),
+            Column("mean_share", "mean's share", digits=3),
+            *(Column(f"explained_variance_{k}", f"EV {k}", digits=3) for k in self.components),
+            Column("log_ratio", "log I", digits=2),
+            Column("corrected_cosine", "corrected cosine", digits=3),
+            Column("corrected_ratio", "corrected log I", digits=2),
+            Column("sd_median", "median σ", digits=3),
+            Column("sd_largest", "largest σ", digits=3),
+            Column("dominant", "half", digits=3),
+            Column("mean_correlation", "|ρ|", digits=3),
+            Column("gamma_largest", "largest γ", digits=3),
+            Column("outliers", "outliers", "count"),
+            Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
+        ]
+
+    def table(self) -> str:
+        """Text for a terminal: a table for each snapshot and set, what does not fit below."""
+        parts, rows = [self.title()], self.shown()
+        columns = [Column("layer", "layer", "text"), *self._measures()]
+        for snapshot in self.snapshots:
+            for name in self.sets:
+                of = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
+                lines = [[column.text(row) for column in columns] for row in of]
+                text = format_table([column.label for column in columns], lines, stacked=True)
+                parts.append(f"{snapshot}, {name}\n{text}")
+        return "\n\n".join([*parts, fill(self.reading)])
+
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """Six panels over the layers, a line for each snapshot and set."""
+        which = [(k, j) for k in range(len(self.snapshots)) for j in range(len(self.sets))]
+        names = [f"{self.snapshots[k]}, {self.sets[j]}" for k, j in which]
+        entries = [sample(i, name) for i, name in enumerate(names)]
+
+        def lines(values: Array, label: str, top: float | None = None) -> Any:
+            of = {name: values[k, j] for name, (k, j) in zip(names, which, strict=True)}
+            return partial(
+                layer_lines, layers=self.layers, lines=of, label=label, top=top, named=False
+            )
+
+        channels = {n: self.outlier_channels[k][0] for n, (k, j) in zip(names, which) if j == 0}  # noqa: B905
+        first = [i for i, (_, j) in enumerate(which) if j == 0]
+        outliers = partial(layer_channels, layers=self.layers, channels=channels, numbers=first)
+        last = len(self.components) - 1
+        variance = self.explained_variance[..., last] if self.components else self.mean_share
+        titles = [
+            (lines(self.mean_cosine, "cosine", 1), "Mean cosine"),
+            (lines(self.mean_correlation, "|ρ|", 1), "Mean correlation of channels"),
+            (lines(self.log_ratio, "log I"), "Isotropy log I (0 at most)"),
+            (
+                lines(variance, "share of the variance", 1),
+                f"Variance in the first {max(self.components, default=0)} principal components",
+            ),
+            (lines(self.mean_norm, "Euclidean norm"), "Mean norm"),
+            (
+                outliers,
+                f"Outlier channels of {self.sets[0]} (> {self.outlier_sd:g} sd)",
+            ),
+        ]
+        return panels(titles, lambda c, draw, box: draw(c, box), entries, width)
+
+
+_OF_LAYERS = (
+    *("mean_norm", "mean_cosine", "top_channel", "top_cosine", "mean_share", "log_ratio"),
+    *("corrected_cosine", "corrected_ratio", "dominant", "mean_correlation"),
+)
+_NAMES = dict(
+    zip(QUANTILES, ("least", "first_quartile", "median", "third_quartile", "largest"), strict=True)
+)

@@ -1,0 +1,87 @@
+"""What the moments of vectors say of how they spread: variance, correlation, outlier channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertvision.pipelines.analysis.sums.moments import Array, Moments
+from bertvision.pipelines.scheduler import map_here
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""What is told of the channels of a layer: the least, the quartiles, the largest."""
+
+
+class Spread(NamedTuple):
+    """How the vectors of each layer spread; NaN where they do not vary.
+
+    Attributes:
+        explained_variance: (layers, components) share of the variance in the first k principal
+            components; k / hidden of white vectors.
+        mean_share: (layers,) squared length of the mean vector, as a part of the vectors' mean
+            squared length.
+        sd: (layers, quantiles) of the channels' standard deviations σ_j.
+        gamma: (layers, quantiles) of the channels' γ_j = mean over k of ρ_jk²; 1 / hidden of white
+            vectors, 1 where all channels say the same.
+        mean_correlation: (layers,) mean of the absolute correlations |ρ_jk| of two channels.
+        dominant: (layers,) the least part of the channels that holds half of the variance; 0.5
+            where all vary alike.
+    """
+
+    explained_variance: Array
+    mean_share: Array
+    sd: Array
+    gamma: Array
+    mean_correlation: Array
+    dominant: Array
+
+    @classmethod
+    def of(cls, moments: Moments, components: Sequence[int]) -> Spread:
+        """The spread of vectors with these moments.
+
+        The statistics are those that Zhou et al. (2021), *IsoBN: Fine-Tuning BERT with Isotropic
+        Batch Normalization*, section 3, take of [CLS].
+
+        Args:
+            moments: with covariances.
+            components: numbers of principal components.
+        """
+        layers = zip(moments.mean, moments.covariance(), strict=True)
+        found = map_here(lambda of: _layer(*of, components), list(layers))
+        return cls(*(np.array(column) for column in zip(*found, strict=True)))
+
+
+def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
+    """By layer the channels whose mean or standard deviation is far from that of the others.
+
+    Args:
+        moments: of the vectors.
+        outlier_sd: how many standard deviations over the channels are far.
+    """
+    far = np.zeros(moments.mean.shape, dtype=bool)
+    for statistic in (moments.mean, np.sqrt(moments.variance())):
+        centred = statistic - statistic.mean(axis=1, keepdims=True)
+        far |= np.abs(centred) > outlier_sd * centred.std(axis=1, keepdims=True)
+    return [np.flatnonzero(layer).tolist() for layer in far]
+
+
+def _layer(mean: Array, covariance: Array, components: Sequence[int]) -> tuple[object, ...]:
+    variance = covariance.diagonal()
+    total, length = variance.sum(), variance.sum() + mean @ mean
+    share = mean @ mean / length if length > 0 else np.nan
+    if not total > 0:
+        none = np.full(len(QUANTILES), np.nan)
+        return np.full(len(components), np.nan), share, none, none, np.nan, np.nan
+    eigenvalues = np.linalg.eigvalsh(covariance)[::-1].clip(min=0)
+    explained = np.cumsum(eigenvalues)[np.array(components) - 1] / eigenvalues.sum()
+    sd = np.sqrt(variance)
+    varies = sd > 0  # a channel that does not has no correlation
+    rho = covariance[np.ix_(varies, varies)] / np.outer(sd[varies], sd[varies])
+    k = len(rho)
+    apart = (np.abs(rho).sum() - np.trace(rho)) / (k * (k - 1)) if k > 1 else np.nan
+    largest = np.cumsum(np.sort(variance)[::-1])
+    half = (np.searchsorted(largest, 0.5 * total) + 1) / len(variance)
+    gamma = np.quantile((rho**2).mean(axis=1), QUANTILES)
+    return explained, share, np.quantile(sd, QUANTILES), gamma, apart, half
