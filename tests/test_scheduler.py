@@ -98,7 +98,8 @@ def test_progress_is_shown_and_the_link_of_the_dashboard(
     shown = capsys.readouterr()
     assert shown.out == ""
     last = shown.err.replace("\n", "\r").rstrip("\r").rpartition("\r")[2]
-    assert last.startswith("isotropy: 100%")
+    assert last.startswith("isotropy")
+    assert ": 100%" in last
     done, total = last.split("| ")[1].split(" ")[0].split("/")
     assert done == total
     assert int(total) >= split.plan.n_shards
