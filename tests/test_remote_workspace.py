@@ -45,7 +45,7 @@ def test_the_store_is_kept_and_found_by_every_command(space: Path) -> None:
     held = done("store", "ls", *where)
     assert [split["complete"] for split in held] == [True, True]
     assert done("store", "verify", *where) == {"1e/dev": [], "1e/train": []}
-    assert done("isotropy", "1e", *where)["n_tokens"] == held[0]["tokens"]
+    assert done("isotropy", "1e", *where)["n_vectors"][0][0] == held[0]["tokens"]
     assert not (space / "activations").exists()
 
 
