@@ -1,4 +1,4 @@
-"""Copies the results of a workspace into docs/results/, from which docs/results.md is written.
+"""Copies the results of a workspace into docs/results/, from which pages are written.
 
 Usage: python docs/collect_results.py WORKSPACE [FIGURE...]
 

@@ -1,9 +1,10 @@
-"""Writes the tables of docs/results.md from the rows in docs/results/.
+"""Writes the tables of the pages of results from the rows in docs/results/.
 
 Usage: python docs/generate_results.py
 
-Between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the page stands a table that
-``docs/results/views.toml`` describes: some rows and columns of a table of a run's report. Between
+A page such as docs/results.md has its tables described in ``docs/results/views/results.toml``:
+each, between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the page, is some rows
+and columns of a table of a run's report. Between
 ``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
 the verdict that follows from the intervals in its ``comparisons.json``.
 """
@@ -18,18 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.tasks.scores import METRICS
 from bertvision.pipelines.text import signed
 
-PAGE = Path(__file__).parent / "results.md"
 RESULTS = Path(__file__).parent / "results"
+VIEWS = {path.stem: path for path in sorted((RESULTS / "views").glob("*.toml"))}
+PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
 _PLACE = re.compile(r"(<!-- (table|claims): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def render(text: str) -> str:
-    """The page with all tables as the committed rows have them."""
-    views = tomllib.loads((RESULTS / "views.toml").read_text(encoding="utf-8"))
+def render(page: str, text: str) -> str:
+    """A page with all tables as the committed rows have them.
+
+    Args:
+        page: one of `PAGES`.
+        text: of the page.
+    """
+    views = tomllib.loads(VIEWS[page].read_text(encoding="utf-8"))
 
     def fill(match: re.Match[str]) -> str:
         made = view(views[match[3]]) if match[2] == "table" else claims(match[3])
@@ -90,10 +98,12 @@ def claims(run: str) -> str:
     columns = [Column("", name, "text") for name in ("claim", "compared")]
     columns += [Column("", "difference (95 %)"), Column("", "seeds"), Column("", "verdict", "text")]
     first = held[0]
+    of, drawn, items = METRICS[first["metric"]], first["clusters"], first["questions"]
+    clusters, name = first["words"]
     basis = (
-        f"Differences in points of {first['metric'].upper()}; paired bootstrap over "
-        f"{first['clusters']:,} contexts with {first['questions']:,} questions, and over seeds "
-        "where there are several; the intervals are of one comparison each, not of all together."
+        f"Differences in points of {of}; paired bootstrap over {drawn:,} {clusters} with "
+        f"{items:,} {name}, and over seeds where there are several; the intervals are of one "
+        "comparison each, not of all together."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
 
@@ -130,4 +140,5 @@ def _markdown(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, path in PAGES.items():
+        path.write_text(render(name, path.read_text(encoding="utf-8")), encoding="utf-8")

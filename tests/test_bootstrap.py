@@ -52,6 +52,23 @@ def test_a_metric_that_is_a_mean_is_drawn_as_the_mean_is() -> None:
         assert whole.high == pytest.approx(mean.high, abs=0.6)
 
 
+def test_seeds_of_a_metric_that_is_a_mean_are_drawn_as_those_of_the_mean_are() -> None:
+    """Accuracy of several trainings by recomputation, against the mean over questions and seeds."""
+    random = np.random.default_rng(8)
+    gold = random.integers(0, 3, 200)
+    skill = np.array([[0.6], [0.75], [0.9]])
+    first = np.where(random.random((3, 200)) < skill, gold, (gold + 1) % 3)
+    second = np.where(random.random(200) < 0.7, gold, (gold + 2) % 3)
+    whole = paired_bootstrap_of(accuracy, first, second, gold, resamples=4000)
+    mean = paired_bootstrap(100.0 * (first == gold), 100.0 * (second == gold), resamples=4000)
+    assert whole.seeds == mean.seeds == (3, 1)
+    assert (whole.first, whole.second) == pytest.approx((mean.first, mean.second))
+    assert whole.standard_error == pytest.approx(mean.standard_error, rel=0.06)
+    assert (whole.low, whole.high) == pytest.approx((mean.low, mean.high), abs=1.0)
+    alone = paired_bootstrap_of(accuracy, first[1], second, gold, resamples=4000)
+    assert alone.standard_error < 0.8 * whole.standard_error, "seeds of other skill are in it"
+
+
 def test_systems_change_places_with_the_sign_alone() -> None:
     random = np.random.default_rng(6)
     gold = random.normal(size=80)

@@ -57,6 +57,8 @@ class Comparison(ShownRecord):
     """Split that tuned the no-answer threshold of both; None where it was left at 0."""
     by: str
     """What was drawn."""
+    words: tuple[str, str]
+    """What clusters and items are called."""
     first_score: float
     second_score: float
     baseline: float | None = None

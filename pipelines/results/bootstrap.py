@@ -116,12 +116,14 @@ def paired_bootstrap_of(
 ) -> Difference:
     """As `paired_bootstrap`, of a metric that is no mean over questions, such as a correlation.
 
-    The metric is computed anew on each resample, of both systems on the same questions.
+    The metric is computed anew on each resample, of both systems on the same questions; of several
+    trainings it is the mean over those that were drawn.
 
     Args:
         metric: predictions and gold labels, (questions,) each → a score.
-        first: (questions,) predictions of the first system.
-        second: (questions,) of the second, in the same order.
+        first: (questions,) predictions of the first system, or (seeds, questions) of several
+            trainings, which are drawn too.
+        second: of the second, likewise; the questions are in the same order.
         gold: (questions,) labels.
         clusters: as in `paired_bootstrap`.
         resamples: how often to draw.
@@ -131,18 +133,26 @@ def paired_bootstrap_of(
     Raises:
         InputError: there are no predictions, they are not finite, or not as many on all sides.
     """
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    _check(a, b, resamples, confidence)
-    members = _members(len(a), clusters)
+    sides = [np.atleast_2d(first), np.atleast_2d(second)]
+    for a in sides[0]:
+        for b in sides[1]:
+            _check(a.astype(np.float64), b.astype(np.float64), resamples, confidence)
+    members = _members(len(gold), clusters)
     random = np.random.default_rng(seed)
     drawn = np.empty(resamples)
     for i in range(resamples):
         chosen = random.integers(0, len(members), len(members))
         rows = np.concatenate([members[c] for c in chosen])
-        drawn[i] = metric(first[rows], gold[rows]) - metric(second[rows], gold[rows])
-    scores = metric(first, gold), metric(second, gold)
-    exact, slack = scores[0] - scores[1], 1e-9 * max(map(abs, scores))
-    return _difference(*scores, exact, drawn, slack, confidence, len(a), len(members))
+        means = []
+        for side in sides:
+            times = np.bincount(random.integers(0, len(side), len(side))) if len(side) > 1 else [1]
+            some = [k * metric(side[s, rows], gold[rows]) for s, k in enumerate(times) if k]
+            means.append(sum(some) / len(side))
+        drawn[i] = means[0] - means[1]
+    one, other = (float(np.mean([metric(said, gold) for said in side])) for side in sides)
+    slack = 1e-9 * max(abs(one), abs(other))
+    found = _difference(one, other, one - other, drawn, slack, confidence, len(gold), len(members))
+    return found._replace(seeds=(len(sides[0]), len(sides[1])))
 
 
 def _over_seeds(

@@ -97,23 +97,17 @@ def compare(
     items = data.items(split)
     clusters = [data.task.group(item) for item in items] if by == "context" else None
     whole = _whole(metric, a, data.task)
+    said = [[(r, read_predictions(r, items)) for r in side] for side in sides]
     if whole is None:
-        scores = [
-            [per_item(r, read_predictions(r, items), items, metric) for r in side] for side in sides
-        ]
+        scores = [[per_item(r, answers, items, metric) for r, answers in side] for side in said]
         x, y = (np.array(side if len(side) > 1 else side[0]) for side in scores)
         difference = paired_bootstrap(x, y, clusters=clusters, resamples=resamples, seed=seed)
-    elif seeds == "all":
-        raise InputError(
-            f"--seeds all draws means over items, and {metric} is of the whole: compare by "
-            "--metric accuracy, or one seed with another"
-        )
     else:
         gold = np.array([item.label for item in items])
-        predictions = [read_predictions(result, items) for result in (a, b)]
-        x, y = (np.array([said[item.id] for item in items]) for said in predictions)
-        for result, predicted in ((a, x), (b, y)):
-            check_recorded(result, metric, whole(predicted, gold))
+        for result, answers in (one for side in said for one in side):
+            found = whole(np.array([answers[item.id] for item in items]), gold)
+            check_recorded(result, metric, found)
+        x, y = (np.array([[said[item.id] for item in items] for _, said in side]) for side in said)
         difference = paired_bootstrap_of(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
@@ -124,6 +118,7 @@ def compare(
         "split": split,
         **a.tuning,
         "by": by,
+        "words": data.task.words,
         "first_score": difference.first,
         "second_score": difference.second,
         "baseline": trivial_score(headline(a.rules), metric),
