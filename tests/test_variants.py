@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ EXAMPLES = {
     "freeze": "freeze:1",
     "freeze-stored": "freeze-stored:1",
     "reinit": "reinit:1",
+    "lora": "lora:2",
+    "houlsby": "houlsby:3",
     "no-bias-correction": "no-bias-correction",
     "layer-decay": "layer-decay:0.5",
     "mixout": "mixout:0.9",
@@ -185,6 +188,96 @@ def test_frozen_layers_keep_their_weights_and_drop_nothing_out(model: PreTrained
     optimizer.step()
     assert all(same(weights_of(part), held) for part, held in zip(lower, frozen, strict=True))
     assert not same(weights_of(transformer_layers(model)[1]), upper)
+
+
+def moved(module: FinetuneModule) -> set[str]:
+    """Names of the parameters that a step of the optimiser changes."""
+    before = {name: p.detach().clone() for name, p in module.model.named_parameters()}
+    optimizer = module.configure_optimizers()
+    for p in module.model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return {n for n, p in module.model.named_parameters() if not torch.equal(p, before[n])}
+
+
+def test_lora_begins_as_the_encoder_and_trains_two_small_matrices_for_query_and_value(
+    model: PreTrainedModel,
+) -> None:
+    before, width = states(model), model.config.hidden_size
+    module = training(model, "lora:2", lr=0.1)
+    for found, expected in zip(states(model.eval()), before, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    changed = moved(module)
+    added = {name for name in changed if "lora_" in name}
+    assert len(added) == 2 * 2 * 2, "A and B, of query and value, in two layers"
+    assert {name for name in changed - added} == {"qa_outputs.weight", "qa_outputs.bias"}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 2 * 2 * (2 * width + 2 * width) + 2 * width + 2
+
+
+def test_lora_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"pip install bertvision\[peft\]"):
+        fitting_depth(["lora:2"], 2, "span")
+
+
+def test_new_weights_in_frozen_layers_do_not_learn(model: PreTrainedModel) -> None:
+    changed = moved(training(model, "freeze:1", "lora:2", lr=0.1))
+    assert {n.split("layer.")[1][0] for n in changed if "lora_" in n} == {"1"}
+
+
+def test_a_snapshot_of_lora_has_the_products_in_its_weights(model: PreTrainedModel) -> None:
+    plain = copy.deepcopy(model)
+    module = training(model, "lora:2", lr=0.1)
+    moved(module)
+    merged = module.variants[0].whole(model)
+    assert list(merged.state_dict()) == list(plain.state_dict())
+    for found, expected in zip(states(merged.eval()), states(model.eval()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    query = transformer_layers(merged)[0].attention.self.query.weight  # type: ignore[union-attr]
+    there = transformer_layers(model)[0].attention.self.query  # type: ignore[union-attr]
+    product = there.lora_B["default"].weight @ there.lora_A["default"].weight  # type: ignore[index, union-attr]
+    torch.testing.assert_close(query, there.base_layer.weight + product)  # type: ignore[union-attr]
+    assert torch.linalg.matrix_rank(product) <= 2
+
+
+def test_bottlenecks_begin_next_to_the_identity_and_are_trained_with_the_norms(
+    model: PreTrainedModel,
+) -> None:
+    before, width = states(model), model.config.hidden_size
+    module = training(model, "houlsby:3", lr=0.1)
+    for found, expected in zip(states(model.eval()), before, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+    assert not torch.equal(states(model)[1], before[1])
+    changed = moved(module)
+    added = {name for name in changed if ".bottleneck." in name}
+    assert len(added) == 2 * 2 * 4, "two in each of two layers, of four tensors"
+    norms = {name for name in changed if "LayerNorm" in name}
+    assert changed - added - norms == {"qa_outputs.weight", "qa_outputs.bias"}
+    assert {name.split("layer.")[1].split(".")[0] for name in norms} == {"0", "1"}
+    assert sum(p.numel() for n, p in model.named_parameters() if n in added) == 2 * 2 * (
+        2 * 3 * width + 3 + width
+    )
+
+
+@pytest.mark.parametrize("family", [name for name in ENCODERS if name != "albert"])
+@pytest.mark.parametrize("text", ["lora:2", "houlsby:3"])
+def test_few_new_weights_find_their_places_in_every_family(
+    family: str, text: str, tmp_path: Path
+) -> None:
+    model = load_model(make_family(family, tmp_path), AutoModelForSequenceClassification)
+    ids = torch.randint(5, 20, (2, 9), generator=torch.manual_seed(0))
+    with torch.inference_mode():
+        before = model(input_ids=ids).logits
+    module = training(model, text, lr=0.1)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.eval()(input_ids=ids).logits, before, atol=1e-3, rtol=0)
+    changed = moved(module)
+    inside = {n for n in changed if "lora_" in n or ".bottleneck." in n}
+    places = {n.split(".lora_")[0].split(".bottleneck")[0] for n in inside}
+    assert len(places) in (LAYERS, 2 * LAYERS), "one fused matrix, or two places, in each layer"
+    with torch.inference_mode():
+        assert not torch.allclose(model(input_ids=ids).logits, before, atol=1e-3)
 
 
 def test_layers_learn_the_slower_the_lower_they_lie(model: PreTrainedModel) -> None:
@@ -377,15 +470,16 @@ def test_a_snapshot_is_read_as_the_model_that_was_trained(
     monkeypatch.setattr(module, "load_pretrained", kept)
     workspace = fitted(options, tmp_path / "ws", text)
     read = load_snapshot(workspace.snapshot_dir("1e")).model
+    near = {"rtol": 1e-4, "atol": 1e-5} if text.startswith("lora") else {"rtol": 0, "atol": 0}
     depth = workspace.config.model.num_hidden_layers
     assert len(states(read)) == depth + 1
     for found, expected in zip(states(read), states(trained[0].eval()), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(found, expected, **near)
     ids = torch.arange(5, 25).reshape(2, 10)
     with torch.inference_mode():
         one, other = (model(input_ids=ids).to_tuple() for model in (read, trained[0]))
     for found, expected in zip(one, other, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(found, expected, **near)
     held = json.loads((workspace.snapshot_dir("1e") / "snapshot.json").read_text())
     assert held["finetune"]["variant"] == [text]
 

@@ -39,7 +39,7 @@ from bertvision.pipelines.training.lightning import (
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.registry import load_variants
-from bertvision.pipelines.variants.variant import Variant
+from bertvision.pipelines.variants.variant import Variant, whole
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
@@ -238,12 +238,9 @@ class _Snapshots(pl.Callback):
     def save(self, step: int) -> None:
         for tag in self.due.get(step, []):
             if not self.made([tag]):
-                model = self.model
-                for variant in self.variants:
-                    model = variant.whole(model)
                 save_snapshot(
                     self.workspace.snapshot_dir(tag),
-                    model,
+                    whole(self.variants, self.model),
                     self.tokenizer,
                     self.workspace.config,
                     tag=tag,
@@ -251,6 +248,9 @@ class _Snapshots(pl.Callback):
                     steps_per_epoch=self.per_epoch,
                     seconds=self.clock.seconds if step else 0.0,
                     seconds_per_step=seconds_per_step(self.log_file) if step else None,
+                    trained_parameters=sum(
+                        p.numel() for p in self.model.parameters() if p.requires_grad
+                    ),
                 )
 
     def on_train_batch_end(

@@ -66,7 +66,7 @@ class FinetuneModule(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam with bias correction; AdamW where weights decay: matrices, and not vectors."""
         lr, decay = self.settings.lr, self.settings.weight_decay
-        parameters = list(self.model.parameters())
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
         groups: Groups = [{"params": parameters}]
         if decay:
             spared = {id(p) for p in parameters if self.settings.spare_vectors and p.dim() < 2}

@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.variants.variant import (
-    Groups,
     Variant,
     embeddings,
     integer,
@@ -44,10 +43,6 @@ class Freeze(Variant):
         """See `Variant.begin`."""
         for module in self._frozen(model):
             module.requires_grad_(False)
-
-    def groups(self, model: PreTrainedModel, groups: Groups) -> Groups:
-        """See `Variant.groups`."""
-        return [{**of, "params": [p for p in of["params"] if p.requires_grad]} for of in groups]
 
     def train(self, model: PreTrainedModel) -> None:
         """See `Variant.train`."""

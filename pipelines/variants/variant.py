@@ -97,6 +97,13 @@ def begin(variants: Sequence[Variant], model: PreTrainedModel) -> None:
         variant.build(model)
 
 
+def whole(variants: Sequence[Variant], model: PreTrainedModel) -> PreTrainedModel:
+    """What a snapshot keeps of a model that was made by variants."""
+    for variant in variants:
+        model = variant.whole(model)
+    return model
+
+
 def restore(variants: Sequence[Variant], model: PreTrainedModel, folder: Path) -> None:
     """Give a model that was read from a snapshot what variants added to it.
 

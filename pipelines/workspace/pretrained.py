@@ -20,7 +20,7 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
-from bertvision.pipelines.variants.variant import begin
+from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -81,9 +81,10 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
 
 def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
     config, checkpoint = workspace.config, pretrained(workspace)
+    variants = load_variants(config.finetune.variant)
     model = load_pretrained(workspace, checkpoint)
     if tag.is_untrained:
-        kind, whole = load_task(config.task.name), model.base_model
+        kind, twin_of = load_task(config.task.name), model.base_model
         model = new_model(
             checkpoint.config,
             kind.model_class,
@@ -91,9 +92,9 @@ def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:
             **kind.model_options(config.task),
         )
         twin = getattr(model.base_model, "pooler", None)
-        if twin is not None and getattr(whole, "pooler", None) is None:
+        if twin is not None and getattr(twin_of, "pooler", None) is None:
             # a checkpoint without one: its twin has none either
             model.base_model.register_module("pooler", None)
-        begin(load_variants(config.finetune.variant), model)
-    tokenizer = load_tokenizer(checkpoint.folder)
+        begin(variants, model)
+    model, tokenizer = whole(variants, model), load_tokenizer(checkpoint.folder)
     save_snapshot(folder, model, tokenizer, config, tag=tag, step=0, steps_per_epoch=0, seconds=0.0)

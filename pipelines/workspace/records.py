@@ -221,6 +221,9 @@ class SnapshotInfo(Settings):
     """Wall time of fine-tuning up to here; None where it was not measured."""
     seconds_per_step: float | None = None
     """Median wall time of an optimiser step so far; earlier versions did not measure it."""
+    trained_parameters: Count | None = None
+    """How many parameters are trained, the output layer's among them; earlier versions did not
+    count them."""
     weights_sha256: str
     """Digest of this snapshot's own weights."""
     config_sha256: str

@@ -67,6 +67,7 @@ def save_snapshot(
     steps_per_epoch: int,
     seconds: float | None = None,
     seconds_per_step: float | None = None,
+    trained_parameters: int | None = None,
 ) -> SnapshotInfo:
     """Save a snapshot as ``folder``: whole or not at all.
 
@@ -80,6 +81,7 @@ def save_snapshot(
         steps_per_epoch: optimiser steps in one epoch.
         seconds: wall time of fine-tuning so far.
         seconds_per_step: median wall time of its steps.
+        trained_parameters: how many of the parameters are trained.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -90,6 +92,7 @@ def save_snapshot(
             steps_per_epoch=steps_per_epoch,
             seconds=seconds,
             seconds_per_step=seconds_per_step,
+            trained_parameters=trained_parameters,
             weights_sha256=weights_digest(temporary),
             config_sha256=_config_digest(temporary),
             tokenizer_sha256=tokenizer_digest(tokenizer),
