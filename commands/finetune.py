@@ -16,7 +16,10 @@ def finetune(
     options: FinetuneOptions,
     save_at: Annotated[
         str | None,
-        typer.Option(help="Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1)."),
+        typer.Option(
+            help="Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is "
+            "the mean of two."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the workspace's run; needs no options.")

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForQuestionAnswering
 from workspaces import SETTINGS, STOP_AT, write_squad
 
-from bertvision.errors import DiskSpaceError, InputError, WorkspaceError
+from bertvision.errors import DiskSpaceError, InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -28,6 +28,7 @@ from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -100,6 +101,42 @@ def test_snapshots_of_one_step_are_refused_by_name(
     shutil.copytree(finished.snapshot_dir("1e"), tmp_path / "ws" / "snapshots" / "1e")
     finetune(tmp_path / "ws", asked, evaluate=False)  # it was begun before this was refused
     assert Workspace.find(tmp_path / "ws").snapshots() == ["0e", "1e", "1.001e"]
+
+
+def test_a_mean_of_snapshots_has_the_mean_of_their_weights_and_a_score(
+    options: dict[str, Any], finished: Workspace, tmp_path: Path
+) -> None:
+    asked = {**options, "save_at": ("1e", "1.5e", "1e+1.5e")}
+    result = finetune(tmp_path / "ws", FinetuneOptions(**asked))
+    assert [s["tag"] for s in result["snapshots"]] == ["1e", "1.5e", "1e+1.5e"]
+    assert result["snapshots"][2]["bert"]["f1"] >= 0
+    space = Workspace.find(tmp_path / "ws")
+    one, other, mean = (
+        load_file(space.snapshot_dir(tag) / "model.safetensors")
+        for tag in ("1e", "1.5e", "1e+1.5e")
+    )
+    assert weights(finished.root)["1e"] == weights(space.root)["1e"], "the training is the same"
+    assert any((one[name] != other[name]).any() for name in one)
+    for name, found in mean.items():
+        half = (one[name].astype(np.float64) + other[name]) / 2
+        np.testing.assert_array_equal(found, half.astype(np.float32))
+    assert read_snapshot_info(space.snapshot_dir("1e+1.5e")).step == result["steps"]
+    kept = space.snapshot_dir("1e+1.5e") / "model.safetensors"
+    before = kept.stat().st_mtime_ns
+    assert finetune(space.root, FinetuneOptions(), resume=True)["steps"] == 0
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_a_mean_is_made_on_demand_of_snapshots_that_are_there(copy: Workspace) -> None:
+    folder = ensure_snapshot(copy, "0e+1e+1.5e")
+    tags = ("0e", "1e", "1.5e")
+    each = [load_file(copy.snapshot_dir(tag) / "model.safetensors") for tag in tags]
+    for name, found in load_file(folder / "model.safetensors").items():
+        mean = np.mean([of[name] for of in each], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(found, mean, rtol=1e-6)
+    with pytest.raises(UnknownNameError, match=r"has no snapshot 0\.7e"):
+        ensure_snapshot(copy, "0.7e+1e")
+    assert not copy.snapshot_dir("0.7e+1e").exists()
 
 
 @pytest.fixture

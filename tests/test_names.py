@@ -67,15 +67,22 @@ def test_only_plain_names_pass(text: str) -> None:
 @example("1e\n")
 @example("\uff11e")
 @example("1.0e")
+@example("1e+2e")
+@example("2e+1e")
+@example("1e+1e")
+@example("1e+untrained")
+@example("1e+")
 def test_only_canonical_tags_pass(text: str) -> None:
     try:
         tag = SnapshotTag(text)
     except InputError:
         assert not SnapshotTag.is_valid(text)
         return
-    assert set(text) <= set("0123456789.e")
-    assert SnapshotTag.of(tag.fraction) == tag == text
-    assert str(tag.fraction).removesuffix(".0") + "e" == text or tag.fraction < 1e-4
+    assert set(text) <= set("0123456789.e+")
+    assert "+".join(SnapshotTag.of(part.fraction) for part in tag.parts) == tag == text
+    assert list(tag.parts) == sorted(set(tag.parts))
+    for part in tag.parts:
+        assert str(part.fraction).removesuffix(".0") + "e" == part or part.fraction < 1e-4
 
 
 @pytest.fixture

@@ -19,7 +19,10 @@ def test_every_fraction_has_one_tag_that_reads_back(millionths: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "e", "1", "1.0e", "01e", "0.30e", ".3e", "1e\n", "../1e", "1E", "-1e", "１e", "nan"],
+    [
+        *("", "e", "1", "1.0e", "01e", "0.30e", ".3e", "1e\n", "../1e", "1E", "-1e", "１e", "nan"),
+        *("2e+1e", "1e+1e", "1e+", "+", "1e+untrained", "1e + 2e"),
+    ],
 )
 def test_other_spellings_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(InputError, match=r"0\.3e|write 0|write 1"):
@@ -27,8 +30,10 @@ def test_other_spellings_are_refused_with_an_example(text: str) -> None:
 
 
 def test_tags_are_ordered_as_numbers() -> None:
-    tags = [SnapshotTag(t) for t in ("10e", "0.3e", "2e", "0e", "1e", "0.25e")]
-    assert sorted(tags) == ["0e", "0.25e", "0.3e", "1e", "2e", "10e"]
+    texts = ("10e", "0.3e", "2e", "0e", "1e+2e", "1e", "0.25e", "0.3e+2e", "untrained")
+    tags = [SnapshotTag(t) for t in texts]
+    expected = ["untrained", "0e", "0.25e", "0.3e", "1e", "2e", "0.3e+2e", "1e+2e", "10e"]
+    assert sorted(tags) == expected
 
 
 @given(st.text(max_size=70))

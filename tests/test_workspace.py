@@ -286,6 +286,7 @@ def test_equal_or_omitted_settings_continue_the_workspace(
         ({"model": None, "dev": None}, "needs --model and --dev"),
         ({"save_at": ("0.1e", "2e")}, "snapshot 2e lies after the end of 1 epochs"),
         ({"save_at": ("0.10e",)}, "write 0.1e"),
+        ({"save_at": ("1e", "0.5e+1e")}, r"0\.5e, which a mean is asked of, is not among"),
         ({"save_at": ()}, "names no snapshot"),
         ({"lr": -1.0}, "--lr -1.0: "),
         ({"max_length": 512}, "more than the 400 positions"),

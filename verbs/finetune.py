@@ -41,7 +41,8 @@ def finetune(
     Args:
         **changes: options of the job, by keyword.
         options: these in one object; what is given by keyword goes before it.
-        save_at: fractions of an epoch to snapshot at, such as ``0,0.1,0.3,1`` (default 1).
+        save_at: fractions of an epoch to snapshot at, such as ``0,0.1,0.3,1`` (default 1);
+            ``2+3`` is the mean of two.
         resume: continue the workspace's run; needs no options.
         workspace: folder of the experiment; by default the one you stand in, or else the current
             folder becomes one.

@@ -26,7 +26,8 @@ class SnapshotTag(str):
 
     Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
     favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot. ``untrained``
-    is the encoder's twin with random weights; it comes before ``0e``.
+    is the encoder's twin with random weights; it comes before ``0e``. ``2e+3e`` is the mean of the
+    weights of two or more snapshots, and comes behind the last of them.
 
     Raises:
         InputError: the text is not a tag in canonical form.
@@ -37,12 +38,13 @@ class SnapshotTag(str):
     def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
         if text == _UNTRAINED:
             return str.__new__(cls, text)
-        if not _TAG.fullmatch(text):
+        fractions = text.split("+")
+        if not all(map(_TAG.fullmatch, fractions)):
             raise InputError(
                 f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
-                "such as 0e, 0.3e, 1e or 2e, or untrained"
+                "such as 0e, 0.3e, 1e or 2e, or 2e+3e for their mean, or untrained"
             )
-        canonical = cls.of(float(text[:-1]), _checked=True)
+        canonical = "+".join(_canonical(of) for of in sorted({float(of[:-1]) for of in fractions}))
         if canonical != text:
             raise InputError(f"{text!r} is not in canonical form: write {canonical}")
         return str.__new__(cls, text)
@@ -57,10 +59,9 @@ class SnapshotTag(str):
         return True
 
     @classmethod
-    def of(cls, fraction: float, *, _checked: bool = False) -> SnapshotTag:
+    def of(cls, fraction: float) -> SnapshotTag:
         """The tag of a fraction of an epoch (``0.3`` → ``0.3e``, ``1`` → ``1e``), to 1e-6."""
-        text = f"{fraction:.6f}".rstrip("0").rstrip(".") + "e"
-        return str.__new__(cls, text) if _checked else cls(text)
+        return cls(_canonical(fraction))
 
     @property
     def is_untrained(self) -> bool:
@@ -68,25 +69,42 @@ class SnapshotTag(str):
         return str.__eq__(self, _UNTRAINED)
 
     @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean of other snapshots."""
+        return "+" in self
+
+    @property
+    def parts(self) -> tuple[SnapshotTag, ...]:
+        """The snapshots that it is the mean of; of any other it alone."""
+        return tuple(map(SnapshotTag, self.split("+"))) if self.is_mean else (self,)
+
+    @property
     def fraction(self) -> float:
-        """The fraction of an epoch, as a number; −1 of ``untrained``, which comes before 0."""
-        return -1.0 if self.is_untrained else float(self[:-1])
+        """The fraction of an epoch, as a number; −1 of ``untrained``, of a mean its last part's."""
+        return -1.0 if self.is_untrained else float(self.split("+")[-1][:-1])
 
     def step(self, steps_per_epoch: int) -> int:
         """The optimiser step at which the snapshot is taken: round(fraction × steps per epoch)."""
         return round(self.fraction * steps_per_epoch)
 
+    def _place(self) -> tuple[float, ...]:
+        return self.fraction, *(part.fraction for part in self.parts if self.is_mean)
+
     def __lt__(self, other: str) -> bool:
-        return self.fraction < SnapshotTag(other).fraction
+        return self._place() < SnapshotTag(other)._place()
 
     def __le__(self, other: str) -> bool:
-        return self.fraction <= SnapshotTag(other).fraction
+        return self._place() <= SnapshotTag(other)._place()
 
     def __gt__(self, other: str) -> bool:
-        return self.fraction > SnapshotTag(other).fraction
+        return self._place() > SnapshotTag(other)._place()
 
     def __ge__(self, other: str) -> bool:
-        return self.fraction >= SnapshotTag(other).fraction
+        return self._place() >= SnapshotTag(other)._place()
+
+
+def _canonical(fraction: float) -> str:
+    return f"{fraction:.6f}".rstrip("0").rstrip(".") + "e"
 
 
 def check_name(name: str, what: str) -> str:

@@ -42,7 +42,7 @@ from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import Variant, whole
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
-from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot, load_pretrained, pretrained
 from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.status import status
@@ -96,6 +96,8 @@ def finetune(
         steps = 0 if made else _train(workspace, resume_every_seconds)
         seconds = time.monotonic() - started if steps else 0.0
         (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
+        for tag in tags:
+            ensure_snapshot(workspace, tag)  # means, once their parts are there
         if evaluate:
             for tag in tags:
                 evaluate_bert(workspace, tag)
@@ -214,7 +216,7 @@ class _Snapshots(pl.Callback):
         self.clock = clock
         self.log_file = log_file
         self.due: dict[int, list[SnapshotTag]] = {}
-        for tag in workspace.config.finetune.tags:
+        for tag in (tag for tag in workspace.config.finetune.tags if not tag.is_mean):
             self.due.setdefault(tag.step(per_epoch), []).append(tag)
 
     def check(self) -> None:

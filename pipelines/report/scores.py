@@ -205,8 +205,12 @@ def data_fractions(results: Results) -> Section:
 
 
 def _at_epochs(rows: Iterable[Row]) -> list[Row]:
-    """Rows of snapshots of the fine-tuning, of which the untrained twin is none, on either side."""
-    return [r for r in rows if "untrained" not in (r["trained_on"], r["checkpoint"])]
+    """Rows of points of the fine-tuning, on both sides; the untrained twin and means are none."""
+
+    def is_point(tag: str) -> bool:
+        return not (SnapshotTag(tag).is_untrained or SnapshotTag(tag).is_mean)
+
+    return [r for r in rows if is_point(r["trained_on"]) and is_point(r["checkpoint"])]
 
 
 def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row:

@@ -105,6 +105,12 @@ class FinetuneConfig(Settings):
                 "--save-at untrained: fine-tuning starts from the pretrained encoder; its "
                 "untrained twin is made where --checkpoint untrained asks for it"
             )
+        for part in (part for tag in self.tags if tag.is_mean for part in tag.parts):
+            if part not in self.tags:
+                raise InputError(
+                    f"--save-at {','.join(self.tags)}: {part}, which a mean is asked of, is not "
+                    "among the snapshots: name it too"
+                )
         last = self.tags[-1]
         if last.fraction > self.epochs:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The snapshots that need no training: the pretrained encoder, and its untrained twin."""
+"""The snapshots that need no training: the pretrained encoder, its untrained twin, and means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.records import is_snapshot
-from bertvision.pipelines.workspace.snapshots import save_snapshot
+from bertvision.pipelines.workspace.snapshots import load_snapshot, save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -57,11 +57,12 @@ def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreT
 
 
 def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
-    """The folder of a snapshot; ``0e`` and ``untrained`` are made where they are missing.
+    """The folder of a snapshot; ``0e``, ``untrained`` and means are made where they are missing.
 
     ``untrained`` has the architecture of the pretrained encoder and the random weights that its
     library initialises it with, from the workspace's seed: the twin of which probes tell what the
-    architecture alone gives (Zhang and Bowman 2018).
+    architecture alone gives (Zhang and Bowman 2018). A mean such as ``2e+3e`` has the mean of the
+    weights of its parts (Wortsman et al. 2022, arXiv:2203.05482, *Model soups*; of one training).
 
     Raises:
         UnknownNameError: another snapshot, which only fine-tuning makes, is missing.
@@ -70,13 +71,38 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
     """
     tag = SnapshotTag(tag)
     folder = workspace.snapshot_dir(tag)
-    if is_snapshot(folder) or not (tag.is_untrained or tag.fraction == 0):
+    if is_snapshot(folder) or not (tag.is_untrained or tag.fraction == 0 or tag.is_mean):
         return workspace.require_snapshot(tag)
+    parts = [ensure_snapshot(workspace, part) for part in tag.parts] if tag.is_mean else []
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.with_name(f".{tag}.lock"), f"making snapshot {tag}", wait=True):
         if not is_snapshot(folder):
-            _make(workspace, tag, folder)
+            if parts:
+                _average(workspace, tag, folder, parts)
+            else:
+                _make(workspace, tag, folder)
     return folder
+
+
+def _average(workspace: Workspace, tag: SnapshotTag, folder: Path, parts: list[Path]) -> None:
+    """Save the last of some snapshots with the mean of the weights of all; whole numbers stay."""
+    model, tokenizer, info = load_snapshot(parts[-1])
+    sums = {name: t.double() for name, t in model.state_dict().items() if t.is_floating_point()}
+    for part in parts[:-1]:
+        held = load_snapshot(part).model.state_dict()
+        for name, total in sums.items():
+            total += held[name]
+    means = {name: total / len(parts) for name, total in sums.items()}
+    model.load_state_dict(means, strict=False)
+    save_snapshot(
+        *(folder, model, tokenizer, workspace.config),
+        tag=tag,
+        step=info.step,
+        steps_per_epoch=info.steps_per_epoch,
+        seconds=info.seconds,
+        seconds_per_step=info.seconds_per_step,
+        trained_parameters=info.trained_parameters,
+    )
 
 
 def _make(workspace: Workspace, tag: SnapshotTag, folder: Path) -> None:

@@ -193,7 +193,7 @@ class Workspace:
         tags = self.config.finetune.tags if find_task(self.config.task.name).learns else ()
         if tag in tags:
             return f"{tag} was asked for: `bertvision finetune --resume` makes it (again)"
-        if tag.is_untrained or tag.fraction == 0:
+        if tag.is_untrained or tag.fraction == 0 or tag.is_mean:
             return f"`bertvision extract --checkpoint {tag}` makes it"
         asked = f"fine-tuning was asked for {', '.join(tags)} alone" if tags else "it has no task"
         return (

@@ -95,12 +95,12 @@ def check_training_data(
 
 
 def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:
-    """Check that snapshots are there, or are made without training (``0e`` and ``untrained``).
+    """Check that snapshots are there, or are made without training: ``0e``, ``untrained``, means.
 
     Raises:
         UnknownNameError: one is neither.
     """
-    for tag in map(SnapshotTag, tags):
+    for tag in (part for text in tags for part in SnapshotTag(text).parts):
         if not (tag.is_untrained or tag.fraction == 0):
             space.require_snapshot(tag)
 

@@ -33,21 +33,26 @@ def parse_names(value: Names) -> list[str]:
 
 
 def parse_tags(value: Tags) -> tuple[str, ...]:
-    """``0.1,0.3e,1`` → tags.
+    """``0.1,0.3e,1,0.3+1`` → tags.
 
     Raises:
         InputError: a part is not a fraction of an epoch.
     """
-    tags = []
-    for part in [value] if isinstance(value, float | int) else _texts(value):
-        part = str(part).strip()
-        if not part.endswith("e") and part != "untrained":
-            try:
-                part = SnapshotTag.of(float(part))
-            except ValueError:
-                raise InputError(f"{part!r} is not a fraction of an epoch: such as 0.3") from None
-        tags.append(SnapshotTag(part))
-    return tuple(tags)
+    texts = [value] if isinstance(value, float | int) else _texts(value)
+    return tuple(
+        SnapshotTag("+".join(_fraction(part) for part in str(text).strip().split("+")))
+        for text in texts
+    )
+
+
+def _fraction(text: str) -> str:
+    """``0.3`` → ``0.3e``; what has its form stays."""
+    if text.endswith("e") or text == "untrained":
+        return text
+    try:
+        return SnapshotTag.of(float(text))
+    except ValueError:
+        raise InputError(f"{text!r} is not a fraction of an epoch: such as 0.3") from None
 
 
 def parse_tag(value: Tag) -> str:
