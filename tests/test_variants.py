@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from families import ENCODERS, LAYERS, make_family
+from objectives import with_mlm_head
 from torch import nn
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -55,6 +56,11 @@ EXAMPLES = {
     "mixout": "mixout:0.9",
     "cls-norm": "cls-norm",
     "isobn": "isobn",
+    "exits": "exits:1=0.5+2=1",
+    "exits-by-depth": "exits-by-depth:all",
+    "exits-learned": "exits-learned:1",
+    "exits-detached": "exits-detached:1",
+    "mlm": "mlm:0.5",
 }
 """One of each, for the encoder of two layers."""
 
@@ -73,7 +79,8 @@ def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("squad")
     data = {name: write_squad(folder / f"{name}.json", n, n) for name, n in _SIZES.items()}
     settings = {**SETTINGS, "epochs": 1.0, "save_at": ("0e", "1e")}
-    return {"model": str(tiny_bert), **data, **settings}
+    masked = with_mlm_head(tiny_bert, folder / "masked")
+    return {"model": str(masked), **data, **settings}
 
 
 _SIZES = {"train": 10, "dev": 3}
@@ -480,6 +487,10 @@ def test_a_snapshot_is_read_as_the_model_that_was_trained(
         one, other = (model(input_ids=ids).to_tuple() for model in (read, trained[0]))
     for found, expected in zip(one, other, strict=True):
         torch.testing.assert_close(found, expected, **near)
+    everything = dict(trained[0].named_parameters())
+    for name, parameter in read.named_parameters():
+        if name.startswith(("exits.", "mlm.")):
+            assert torch.equal(parameter, everything[name])
     held = json.loads((workspace.snapshot_dir("1e") / "snapshot.json").read_text())
     assert held["finetune"]["variant"] == [text]
 

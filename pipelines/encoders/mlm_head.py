@@ -73,16 +73,15 @@ class _Given(nn.Module):
         return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
-def load_mlm_head(folder: Path, name: str) -> MlmHead:
-    """Load the MLM head of a checkpoint, and hold it to the model's own logits.
+def load_masked_model(folder: Path, name: str) -> PreTrainedModel:
+    """Load a checkpoint with the MLM head that it was pretrained with.
 
     Args:
         folder: of the checkpoint.
         name: what messages call it.
 
     Raises:
-        InputError: the family has no MLM head, the checkpoint lacks its weights, or its logits
-            are not a linear decoder's of the last hidden state.
+        InputError: the family has no MLM head, or the checkpoint lacks its weights.
     """
     config = read_config(folder, name)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
@@ -97,10 +96,25 @@ def load_mlm_head(folder: Path, name: str) -> MlmHead:
             f"{name} has no MLM head: its weights lack {len(missing)} of the "
             f"{type(model).__name__}'s ({shown}); {_NEXT}"
         )
-    ids = torch.arange(min(_PROBED, config.vocab_size)).unsqueeze(0)
+    return model
+
+
+def load_mlm_head(folder: Path, name: str) -> MlmHead:
+    """Load the MLM head of a checkpoint, and hold it to the model's own logits.
+
+    Args:
+        folder: of the checkpoint.
+        name: what messages call it.
+
+    Raises:
+        InputError: as `load_masked_model`, or its logits are not a linear decoder's of the last
+            hidden state.
+    """
+    model = load_masked_model(folder, name)
+    ids = torch.arange(min(_PROBED, model.config.vocab_size)).unsqueeze(0)
     with torch.inference_mode():
         output = model(input_ids=ids, output_hidden_states=True)
-    head = _taken_apart(model, name)
+    head = MlmHead(*taken_apart(model, name))
     features = head.features(0, output.hidden_states[-1].squeeze(0).numpy())
     own = output.logits.squeeze(0).numpy()
     found = features @ head.weight.T + head.bias(0)
@@ -112,8 +126,20 @@ def load_mlm_head(folder: Path, name: str) -> MlmHead:
     return head
 
 
-def _taken_apart(model: PreTrainedModel, name: str) -> MlmHead:
-    """The head of a model, which is of no other use afterwards."""
+def taken_apart(model: PreTrainedModel, name: str) -> tuple[PreTrainedModel, nn.Linear]:
+    """The head of a masked language model, which is of no other use afterwards.
+
+    Args:
+        model: of `load_masked_model`.
+        name: what messages call it.
+
+    Returns:
+        The model without its encoder, which gives what the decoder would read for ``inputs_embeds``
+        as ``logits``; and the decoder.
+
+    Raises:
+        InputError: what stands behind the head is no linear decoder.
+    """
     decoder = model.get_output_embeddings()
     parents = [
         (module, key)
@@ -128,4 +154,4 @@ def _taken_apart(model: PreTrainedModel, name: str) -> MlmHead:
     (parent, key) = parents[0]
     setattr(parent, key, nn.Identity())
     setattr(model, model.base_model_prefix, _Given())
-    return MlmHead(model, decoder)
+    return model, decoder

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bertvision.errors import WorkspaceError
@@ -94,7 +94,7 @@ class FinetuneModule(pl.LightningModule):
         optimizer.zero_grad()
         for i, batch in enumerate(step.batches):
             torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
-            loss = self.task.loss(self._output(batch, step.rows[i]), batch) / windows
+            loss = self._loss(batch, step.rows[i]) / windows
             with autocast("32", self.device):
                 self.manual_backward(loss)
             total += loss.detach()
@@ -107,11 +107,22 @@ class FinetuneModule(pl.LightningModule):
         self.steps_taken += 1
         return {"loss": total, "log": {"loss": total, "lr": lr}}
 
+    def _loss(self, batch: Batch, rows: Int64Array) -> Tensor:
+        """What is minimised, summed over the windows of a batch."""
+        output = self._output(batch, rows)
+        loss = self.task.loss(output, batch)
+        for variant in self.variants:
+            loss = variant.loss(self.model, self.task, batch, output, loss)
+        return loss
+
     def _output(self, batch: Batch, rows: Int64Array) -> Any:
+        inputs: dict[str, Any] = dict(batch.inputs)
+        if any(variant.reads_states for variant in self.variants):
+            inputs["output_hidden_states"] = True
         if self.frozen is None:
-            return self.model(**batch.inputs)
+            return self.model(**inputs)
         with self.frozen.below(self.model, self.frozen.states(rows).to(self.device)):
-            return self.model(**batch.inputs)
+            return self.model(**inputs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the resume file belongs to."""

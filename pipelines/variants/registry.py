@@ -10,6 +10,7 @@ from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
     from bertvision.models import Kind
+    from bertvision.pipelines.encoders.loading import PretrainedEncoder
     from bertvision.pipelines.variants.variant import Variant
 
 _HERE = "bertvision.pipelines.variants"
@@ -28,6 +29,11 @@ VARIANTS: dict[str, str] = {
     "mixout": f"{_HERE}.few_samples:Mixout",
     "cls-norm": f"{_HERE}.cls:ClsNorm",
     "isobn": f"{_HERE}.cls:IsoBn",
+    "exits": f"{_HERE}.exits:Exits",
+    "exits-by-depth": f"{_HERE}.exits:ExitsByDepth",
+    "exits-learned": f"{_HERE}.exits:ExitsLearned",
+    "exits-detached": f"{_HERE}.exits:ExitsDetached",
+    "mlm": f"{_HERE}.masked:MaskedLanguage",
 }
 """Name → ``package.module:Class``, in the order in which several are applied."""
 GROUP = "bertvision.variants"
@@ -75,18 +81,25 @@ def check_names(texts: Sequence[str]) -> None:
         seen.add(name)
 
 
-def fitting_depth(texts: Sequence[str], layers: int, kind: Kind) -> int:
+def fitting_depth(
+    texts: Sequence[str],
+    layers: int,
+    kind: Kind,
+    checkpoint: PretrainedEncoder | None = None,
+) -> int:
     """The transformer layers of an encoder with variants, after checking that each fits it.
 
     Args:
         texts: as of `load_variants`.
         layers: of the pretrained encoder.
         kind: of the task.
+        checkpoint: of the pretrained encoder, where it is to be looked at.
 
     Raises:
         InputError: one does not fit; names it, and what is allowed.
     """
-    for variant in load_variants(texts):
+    variants = load_variants(texts)
+    for variant in variants:
         if kind not in variant.kinds:
             raise InputError(
                 f"--variant {variant} is for tasks of the kind {' or '.join(variant.kinds)}, and "
@@ -94,6 +107,10 @@ def fitting_depth(texts: Sequence[str], layers: int, kind: Kind) -> int:
             )
         variant.check(layers)
         layers = variant.depth(layers)
+    for variant in variants:
+        variant.check_beside(variants, layers)
+        if checkpoint is not None:
+            variant.check_checkpoint(checkpoint)
     return layers
 
 

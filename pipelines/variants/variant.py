@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
+from bertvision.pipelines.encoders.loading import PretrainedEncoder
 from bertvision.pipelines.encoders.weights import weights_of
+from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.tasks.task import Task
 
 Groups = list[dict[str, Any]]
 """Parameter groups, as torch's optimisers take them: ``params``, and settings beside them."""
@@ -27,8 +30,12 @@ class Variant:
     """Kinds of the tasks that it fits."""
     needs: ClassVar[str | None] = None
     """What stands behind the colon, such as ``layers``; None where nothing may."""
+    reads_states: ClassVar[bool] = False
+    """Whether its `loss` reads the hidden states of all layers."""
     state: tuple[str, ...] = ()
     """Names of tensors that it adds to the model's own, so that snapshots keep them."""
+    checkpoint: Path | None = None
+    """Folder of the pretrained weights, in `begin`; None where they are random."""
 
     def __init__(self, name: str, argument: str | None) -> None:
         """Read the argument.
@@ -55,6 +62,24 @@ class Variant:
             InputError: names what is allowed.
         """
 
+    def check_checkpoint(self, checkpoint: PretrainedEncoder) -> None:
+        """Refuse a checkpoint that lacks what it needs, before a workspace is made.
+
+        Raises:
+            InputError: names the checkpoint and what it lacks.
+        """
+
+    def check_beside(self, others: Sequence[Variant], layers: int) -> None:
+        """Refuse variants that it cannot be combined with.
+
+        Args:
+            others: all that were asked for, itself among them, in their order.
+            layers: transformer layers that there are after all of them.
+
+        Raises:
+            InputError: names both.
+        """
+
     def depth(self, layers: int) -> int:
         """How many transformer layers there are after it."""
         return layers
@@ -79,6 +104,24 @@ class Variant:
         """An optimiser in the place of Adam; None leaves it."""
         return None
 
+    def loss(
+        self, model: PreTrainedModel, task: Task, batch: Batch, output: Any, loss: Tensor
+    ) -> Tensor:
+        """What is minimised, summed over the windows of a batch, ().
+
+        A window's part of it must not depend on the rest of its batch.
+
+        Args:
+            model: that is trained.
+            task: what it is trained for.
+            batch: with labels, on the model's device.
+            output: what the model gave for it, with ``hidden_states`` where a variant
+                `reads_states`: (batch, seq, hidden) each, the last one last; those below frozen
+                layers that are not run are not among them.
+            loss: the task's, or what the variants before this one made of it.
+        """
+        return loss
+
     def train(self, model: PreTrainedModel) -> None:
         """What is to be different from ``model.train()`` while it is trained."""
 
@@ -90,9 +133,18 @@ class Variant:
         return model
 
 
-def begin(variants: Sequence[Variant], model: PreTrainedModel) -> None:
-    """Change a pretrained model as variants say, in their order, before the first step."""
+def begin(
+    variants: Sequence[Variant], model: PreTrainedModel, checkpoint: Path | None = None
+) -> None:
+    """Change a pretrained model as variants say, in their order, before the first step.
+
+    Args:
+        variants: in their order.
+        model: with the output layer of its task.
+        checkpoint: folder that it was read from; None where its weights are random.
+    """
     for variant in variants:
+        variant.checkpoint = checkpoint
         variant.begin(model)
         variant.build(model)
 

@@ -223,7 +223,7 @@ def _config(
             weights_sha256=weights_digest(checkpoint.folder),
             hidden_size=size.hidden_size,
             num_hidden_layers=fitting_depth(
-                finetune.variant, size.layers, load_task(task.name).kind
+                finetune.variant, size.layers, load_task(task.name).kind, checkpoint
             ),
         ),
         task=task,

@@ -52,7 +52,7 @@ def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreT
     kind = load_task(config.task.name)
     torch.manual_seed(config.finetune.seed)
     model = load_model(checkpoint.folder, kind.model_class, **kind.model_options(config.task))
-    begin(load_variants(config.finetune.variant), model)
+    begin(load_variants(config.finetune.variant), model, checkpoint.folder)
     return model
 
 
