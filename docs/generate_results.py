@@ -6,7 +6,8 @@ A page such as docs/results.md has its tables described in ``docs/results/views/
 each, between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the page, is some rows
 and columns of a table of a run's report. Between
 ``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
-the verdict that follows from the intervals in its ``comparisons.json``.
+the verdict that follows from the intervals in its ``comparisons.json``; between
+``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from patterns import judged
+
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.scores import METRICS
 from bertvision.pipelines.text import signed
@@ -27,7 +30,7 @@ VIEWS = {path.stem: path for path in sorted((RESULTS / "views").glob("*.toml"))}
 PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
-_PLACE = re.compile(r"(<!-- (table|claims): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (table|claims|patterns): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(page: str, text: str) -> str:
@@ -40,7 +43,9 @@ def render(page: str, text: str) -> str:
     views = tomllib.loads(VIEWS[page].read_text(encoding="utf-8"))
 
     def fill(match: re.Match[str]) -> str:
-        made = view(views[match[3]]) if match[2] == "table" else claims(match[3])
+        name = match[3]
+        make = {"table": lambda: view(views[name]), "claims": lambda: claims(name)}
+        made = make.get(match[2], lambda: patterns_of(name))()
         return f"{match[1]}{made}\n{match[4]}"
 
     return _PLACE.sub(fill, text)
@@ -100,12 +105,20 @@ def claims(run: str) -> str:
     first = held[0]
     of, drawn, items = METRICS[first["metric"]], first["clusters"], first["questions"]
     clusters, name = first["words"]
+    over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
     basis = (
-        f"Differences in points of {of}; paired bootstrap over {drawn:,} {clusters} with "
-        f"{items:,} {name}, and over seeds where there are several; the intervals are of one "
-        "comparison each, not of all together."
+        f"Differences in points of {of}; paired bootstrap over {over}, and over seeds where there "
+        "are several; the intervals are of one comparison each, not of all together."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
+
+
+def patterns_of(runs: str) -> str:
+    """The published patterns, and what runs of a folder say of each."""
+    read = [json.loads(path.read_text()) for path in sorted((RESULTS / runs).glob("*.json"))]
+    columns = [Column("", name, "text") for name in ("pattern", "encoder", "task")]
+    columns += [Column("", "effect by seed", "text"), Column("", "verdict", "text")]
+    return f"{_markdown(columns, judged(read, verdict))}\n"
 
 
 def verdict(kind: str, low: float, high: float) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def docs_script(name: str) -> ModuleType:
     """The script ``docs/<name>.py``, imported without being run."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)  # where a script finds others that it imports
+        return importlib.import_module(name)

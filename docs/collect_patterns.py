@@ -1,0 +1,99 @@
+"""Copies what analyses of a workspace say of layers into docs/results/patterns/, small.
+
+Usage: python docs/collect_patterns.py NAME=WORKSPACE...
+
+``docs/results/patterns/NAME.json`` gets, of what the workspace keeps in ``analysis/``: RSA of every
+layer with itself between 0e and later snapshots, by split and sample; isotropy of tokens; CKA
+likewise; structural and edge probes with their intervals. From these `patterns` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bertvision
+from bertvision.pipelines.analysis.alike.cka import CkaResult
+from bertvision.pipelines.analysis.alike.rsa import RsaResult
+from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
+from bertvision.pipelines.analysis.records import read_analyses
+from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.tasks.scores import headline, headline_metric
+
+FOLDER = Path(__file__).parent / "results" / "patterns"
+_DIGITS = 5
+
+
+def main(*named: str) -> None:
+    """Write a file for each ``NAME=WORKSPACE``."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for text in named:
+        name, _, folder = text.partition("=")
+        found = json.dumps(collected(Path(folder)), indent=None, separators=(",", ":"))
+        (FOLDER / f"{name}.json").write_text(found + "\n", encoding="utf-8")
+
+
+def collected(folder: Path) -> dict[str, Any]:
+    """What analyses of a workspace say, by analysis, split and snapshot."""
+    workspace = bertvision.Workspace.find(folder)
+    config, left_out = workspace.config, list[str]()
+
+    def kept(kind: Any) -> list[Any]:
+        return [of.result for of in read_analyses(workspace, kind, left_out).values()]
+
+    scores = {}
+    for result in read_results(workspace, "dev"):
+        if result.system == "bert":
+            metrics = headline(result.rules)
+            scores[result.checkpoint] = metrics[headline_metric(config.task.name, metrics)]
+    rsa: dict[str, dict[str, Any]] = {}
+    for of in kept(RsaResult):
+        for split, values in zip(of.splits, of.of_pairs, strict=True):
+            rsa.setdefault(split, {})[of.y] = _short(np.diagonal(values, axis1=1, axis2=2))
+    isotropy: dict[str, Any] = {}
+    for of in kept(IsotropyResult):
+        at = of.sets.index("tokens")
+        isotropy[of.name] = {
+            tag: {
+                "mean_cosine": _short(of.mean_cosine[i, at]),
+                "corrected_cosine": _short(of.corrected_cosine[i, at]),
+                "log_ratio": _short(of.log_ratio[i, at]),
+                "outlier_channels": [list(c) for c in of.outlier_channels[i][at]],
+            }
+            for i, tag in enumerate(of.snapshots)
+        }
+    structure = {
+        tag: {
+            metric: {end: _short(getattr(of, end)[i, m]) for end in ("value", "low", "high")}
+            for m, metric in enumerate(of.metrics)
+        }
+        | {"upto": {task: _short(of.upto[i, :, t]) for t, task in enumerate(of.tasks)}}
+        for of in kept(StructureResult)
+        for i, tag in enumerate(of.tags)
+    }
+    if left_out:
+        raise SystemExit("\n".join(left_out))
+    return {
+        "model": Path(config.model.name_or_path).name,
+        "task": config.task.name,
+        "seed": config.finetune.seed,
+        "scores": scores,
+        "rsa": rsa,
+        "cka": {f"{of.x}-{of.y}": _short(np.diagonal(of.cka)) for of in kept(CkaResult)},
+        "isotropy": isotropy,
+        "structure": structure,
+    }
+
+
+def _short(values: Any) -> Any:
+    """An array as lists of numbers that are as long as they mean something."""
+    return np.round(np.asarray(values, np.float64), _DIGITS).tolist()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,246 @@
+"""Published patterns of what fine-tuning does to layers, as numbers of a run, and their verdicts.
+
+Runs are the files of docs/results/patterns/, which `collect_patterns` writes: an encoder fine-tuned
+on a task from one seed. The interval of an effect is over samples of tokens, as wide as of one
+sample, or over sentences; where a pattern was measured on all there is, it has none. A pattern
+holds for an encoder and a task where it holds in the runs of all seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertvision.pipelines.analysis.structure.edges import expected_layer
+
+Run = dict[str, Any]
+FAR = "treebank-test"
+"""The text of another domain: web English of a treebank."""
+
+
+class Effect(NamedTuple):
+    """A number that is above 0 where a pattern holds, with its interval; the same where none is."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Pattern(NamedTuple):
+    """What was published, and how it is measured here."""
+
+    text: str
+    measured: str
+    kind: str
+    """As of a claim (see `generate_results.verdict`)."""
+    digits: int
+    effect: Callable[[Run], Effect]
+
+
+def top_changes_most(run: Run) -> Effect:
+    """RSA with the pretrained encoder: the lower third of the layers less the upper third."""
+    values = _rsa(run, "dev", _last(run))
+    return _over_samples(_lower(values) - _upper(values))
+
+
+def less_out_of_domain(run: Run) -> Effect:
+    """RSA of the upper third on other text less that on the task's own."""
+    far, near = (_upper(_rsa(run, split, _last(run))) for split in (FAR, "dev"))
+    value, sd = far.mean() - near.mean(), np.hypot(_sd(far), _sd(near))
+    return Effect(value, value - 1.96 * sd, value + 1.96 * sd)
+
+
+def grows(run: Run) -> Effect:
+    """RSA of the upper third at the first snapshot less that at the last."""
+    first = min(run["rsa"]["dev"], key=_fraction)
+    return _over_samples(_upper(_rsa(run, "dev", first)) - _upper(_rsa(run, "dev", _last(run))))
+
+
+def anisotropic_above(run: Run) -> Effect:
+    """Mean cosine of tokens in the upper third less that in layer 0, pretrained."""
+    cosine = np.array(run["isotropy"]["dev"]["0e"]["mean_cosine"])
+    return _exact(_upper(cosine[None])[0] - cosine[0])
+
+
+def top_grows_anisotropic(run: Run) -> Effect:
+    """Mean cosine of tokens in the last layer, fine-tuned less pretrained."""
+    of = run["isotropy"]["dev"]
+    return _exact(of[_last(run)]["mean_cosine"][-1] - of["0e"]["mean_cosine"][-1])
+
+
+def outliers_stay(run: Run) -> Effect:
+    """Share of the outlier channels of all layers that are still some, less one half."""
+    of = run["isotropy"]["dev"]
+    pairs = zip(of["0e"]["outlier_channels"], of[_last(run)]["outlier_channels"], strict=True)
+    before, left = np.sum([(len(a), len(set(a) & set(b))) for a, b in pairs], axis=0)
+    return _exact(left / before - 0.5) if before else _exact(np.nan)
+
+
+def syntax_in_the_middle(run: Run) -> Effect:
+    """UUAS of the best layer less that of the last, pretrained."""
+    uuas = run["structure"]["0e"]["uuas"]
+    best = int(np.argmax(uuas["value"]))
+    return _apart(uuas, best, uuas, -1)
+
+
+def syntax_stays(run: Run) -> Effect:
+    """UUAS of the best layer, fine-tuned less pretrained."""
+    before, after = (run["structure"][tag]["uuas"] for tag in ("0e", _last(run)))
+    return _apart(after, int(np.argmax(after["value"])), before, int(np.argmax(before["value"])))
+
+
+def speech_before_relations(run: Run) -> Effect:
+    """Expected layer of relations less that of parts of speech, pretrained; range over probes."""
+    upto = run["structure"]["0e"]["upto"]
+    layers = range(len(run["isotropy"]["dev"]["0e"]["mean_cosine"]))
+    relations, speech = (np.array(upto[task], np.float64) for task in ("relation", "upos"))
+    by_seed = expected_layer(relations, layers) - expected_layer(speech, layers)
+    return Effect(by_seed.mean(), by_seed.min(), by_seed.max())
+
+
+PATTERNS = (
+    Pattern(
+        "Fine-tuning changes the upper layers most (Merchant et al. 2020)",
+        "RSA with the pretrained encoder: lower third of the layers − upper third",
+        "better",
+        2,
+        top_changes_most,
+    ),
+    Pattern(
+        "Less so on text of another domain (Merchant et al. 2020)",
+        "RSA of the upper third: treebank − task",
+        "better",
+        2,
+        less_out_of_domain,
+    ),
+    Pattern(
+        "The more, the longer it lasts",
+        "RSA of the upper third: at 0.1e − at the last snapshot",
+        "better",
+        2,
+        grows,
+    ),
+    Pattern(
+        "Upper layers are less isotropic (Ethayarajh 2019)",
+        "mean cosine, pretrained: upper third − layer 0",
+        "better",
+        2,
+        anisotropic_above,
+    ),
+    Pattern(
+        "Fine-tuning makes the last layer less isotropic",
+        "mean cosine of the last layer: fine-tuned − pretrained",
+        "better",
+        2,
+        top_grows_anisotropic,
+    ),
+    Pattern(
+        "Outlier channels stay where they are (Kovaleva et al. 2021)",
+        "share of outlier channels that stay − one half",
+        "better",
+        2,
+        outliers_stay,
+    ),
+    Pattern(
+        "Syntax lies below the last layer (Hewitt & Manning 2019)",
+        "UUAS, pretrained: best layer − last layer, points",
+        "better",
+        1,
+        syntax_in_the_middle,
+    ),
+    Pattern(
+        "Fine-tuning leaves syntax as it was (Merchant et al. 2020)",
+        "UUAS of the best layer: fine-tuned − pretrained, points",
+        "match",
+        1,
+        syntax_stays,
+    ),
+    Pattern(
+        "Parts of speech come before relations (Tenney et al. 2019)",
+        "expected layer, pretrained: relations − parts of speech",
+        "better",
+        2,
+        speech_before_relations,
+    ),
+)
+
+
+def _rsa(run: Run, split: str, tag: str) -> NDArray[np.float64]:
+    """(samples, layers) RSA of each layer with itself, between 0e and a snapshot."""
+    return np.array(run["rsa"][split][tag])
+
+
+def _last(run: Run) -> str:
+    return max(run["rsa"]["dev"], key=_fraction)
+
+
+def _fraction(tag: str) -> float:
+    return float(tag[:-1])
+
+
+def _lower(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(samples,) mean over the lower third of the transformer layers; layer 0 is none of them."""
+    return values[:, 1 : 1 + (values.shape[1] - 1) // 3].mean(axis=1)
+
+
+def _upper(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(samples,) mean over the upper third."""
+    return values[:, -((values.shape[1] - 1) // 3) :].mean(axis=1)
+
+
+def _sd(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+
+
+def _over_samples(values: NDArray[np.float64]) -> Effect:
+    """The mean over samples, with the interval of one of them."""
+    value, half = float(values.mean()), 1.96 * _sd(values)
+    return Effect(value, value - half, value + half)
+
+
+def _exact(value: float) -> Effect:
+    return Effect(value, value, value)
+
+
+def _apart(one: Run, i: int, other: Run, j: int) -> Effect:
+    """A score less another, as if their intervals were of different sentences."""
+    value = one["value"][i] - other["value"][j]
+    down = np.hypot(one["value"][i] - one["low"][i], other["high"][j] - other["value"][j])
+    up = np.hypot(one["high"][i] - one["value"][i], other["value"][j] - other["low"][j])
+    return Effect(value, value - float(down), value + float(up))
+
+
+def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> list[list[str]]:
+    """A row for each pattern, encoder and task: the effect in each seed's run, and the verdict.
+
+    Args:
+        runs: with all that the patterns read.
+        verdict: of a kind and an interval.
+    """
+    places = sorted({(run["model"], run["task"]) for run in runs})
+    rows = []
+    for pattern in PATTERNS:
+        for place in places:
+            of = sorted(
+                (run for run in runs if (run["model"], run["task"]) == place),
+                key=lambda run: run["seed"],
+            )
+            effects = [pattern.effect(run) for run in of]
+            said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
+            rows.append(
+                [
+                    f"{pattern.text}: {pattern.measured}" if place == places[0] else "",
+                    *place,
+                    "; ".join(_text(effect, pattern.digits) for effect in effects),
+                    said.pop() if len(said) == 1 else "cannot be told",
+                ]
+            )
+    return rows
+
+
+def _text(effect: Effect, digits: int) -> str:
+    value, low, high = (f"{x:+.{digits}f}".replace("-", "−") for x in effect)
+    return value if effect.low == effect.high else f"{value} ({low} to {high})"
