@@ -67,7 +67,7 @@ def quickstart(root: Path) -> dict[str, Any]:
     Raises:
         InputError: the encoder's package is missing or its weights are not the known ones.
     """
-    model = _encoder()
+    model = packaged_encoder()
     root = root.expanduser().resolve()
     data = {"train": root / "data" / "train.json", "dev": root / "data" / "dev.json"}
     if not data["dev"].is_file():
@@ -132,8 +132,12 @@ def _row(
     }
 
 
-def _encoder() -> Path:
-    """Folder of the packaged encoder, found without importing the package."""
+def packaged_encoder() -> Path:
+    """Folder of the encoder that a package carries, found without importing the package.
+
+    Raises:
+        InputError: the package is not installed, or its weights are others.
+    """
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(

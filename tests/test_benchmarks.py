@@ -165,3 +165,18 @@ def test_the_page_shows_what_the_reports_say(module: Any) -> None:
     assert module("plots").with_tables(text, page.with_suffix("")) == text
     for report in page.with_suffix("").glob("*.json"):
         assert f"<!-- table: {report.stem} -->" in text
+
+
+def test_frozen_says_after_how_many_epochs_a_store_has_paid_for_itself(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    report_path = tmp_path / "frozen.json"
+    printed = run(
+        *("frozen.py", "--quick", "--folder", tmp_path, "--json", report_path),
+        *("--model", tiny_bert, "--layers", "1"),
+    )
+    written = json.loads(report_path.read_text())
+    assert set(written["results"]) == {"freeze-stored", "freeze", "all layers"}
+    assert all(len(figures) == 2 for figures in written["results"].values())
+    assert written["settings"]["seconds_to_store"] > 0
+    assert "has paid for itself after" in printed

@@ -251,7 +251,7 @@ def test_questions_survive_the_table(workspace: Workspace) -> None:
 
 def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() -> None:
     """All-MiniLM-L6-v2, whose outlier channels are those of a trained BERT."""
-    model_folder = quickstart._encoder()
+    model_folder = quickstart.packaged_encoder()
     paragraphs = make_paragraphs(120, seed=3)
     tokenizer = load_tokenizer(model_folder)
     questions = [
