@@ -29,7 +29,7 @@ _MODULES = {
     "verbs.analyses.probe": ("probe",),
     "verbs.analyses.pairs": ("rank", "similarity"),
     "verbs.analyses.alike": ("cka", "cca", "rsa"),
-    "verbs.analyses.layers": ("isotropy",),
+    "verbs.analyses.layers": ("isotropy", "context"),
     "verbs.analyses.structure": ("structure",),
     "verbs.analyses.groups": ("languages",),
     "verbs.analyses.heads": ("attention", "relations", "prune"),
@@ -125,6 +125,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.heads import attention as attention
     from bertvision.verbs.analyses.heads import prune as prune
     from bertvision.verbs.analyses.heads import relations as relations
+    from bertvision.verbs.analyses.layers import context as context
     from bertvision.verbs.analyses.layers import isotropy as isotropy
     from bertvision.verbs.analyses.mlm import cloze as cloze
     from bertvision.verbs.analyses.mlm import lens as lens

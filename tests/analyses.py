@@ -28,6 +28,9 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.structure.baselines import BASELINES
 from bertvision.pipelines.analysis.structure.measure import METRICS
 from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.analysis.words.context import Samples, context
+from bertvision.pipelines.analysis.words.context_result import ContextResult
+from bertvision.pipelines.analysis.words.uses import Uses
 
 
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:
@@ -41,6 +44,15 @@ def _isotropy() -> IsotropyResult:
     return isotropy(
         snapshots, first=dict.fromkeys(snapshots, first), components=(1, 3), outlier_sd=1.0
     )
+
+
+def _context() -> ContextResult:
+    groups = [np.arange(k, 40, 4) for k in range(4)]
+    uses = Uses(groups, groups[::-1], 1, 2, 3, 4, 5, 6)
+    windows = [np.arange(10), np.arange(10, 25)]
+    at = [np.array([0, 10, 25]), np.array([4])]
+    snapshots = {tag: states(i) for i, tag in enumerate(("0.5e", "1e"))}
+    return context(snapshots, Samples(uses, windows, at, (0, 4)))
 
 
 def _rsa() -> RsaResult:
@@ -167,6 +179,7 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     LensResult: lambda: lens(states(0), np.arange(40) % WORDS, Head(), special=[1], tile=8),
     ClozeResult: _cloze,
     IsotropyResult: _isotropy,
+    ContextResult: _context,
     AttentionResult: _attention,
     PruningResult: _pruning,
     RelationsResult: _relations,

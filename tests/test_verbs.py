@@ -60,7 +60,16 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
         structure.structure,
-        *(alike.cka, alike.cca, alike.rsa, layers.isotropy, mlm.lens, mlm.cloze, errors.errors),
+        *(
+            alike.cka,
+            alike.cca,
+            alike.rsa,
+            layers.isotropy,
+            layers.context,
+            mlm.lens,
+            mlm.cloze,
+            errors.errors,
+        ),
     )
 }
 

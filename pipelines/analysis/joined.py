@@ -119,12 +119,24 @@ def _same_places(x: ActivationSplit, y: ActivationSplit) -> bool:
     """Whether tokens are of the same characters; of the same ids, where no places are stored."""
     for name in ("offset_mapping", "input_ids"):
         if all(name in split.record.arrays for split in (x, y)):
-            return np.array_equal(_in_order(x, name), _in_order(y, name))
+            return np.array_equal(in_order(x, name), in_order(y, name))
     return True
 
 
-def _in_order(split: ActivationSplit, name: str) -> NDArray[np.generic]:
-    """An array of the token axis, by example id and position."""
+def in_order(split: ActivationSplit, name: str) -> NDArray[np.generic]:
+    """An array of the token axis, by example id and position, as `joined_rows` has the rows.
+
+    Args:
+        split: with the array.
+        name: of the array.
+
+    Returns:
+        (tokens, …) values of the real tokens.
+
+    Raises:
+        UnknownNameError: the split has no such array.
+        CorruptStoreError: it is damaged.
+    """
     plan = split.plan
     by_id = np.argsort(plan.example_id, kind="stable")
     rows = _spread(plan.first_token, plan.n_tokens.astype(np.int64), by_id)

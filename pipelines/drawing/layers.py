@@ -149,6 +149,8 @@ def layer_lines(
     """
     values = np.concatenate([*lines.values(), [0.0]])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if high - low < 1e-9:  # what rounding leaves of nothing has no scale
+        low = high = 0.0
     end = top or 1.1 * high or (0.0 if low < 0 else 1.0)
     p = layer_plot(c, box, layers, (1.1 * low, end), label)
     for i, (name, line) in enumerate(lines.items()):

@@ -130,6 +130,16 @@ def chosen_blocks(
     return list(zip(*columns, strict=True))
 
 
+def cut_blocks(array: da.Array, cuts: Sequence[NDArray[np.int64]]) -> Blocks:
+    """A block for each set of rows of an array, in the order of the rows; nothing is read yet.
+
+    Args:
+        array: (token, layer, hidden).
+        cuts: rows of each block.
+    """
+    return [(block,) for block in _gather(array, cuts)]
+
+
 def hold(*blocks: Blocks) -> list[Blocks]:
     """Read blocks once and hold them; what several need is read once for all. See `sampled_blocks`.
 
