@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from clusters import cluster
 from dask.delayed import delayed
@@ -19,8 +20,12 @@ from stores import Made
 from bertvision.errors import InputError, StoreNotFoundError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import scheduler as scheduler_module
+from bertvision.pipelines.analysis.alike.cca import cca
 from bertvision.pipelines.analysis.alike.cka import cka
+from bertvision.pipelines.analysis.alike.rsa import Paired, rsa
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
+from bertvision.pipelines.analysis.words.context import Samples, context
+from bertvision.pipelines.analysis.words.uses import Uses, sample_positions, sample_windows
 from bertvision.pipelines.scheduler import (
     ClusterError,
     compute,
@@ -47,12 +52,27 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> ActivationSplit:
 def results(split: ActivationSplit, scheduler: str) -> list[Any]:
     """What analyses say of a split: all tokens, and a sample that is held between two passes."""
     x = split.dask()
-    return [
-        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=None).to_json(),
-        cka(x, x[:, ::-1] ** 2, scheduler=scheduler, max_tokens=700).to_json(),
-        isotropy({"1e": x}, scheduler=scheduler, max_tokens=None).to_json(),
-        isotropy({"1e": x}, scheduler=scheduler, max_tokens=700).to_json(),
+    y = x[:, ::-1] ** 2
+    rows = np.arange(len(x))
+    paired = Paired(x, y, rows, rows[::-1])
+    found = [
+        *(cka(x, y, scheduler=scheduler, max_tokens=n) for n in (None, 700)),
+        *(isotropy({"1e": x}, scheduler=scheduler, max_tokens=n) for n in (None, 700)),
+        cca(x, y, scheduler=scheduler, max_tokens=1200),
+        rsa({"dev": paired}, n_tokens=600, repeats=2, scheduler=scheduler),
+        context({"1e": x}, words(), scheduler=scheduler),
     ]
+    return [result.to_json() for result in found]
+
+
+def words() -> Samples:
+    """Of the tokens of the split: 150 words, more uses than one block holds, and windows."""
+    drawn = np.random.default_rng(0).permutation(sum(LENGTHS))
+    groups = [np.split(drawn[first : first + 1200], 150) for first in (0, 900)]
+    lengths = np.array(LENGTHS)
+    windows = sample_windows(np.zeros(sum(LENGTHS), bool), lengths, 1500, 0)
+    at = sample_positions(lengths, (0, 5), 20, 0)
+    return Samples(Uses(*groups, 0, 0, 0, 0, 0, 150), windows, at, (0, 5))
 
 
 def test_threads_processes_and_a_cluster_agree_to_the_last_bit(

@@ -14,10 +14,18 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from bertvision.pipelines.analysis.sums.moments import Array, Block
-from bertvision.pipelines.analysis.sums.reduce import SAMPLE_ROWS, Blocks, cut_blocks, tree_reduce
+from bertvision.pipelines.analysis.sums.reduce import (
+    SAMPLE_ROWS,
+    Blocks,
+    check_finite,
+    cut_blocks,
+    tree_reduce,
+)
 from bertvision.pipelines.scheduler import compute
 
 Rows = NDArray[np.int64]
+ROUNDING = 1e-24
+"""Variance that is less than this part of the squared lengths is what rounding leaves of none."""
 
 
 class Groups(NamedTuple):
@@ -54,12 +62,14 @@ class Alike(NamedTuple):
     """How alike the vectors of each group are; NaN of a group without two directions.
 
     Attributes:
+        length: (groups, layers) mean length of its vectors.
         cosine: (groups, layers) mean cosine of two different vectors.
         to_mean: (groups, layers) mean cosine of a vector with the mean vector of its group.
         explained: (groups, layers) share of the variance about the mean in the first principal
             component.
     """
 
+    length: Array
     cosine: Array
     to_mean: Array
     explained: Array
@@ -107,10 +117,14 @@ def alike(groups: Groups, *, explained: bool = False) -> Alike:
     Args:
         groups: that are read.
         explained: whether the variance is asked for too; NaN where not.
+
+    Raises:
+        NonFiniteError: NaN or infinity in the vectors.
     """
     blocks = _with_sizes(groups)
     leaf = _alike_explained if explained else _alike
     found: Alike = compute(tree_reduce(blocks, leaf, Alike.merge))
+    check_finite(found.length.T)
     return found
 
 
@@ -137,21 +151,26 @@ def _alike(block: Block, sizes: Sequence[int], *, explained: bool = False) -> Al
     found = []
     for part in np.split(block, np.cumsum(sizes)[:-1]):
         x = part.astype(np.float64)
+        length = np.linalg.norm(x, axis=2).mean(axis=0)
+        if not np.isfinite(length).all():
+            x = np.zeros_like(x)  # it is refused by its length
         unit, n = _unit(x)
         cosine = _of_pairs((unit.sum(axis=0) ** 2).sum(axis=1) - n, n)
         mean, _ = _unit(x.mean(axis=0)[None])
         to_mean = np.einsum("nlc,lc->l", unit, mean[0]) / np.where(n > 0, n, np.nan)
         share = _explained(x) if explained else np.full(x.shape[1], np.nan)
-        found.append((cosine, to_mean, share))
+        found.append((length, cosine, to_mean, share))
     return Alike(*(np.array(column) for column in zip(*found, strict=True)))
 
 
 def _explained(x: Array) -> Array:
     """(layers,) from the vectors' products, of which there are fewer than channels."""
+    squares = (x**2).sum(axis=(0, 2))
     x = (x - x.mean(axis=0)).transpose(1, 0, 2)
     values = np.linalg.eigvalsh(x @ x.swapaxes(1, 2)).clip(min=0)
     total = values.sum(axis=1)
-    share: Array = np.where(total > 0, values[:, -1] / np.where(total > 0, total, 1), np.nan)
+    varies = total > ROUNDING * squares
+    share: Array = np.where(varies, values[:, -1] / np.where(varies, total, 1), np.nan)
     return share
 
 

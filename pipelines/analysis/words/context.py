@@ -18,7 +18,7 @@ import numpy as np
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.analysis.sums.reduce import check_finite, hold
+from bertvision.pipelines.analysis.sums.reduce import hold
 from bertvision.pipelines.analysis.words.alike import Groups, alike, common
 from bertvision.pipelines.analysis.words.context_result import ContextResult
 from bertvision.pipelines.analysis.words.neighbours import separation
@@ -121,7 +121,6 @@ def _measured(states: da.Array, samples: Samples, rows: Rows | None) -> dict[str
     )
     of_words, of_random = alike(uses, explained=True), alike(random, explained=True)
     sums = common(random)
-    check_finite(sums.unit)
     apart = separation(uses)
     return {
         "random_cosine": sums.cosine(),

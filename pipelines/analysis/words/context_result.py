@@ -76,8 +76,8 @@ class ContextResult(AnalysisResult):
         "cent, uses whose nearest neighbour is of the same word."
     )
     seen = (
-        "Over the layers: similarities less their baselines, nearest neighbours, and of the last "
-        "snapshot the similarity of tokens at the same position."
+        "Over the layers: the baseline, similarities less theirs, nearest neighbours, and of the "
+        "last snapshot the similarity of tokens at the same position, less the baseline."
     )
 
     random_cosine: OfLayers
@@ -176,28 +176,27 @@ class ContextResult(AnalysisResult):
         ]
 
     def drawing(self, width: float = WIDE) -> Canvas:
-        """Six panels over the layers, a line for each snapshot; in the last for each position."""
-        names = dict(zip(self.adjusted(), _TITLES, strict=True))
-        lines = {title: self.adjusted()[name] for name, title in names.items()}
-        entries = [sample(i, name) for i, name in enumerate(self.snapshots)]
+        """Eight panels over the layers, a line for each snapshot; in the last for each position."""
         draw = partial(layer_lines, layers=self.layers, named=False)
+        values = {
+            "random": self.random_cosine,
+            **self.adjusted(),
+            "nearest": self.nearest,
+            "margin": self.margin,
+        }
         parts = [
-            (partial(draw, lines=self._of_snapshots(of), label=label), title)
-            for (title, of), label in zip(lines.items(), _LABELS, strict=True)
+            (partial(draw, lines=self._of_snapshots(values[name]), label=label), title)
+            for name, (title, label) in _PANELS.items()
         ]
-        nearest = self._of_snapshots(self.nearest)
-        parts.append(
-            (partial(draw, lines=nearest, label="share of uses", top=1), "Nearest is the same word")
-        )
         at = {
-            f"position {p}": self.by_position[-1, j]
+            f"position {p}": self.by_position[-1, j] - self.random_cosine[-1]
             for j, p in enumerate(self.positions)
             if self.n_at[j] > 1
         }
-        by = partial(
-            layer_lines, layers=self.layers, lines=at or nearest, label="cosine", named=bool(at)
-        )
+        lines = at or {"none": np.full(len(self.layers), np.nan)}
+        by = partial(draw, lines=lines, label="cosine − random", named=bool(at))
         parts.append((by, f"Same position, other windows ({self.snapshots[-1]})"))
+        entries = [sample(i, name) for i, name in enumerate(self.snapshots)]
         return panels(parts, lambda c, of, box: of(c, box), entries, width)
 
     def _of_snapshots(self, values: Array) -> dict[str, Array]:
@@ -208,16 +207,15 @@ _MEASURED = (
     *("random_cosine", "self_similarity", "intra_similarity", "explained", "random_explained"),
     *("static_similarity", "static_baseline", "nearest", "margin"),
 )
-_TITLES = (
-    "Self-similarity of a word's uses",
-    "Similarity with the window's mean",
-    "Variance that one direction explains",
-    "Similarity with the static embedding",
-)
-_LABELS = (
-    *("cosine − random", "cosine − random", "share − random"),
-    "cosine − another token's",
-)
+_PANELS: dict[str, tuple[str, str]] = {
+    "random": ("Random uses: the baseline", "cosine"),
+    "self_adjusted": ("Self-similarity of a word's uses", "cosine − random"),
+    "intra_adjusted": ("Similarity with the window's mean", "cosine − random"),
+    "explained_adjusted": ("Variance that one direction explains", "share − random"),
+    "static_adjusted": ("Similarity with the static embedding", "cosine − another token's"),
+    "nearest": ("Nearest is the same word", "share of uses"),
+    "margin": ("Nearest of the same word less nearest other", "cosine − cosine"),
+}
 
 
 def _number(value: float) -> float | None:

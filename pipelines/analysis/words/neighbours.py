@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ class Separation(NamedTuple):
     """How uses of a word lie to each other and to those of others.
 
     Attributes:
-        nearest: (layers,) share of uses whose nearest neighbour is of the same word.
+        nearest: (layers,) share of uses whose nearest neighbour is of the same word; NaN where
+            none has a direction.
         margin: (layers,) mean of the cosine with the nearest use of the same word, less that with
             the nearest of another.
         chance: share that neighbours at random would have.
@@ -41,24 +43,26 @@ def separation(uses: Groups) -> Separation:
         uses: a group for each word, two words or more, with two uses of each or more.
     """
     sizes = np.concatenate([np.array(of) for of in uses.sizes])
-    words = np.split(
-        np.repeat(np.arange(len(sizes)), sizes), np.cumsum([sum(of) for of in uses.sizes])[:-1]
-    )
     units = [delayed(_units)(*block) for block in uses.blocks]
+    of_word = [delayed(_nearest_of_word)(*of) for of in zip(units, uses.sizes, strict=True)]
     parts: list[list[Delayed]] = [[] for _ in units]
     tile = delayed(_tile, nout=2)
     for i, one in enumerate(units):
         for j in range(i, len(units)):
-            mine, theirs = tile(one, units[j], words[i], words[j], i == j)
+            mine, theirs = tile(one, units[j], uses.sizes[i] if i == j else None)
             parts[i].append(mine)
             if j > i:
                 parts[j].append(theirs)
-    best = np.concatenate(compute([delayed(_best)(of) for of in parts]))  # (uses, 2, layers)
-    same, other = best[:, 0], best[:, 1]
-    n = len(best)
+    of_others = [delayed(_best)(of) for of in parts]
+    same, other = compute(delayed(_behind)(of_word, of_others))
+    n = len(same)
     chance = float((sizes * (sizes - 1)).sum() / (n * (n - 1)))
-    margin: Array = (same - other).mean(axis=0, dtype=np.float64)
-    return Separation((same > other).mean(axis=0), margin, chance)
+    both = np.isfinite(same) & np.isfinite(other)
+    count = both.sum(axis=0)
+    count = np.where(count > 0, count, np.nan)
+    apart = np.subtract(same, other, where=both, out=np.zeros(both.shape))
+    margin: Array = apart.sum(axis=0) / count
+    return Separation(((same > other) & both).sum(axis=0) / count, margin, chance)
 
 
 def _units(block: NDArray[Any]) -> NDArray[Any]:
@@ -67,37 +71,51 @@ def _units(block: NDArray[Any]) -> NDArray[Any]:
     return units
 
 
+def _nearest_of_word(units: NDArray[Any], sizes: Sequence[int]) -> NDArray[Any]:
+    """(uses, layers) the largest cosine of each use with another of its word."""
+    found = []
+    for group in np.split(units, np.cumsum(sizes)[:-1]):
+        cosines = np.einsum("ilc,jlc->lij", group, group)
+        np.einsum("lii->li", cosines)[:] = -np.inf
+        found.append(_known(cosines).max(axis=2).T)
+    return np.concatenate(found)
+
+
 def _tile(
-    one: NDArray[Any],
-    other: NDArray[Any],
-    words: NDArray[np.int64],
-    others: NDArray[np.int64],
-    itself: bool,
+    one: NDArray[Any], other: NDArray[Any], sizes: Sequence[int] | None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(uses, 2, layers) the largest cosines of each use with the same and with another word."""
+    """(uses, layers) the largest cosine of each use of two blocks with one of another word.
+
+    Words do not go on from block to block: only in a block with itself, whose ``sizes`` are given,
+    are two uses of one.
+    """
     # what came from another worker may begin at any byte, and products of it round otherwise
     one = np.require(one, requirements=("C", "A"))
-    other = one if itself else np.require(other, requirements=("C", "A"))
-    layers = one.shape[1]
-    mine, theirs = (np.full((len(x), 2, layers), -np.inf, x.dtype) for x in (one, other))
+    other = np.require(other, requirements=("C", "A"))
+    word = None if sizes is None else np.repeat(np.arange(len(sizes)), sizes)
+    mine, theirs = (np.full(x.shape[:2], -np.inf, x.dtype) for x in (one, other))
     for start in range(0, len(one), ROWS):
         for begin in range(0, len(other), ROWS):
             rows, columns = slice(start, start + ROWS), slice(begin, begin + ROWS)
-            same = words[rows, None] == others[None, columns]
-            for layer in range(layers):
-                cosines = one[rows, layer] @ other[columns, layer].T
-                if itself and start == begin:
-                    np.fill_diagonal(cosines, -np.inf)
-                for k, of in enumerate((same, ~same)):
-                    found = np.where(of, cosines, -np.inf)
-                    mine[rows, k, layer] = np.maximum(mine[rows, k, layer], found.max(axis=1))
-                    if not itself:
-                        theirs[columns, k, layer] = np.maximum(
-                            theirs[columns, k, layer], found.max(axis=0)
-                        )
+            for layer in range(one.shape[1]):
+                cosines = _known(one[rows, layer] @ other[columns, layer].T)
+                if word is not None:
+                    cosines[word[rows, None] == word[None, columns]] = -np.inf
+                np.maximum(mine[rows, layer], cosines.max(axis=1), out=mine[rows, layer])
+                np.maximum(theirs[columns, layer], cosines.max(axis=0), out=theirs[columns, layer])
     return mine, theirs
+
+
+def _known(cosines: NDArray[Any]) -> NDArray[Any]:
+    """What has no direction is nobody's nearest."""
+    cosines[np.isnan(cosines)] = -np.inf
+    return cosines
 
 
 def _best(parts: list[NDArray[Any]]) -> NDArray[Any]:
     best: NDArray[Any] = np.maximum.reduce(parts)
     return best
+
+
+def _behind(*blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    return [np.concatenate(of) for of in blocks]

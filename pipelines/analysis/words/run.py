@@ -24,7 +24,7 @@ from bertvision.pipelines.analysis.words.uses import (
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
-POSITIONS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+POSITIONS = (0, 1, 2, 4, 16, 64, 256)
 """Positions at which tokens are compared, where windows are as long."""
 AT_A_POSITION = 200
 """Windows at each."""
@@ -100,9 +100,9 @@ def _check_tokens(split: ActivationSplit) -> None:
     """
     if split.record.tokens == split.record.examples:
         raise InputError(
-            f"{split.name} holds one vector for each window: words are looked for in all tokens; "
-            f"extract them with `bertvision extract --checkpoint {split.tag} --split "
-            f"{split.split} --pool none`"
+            f"{split.name} holds one vector for each window, and words are looked for in all "
+            f"tokens: `bertvision extract --checkpoint {split.tag} --pool none` writes a split of "
+            "these; give its name with --split"
         )
     if "input_ids" not in split.record.arrays:
         raise InputError(

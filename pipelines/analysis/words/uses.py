@@ -18,6 +18,8 @@ from bertvision.errors import InputError
 Rows = NDArray[np.int64]
 MARKERS = ("Ġ", "▁")
 """What tokens that begin a word begin with, where the tokenizer marks these and not the others."""
+NO_LETTER = "\N{REPLACEMENT CHARACTER}"
+"""What a token is read as that is a part of the bytes of a letter."""
 SURROUNDINGS = 8
 """Tokens on either side by which two uses are known to be of the same text."""
 CONTEXTS = 5
@@ -47,21 +49,26 @@ class Vocabulary(NamedTuple):
         Raises:
             InputError: it marks neither what begins a word nor what goes on with one.
         """
-        texts = [text or "" for text in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-        special = np.isin(np.arange(len(texts)), tokenizer.all_special_ids)
-        prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+        n = len(tokenizer)
+        tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(range(n))]
+        special = np.isin(np.arange(n), tokenizer.all_special_ids)
+        read = tokenizer.backend_tokenizer.decode_batch(
+            [[i] for i in range(n)], skip_special_tokens=False
+        )
+        texts = [text.strip().lstrip("".join(MARKERS)) for text in read]
         solid = np.array([any(letter.isalnum() for letter in text) for text in texts])
-        if prefix and any(text.startswith(prefix) for text in texts):
-            goes_on = np.array([text.startswith(prefix) for text in texts])
+        prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+        if prefix and any(token.startswith(prefix) for token in tokens):
+            goes_on = np.array([token.startswith(prefix) for token in tokens])
             return cls(special, solid & ~goes_on & ~special, goes_on & ~special)
-        marked = np.array([text.startswith(MARKERS) for text in texts])
+        marked = np.array([token.startswith(MARKERS) for token in tokens])
         if not marked.any():
             raise InputError(
                 "the tokenizer marks neither tokens that begin a word (Ġ, ▁) nor those that go on "
                 "with one (##), so that words cannot be told: take an encoder whose tokenizer does"
             )
-        letters = np.array([text[:1].isalnum() for text in texts])
-        return cls(special, solid & marked & ~special, letters & ~marked & ~special)
+        goes_on = np.array([text[:1].isalnum() or text[:1] == NO_LETTER for text in texts])
+        return cls(special, solid & marked & ~special, goes_on & ~marked & ~special)
 
 
 class Uses(NamedTuple):
