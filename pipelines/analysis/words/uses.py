@@ -1,4 +1,4 @@
-"""Which tokens are uses of a word: words of a single piece, known by the ids that are stored.
+"""Tokens that are uses of a word: words of a single piece, known by the ids that are stored.
 
 A word that the tokenizer cuts into pieces has no state of its own, so it is left out, and counted.
 A use in surroundings that were there before, as of a paragraph that several questions are asked
@@ -41,7 +41,7 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """That of a tokenizer.
+        """What the ids of a tokenizer are.
 
         Args:
             tokenizer: a fast one.
