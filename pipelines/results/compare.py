@@ -118,7 +118,7 @@ def compare(
         "split": split,
         **a.tuning,
         "by": by,
-        "words": data.task.words,
+        "words": list(data.task.words),
         "first_score": difference.first,
         "second_score": difference.second,
         "baseline": trivial_score(headline(a.rules), metric),
