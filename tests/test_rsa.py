@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from processes import warm_pool
 from scipy.spatial.distance import pdist
 from scipy.stats import pearsonr
+from workspaces import PEOPLE
 
+import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult, rsa
@@ -23,7 +25,7 @@ from bertvision.pipelines.analysis.joined import joined_rows
 from bertvision.pipelines.analysis.run import rsa as run_rsa
 from bertvision.pipelines.analysis.sums import cosines
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 N = 120
 
@@ -85,6 +87,7 @@ def test_the_diagonal_does_not_enter() -> None:
     x, y = rng.standard_normal((2, N, 1, 400))
     found = run(x, y)
     assert abs(found.of_pairs.item()) < 0.05
+    assert abs(found.of_tokens.item()) < 0.05
     kernels = [np.corrcoef(a[:, 0]).ravel() for a in (x, y)]
     assert np.corrcoef(kernels)[0, 1] > 0.6
 
@@ -264,3 +267,26 @@ def test_a_command_given_again_reuses_what_is_kept_until_something_differs(
     run_rsa(elsewhere, "0.5e", "1e", **options, seed=1)
     assert len(measured) == 8
     assert "measured anew" in caplog.text
+
+
+def test_the_data_of_the_task_and_those_of_another_domain_stand_side_by_side(
+    empty: Workspace, tmp_path: Path
+) -> None:
+    """As documented: another data set, read by the same encoders, beside the task's own split."""
+    mpqa = tmp_path / "mpqa.all"
+    mpqa.write_text("".join(f"{i % 2} {PEOPLE[i % 4]} lives in {i} .\n" for i in range(40)))
+    empty.config.write(empty.root / FILE)
+    both: dict[str, Any] = {"checkpoint": "0.5e,1e", "workspace": empty.root}
+    bertvision.extract(**both, split="dev", encoding="float32")
+    bertvision.extract(**both, task="mpqa", data=mpqa, pool="none", encoding="float32")
+    options: dict[str, Any] = {"tokens": 100, "repeats": 2, "workspace": empty.root}
+    found = bertvision.rsa("0.5e", "1e", split="dev,mpqa-all", **options)
+    assert found.splits == ("dev", "mpqa-all")
+    assert found.n_available[1] == empty.split("1e", "mpqa-all").record.tokens >= 40 * 6
+    for k, split in enumerate(found.splits):
+        alone = bertvision.rsa("0.5e", "1e", split=split, **options)
+        np.testing.assert_array_equal(found.of_pairs[k], alone.of_pairs[0])
+    assert {row["split"] for row in found.shown()} == {"dev", "mpqa-all"}
+    drawn = Drawing(empty.root / "analysis" / "rsa-0.5e-1e-dev+mpqa-all.svg")
+    assert drawn.faults() == []
+    assert {"dev", "mpqa-all", "dev, by token"} <= set(drawn.texts)

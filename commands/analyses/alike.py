@@ -56,7 +56,7 @@ def rsa(
     first: _First,
     second: _Second,
     split: Annotated[
-        str, typer.Option(help="Split that both have; several side by side, such as dev,mpqa-test.")
+        str, typer.Option(help="Split that both have; several side by side, such as dev,mpqa-all.")
     ] = "dev",
     tokens: Annotated[int, typer.Option(min=3, help="Tokens of a sample.")] = 5_000,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each split.")] = 10,

@@ -201,7 +201,7 @@ def rsa(
     Args:
         first: snapshot.
         second: snapshot; may be the same.
-        split: that both have; several stand side by side, such as ``dev,mpqa-test``.
+        split: that both have; several stand side by side, such as ``dev,mpqa-all``.
         tokens: of a sample; tokens of the two are joined on example and position.
         repeats: samples of each split; means and deviations are over them.
         seed: of the samples.
