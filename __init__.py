@@ -31,6 +31,7 @@ _MODULES = {
     "verbs.analyses.alike": ("cka", "cca", "rsa"),
     "verbs.analyses.layers": ("isotropy", "context"),
     "verbs.analyses.structure": ("structure",),
+    "verbs.analyses.exits": ("exits",),
     "verbs.analyses.groups": ("languages",),
     "verbs.analyses.heads": ("attention", "relations", "prune"),
     "verbs.analyses.mlm": ("lens", "cloze"),
@@ -121,6 +122,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.alike import cca as cca
     from bertvision.verbs.analyses.alike import cka as cka
     from bertvision.verbs.analyses.alike import rsa as rsa
+    from bertvision.verbs.analyses.exits import exits as exits
     from bertvision.verbs.analyses.groups import languages as languages
     from bertvision.verbs.analyses.heads import attention as attention
     from bertvision.verbs.analyses.heads import prune as prune

@@ -18,6 +18,7 @@ import typer
 
 import bertvision
 from bertvision.commands.analyses.alike import cca, cka, rsa
+from bertvision.commands.analyses.exits import exits
 from bertvision.commands.analyses.groups import languages
 from bertvision.commands.analyses.heads import attention, prune, relations
 from bertvision.commands.analyses.layers import context, isotropy
@@ -130,7 +131,7 @@ def _main(
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
 _LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure)
+_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))

@@ -17,6 +17,7 @@ from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.maps import WindowMaps
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.groups.languages import languages
@@ -172,6 +173,27 @@ def _structure() -> StructureResult:
     )
 
 
+def _exits() -> ExitsResult:
+    return ExitsResult(
+        criteria=("entropy", "probability", "patience"),
+        thresholds=np.array(
+            [[np.nan, 0.2, 0.3, 0.7], [np.nan, 0.9, 0.6, 0.5], [np.nan, 1, 0, np.nan]]
+        ),
+        mean_layers=np.array([[4, 3.2, 2.5, 1], [4, 3, 2, 1], [4, 2.1, 1, np.nan]]),
+        scores=np.array([[88, 88.5, 84, 70], [88, 87, 80, 70], [88, 85, 70, np.nan]]),
+        least=np.array([3.1, 3.0, 4.0]),
+        layers=(1, 2, 4),
+        fixed=np.array([70.0, 80, 88]),
+        weights=np.array([0.2, 0.3, 0.5]),
+        metric="accuracy",
+        trivial=62.5,
+        tolerance=None,
+        name="1e/dev",
+        n_windows=40,
+        n_items=32,
+    )
+
+
 MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
     CcaResult: lambda: cca(states(0, 80), states(1, 80, layers=2)),
@@ -185,4 +207,5 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     RelationsResult: _relations,
     LanguagesResult: _languages,
     StructureResult: _structure,
+    ExitsResult: _exits,
 }

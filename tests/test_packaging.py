@@ -162,7 +162,7 @@ PUBLIC = """
     quickstart status score report finetune extract train evaluate sweep ensemble compare
     latency error_analysis results predictions table probe rank similarity cka cca rsa isotropy
     context
-    structure languages attention relations prune lens cloze
+    structure exits languages attention relations prune lens cloze
     Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
     Sampler SequentialSampler ShuffleSampler ShardPlan

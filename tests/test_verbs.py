@@ -26,7 +26,7 @@ from bertvision.commands import (
     sweep,
     systems,
 )
-from bertvision.commands.analyses import alike, layers, mlm, pairs, probe, structure
+from bertvision.commands.analyses import alike, exits, layers, mlm, pairs, probe, structure
 from bertvision.commands.declared_options import with_options
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
@@ -59,7 +59,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
-        structure.structure,
+        *(structure.structure, exits.exits),
         *(
             alike.cka,
             alike.cca,

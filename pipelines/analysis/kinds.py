@@ -8,6 +8,7 @@ from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
@@ -29,5 +30,6 @@ ANALYSES: tuple[type[AnalysisResult], ...] = (
     LensResult,
     ClozeResult,
     StructureResult,
+    ExitsResult,
 )
 """Classes of their results."""

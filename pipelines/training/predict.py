@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import nn
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
@@ -17,7 +19,6 @@ from bertvision.pipelines.training.datamodule import decoded
 from bertvision.pipelines.training.trained_head import LoadedHead
 
 
-@torch.inference_mode()
 def predict(
     heads: Sequence[LoadedHead],
     task: Task,
@@ -34,11 +35,41 @@ def predict(
         precision: arithmetic of the heads.
         desc: name of the progress bar.
     """
+    modules, layers = [head.module for head in heads], heads[0].config.layers
+    windows = _windows_of(split, task)
+    arrays = run_over(modules, task, split, precision, desc, layers=layers)
+    return [Logits(of_head, windows) for of_head in arrays]
+
+
+@torch.inference_mode()
+def run_over(
+    modules: Sequence[nn.Module],
+    task: Task,
+    split: ActivationSplit,
+    precision: Precision,
+    desc: str,
+    *,
+    layers: Sequence[int],
+) -> list[dict[str, npt.NDArray[np.float32]]]:
+    """What modules that are called as heads give for every window of a split, in stored order.
+
+    Args:
+        modules: called with packed hidden states (tokens, layers, hidden) and lengths (batch,);
+            they are moved to this machine's accelerator.
+        task: whose outputs they give.
+        split: whole.
+        precision: of the arithmetic.
+        desc: name of the progress bar.
+        layers: hidden states that are read.
+
+    Returns:
+        For each module the logits by name: (tokens,) of spans, else (windows, …).
+    """
     where = device()
-    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=heads[0].config.layers)
+    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=layers)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    modules = [head.module.to(where) for head in heads]
-    found: list[dict[str, list[torch.Tensor]]] = [{} for _ in heads]
+    modules = [module.to(where) for module in modules]
+    found: list[dict[str, list[torch.Tensor]]] = [{} for _ in modules]
     spans = task.kind == "span"
     with progress(len(split), desc, "example") as bar:
         for packed in loader:
@@ -52,11 +83,7 @@ def predict(
                     kept = values[real] if spans else values
                     parts.setdefault(name, []).append(kept.float().cpu())
             bar.update(len(packed))
-    windows = _windows_of(split, task)
-    return [
-        Logits({name: torch.cat(values).numpy() for name, values in parts.items()}, windows)
-        for parts in found
-    ]
+    return [{name: torch.cat(values).numpy() for name, values in parts.items()} for parts in found]
 
 
 def _windows_of(split: ActivationSplit, task: Task) -> WindowIndex:
