@@ -19,6 +19,7 @@ _MODULES = {
     # what one does
     "verbs.experiment": ("quickstart", "status", "score", "report"),
     "verbs.finetune": ("finetune",),
+    "verbs.repeats": ("repeat", "spread"),
     "verbs.extract": ("extract",),
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
@@ -145,6 +146,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.heads import evaluate as evaluate
     from bertvision.verbs.heads import train as train
     from bertvision.verbs.latency import latency as latency
+    from bertvision.verbs.repeats import repeat as repeat
+    from bertvision.verbs.repeats import spread as spread
     from bertvision.verbs.results import predictions as predictions
     from bertvision.verbs.results import results as results
     from bertvision.verbs.results import table as table

@@ -34,6 +34,7 @@ from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.latency import latency
 from bertvision.commands.options import CommandGroup
+from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
@@ -130,7 +131,7 @@ def _main(
 
 
 _MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
-_LABORATORY = (sweep, ensemble, compare, latency, errors, table, report)
+_LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):

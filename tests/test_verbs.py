@@ -22,6 +22,7 @@ from bertvision.commands import (
     finetune,
     heads,
     latency,
+    repeats,
     results,
     sweep,
     systems,
@@ -57,7 +58,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(systems.ensemble, systems.compare, latency.latency, probe.probe),
+        *(repeats.repeat, repeats.spread, systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
         *(structure.structure, exits.exits),
         *(

@@ -56,26 +56,43 @@ def finetune(
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
-    options = chosen(FinetuneOptions, options, changes)
+    options = checked(chosen(FinetuneOptions, options, changes), save_at)
+    try:
+        find_workspace(workspace)
+    except WorkspaceError:
+        if resume:
+            raise
+        check_new(options)
+    from bertvision.pipelines.finetuning.finetune import finetune as run
+
+    return Status.model_validate(run(path_of(workspace), options, resume=resume))
+
+
+def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:
+    """Options whose values are allowed, with the snapshots that are asked for.
+
+    Args:
+        options: as they were given.
+        save_at: fractions of an epoch; None leaves the options as they are.
+
+    Raises:
+        InputError: an option is wrong.
+    """
     if save_at is not None:
         options = replace(options, save_at=parse_tags(save_at))
     for section in (TaskConfig, FinetuneConfig):
         validated(section, options.given(section))
     if options.task is not None and (options.data or (options.train and options.dev)):
         check_task(options.task)  # it names no data set, where the data are named
-    try:
-        find_workspace(workspace)
-    except WorkspaceError:
-        if resume:
-            raise
-        _check_sources(options)
-    from bertvision.pipelines.finetuning.finetune import finetune as run
-
-    return Status.model_validate(run(path_of(workspace), options, resume=resume))
+    return options
 
 
-def _check_sources(options: FinetuneOptions) -> None:
-    """What a new workspace is made from; one that is there compares it with its own."""
+def check_new(options: FinetuneOptions) -> None:
+    """Check what a new workspace is made from; one that is there compares it with its own.
+
+    Raises:
+        InputError: something is missing, or there is no such model or file.
+    """
     options.sources()
     check_path(str(options.model))
     for option in ("train", "dev", "data"):

@@ -1,0 +1,187 @@
+"""Many seeds: the same fine-tuning with each, and one table that compares methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertvision.errors import InputError
+from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.repeats.folder import find_seeds
+from bertvision.pipelines.text import csv_text, fill, format_table, signed
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import Names, StrPath, Tags, at_least, parse_names, path_of
+from bertvision.verbs.finetune import check_new, checked
+from bertvision.verbs.rows import RowsField, ShownRecord
+from bertvision.verbs.tables import Values, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bertvision.pipelines.drawing.figures import Figure
+
+_LEGEND = (
+    "Mean ± standard deviation over the runs of a method, which differ in their seed alone; "
+    "failed: runs that are not above the trivial answer (Mosbach et al. 2021).  The 95 % interval "
+    "of the difference (Welch's t) is over seeds alone, on these examples: it does not say what "
+    "other examples would give."
+)
+
+
+class Spread(ShownRecord):
+    """What fine-tunings with several seeds come to, methods beside each other."""
+
+    task: str
+    metric: str
+    """Key of the metric that ``score`` is; scores are in per cent."""
+    baseline: float | None
+    """Score of always giving the commonest answer; None where the metric has none to tell: 0 then
+    counts as failed."""
+    baseline_name: str
+    """What that answer is called: ``majority class``, ``never answering``, …."""
+    rows: RowsField
+    """For each method ``method``, ``variant``, ``system``, ``runs``, ``unfinished``, ``score``,
+    ``score_sd``, ``lowest``, ``highest``, ``failed`` (a share), ``trained_parameters``,
+    ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and ``difference`` from
+    the first with ``difference_low``, ``difference_high`` and ``no_interval``, which says why there
+    is none."""
+    runs: RowsField
+    """For each run ``method``, ``seed``, ``score``, ``failed``, costs and ``folder``."""
+    unfinished: list[dict[str, Any]]
+    """For each seed without a score ``method``, ``seed`` and ``command``."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return spread_table(values)
+
+    def figure(self) -> Figure:
+        """A row of points for each method, which a notebook shows."""
+        from bertvision.pipelines.repeats.drawing import spread_figure
+
+        return spread_figure(self.to_json())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of ``rows``; ``runs.to_pandas()`` is one of the single runs."""
+        return self.rows.to_pandas()
+
+
+@takes(FinetuneOptions)
+def repeat(
+    *,
+    options: FinetuneOptions | None = None,
+    save_at: Tags | None = None,
+    seeds: int = 5,
+    workspace: StrPath | None = None,
+    **changes: Any,
+) -> Spread:
+    """Fine-tune BERT with several seeds, each in a workspace of its own, and say how they differ.
+
+    An interrupted call is continued by the same call; what is there is not done again. Seeds can be
+    added later: new ones get the settings of those that are there.
+
+    Args:
+        **changes: options of the job, by keyword; ``seed`` is the first seed.
+        options: these in one object; what is given by keyword goes before it.
+        save_at: fractions of an epoch to snapshot at, such as ``0,0.1,0.3,1`` (default 1);
+            ``2+3`` is the mean of two.
+        seeds: how many.
+        workspace: folder of the workspaces, ``seed-0``, ``seed-1``, …; by default the one you
+            stand in.
+
+    Returns:
+        What `spread` says of the folder.
+
+    Raises:
+        WorkspaceError: the folder is a workspace itself, or one in it was made with other settings.
+        InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in one of the workspaces.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+    """
+    options = checked(chosen(FinetuneOptions, options, changes), save_at)
+    at_least(seeds, 1, "--seeds")
+    root = Path(workspace if workspace is not None else ".").expanduser().resolve()
+    if not find_seeds(root):
+        check_new(options)
+    from bertvision.pipelines.repeats.run import repeat as run
+
+    run(root, options, seeds=seeds)
+    return spread(str(root))
+
+
+def spread(folders: Names, *, csv: StrPath | None = None, plot: StrPath | None = None) -> Spread:
+    """Compare methods by the runs of their seeds: mean, spread, failed runs, costs, difference.
+
+    Args:
+        folders: one for each method, such as `repeat` makes; ``FOLDER@NAME[:TRAINED_ON
+            [:CHECKPOINT]]`` scores another system than BERT's last snapshot, such as
+            ``mrpc@cls-learned-pooling:3e``.
+        csv: write the rows to this file too.
+        plot: SVG file to write: a row of points for each method.
+
+    Raises:
+        WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
+            scored, or they are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: no folder is named, one is a file or comes twice, or ``plot`` does not end in
+            ``.svg``.
+    """
+    figure = path_of(plot)
+    if figure is not None:
+        check_suffix(figure)
+    if not (names := [name for name in parse_names(folders) if name]):
+        raise InputError("name a folder of runs, such as mrpc, which `bertvision repeat` makes")
+    from bertvision.pipelines.repeats.spread import spread as run
+
+    found = Spread.model_validate(run(names))
+    if figure is not None:
+        found.figure().save(figure)
+    if (file := path_of(csv)) is not None:
+        write_text(file, csv_text(found.rows.to_json()))
+    return found
+
+
+def spread_table(result: Values) -> str:
+    """A line for each method, best read from the left; then what is unfinished."""
+    from bertvision.pipelines.tasks.scores import METRICS
+
+    metric, baseline = METRICS[result["metric"]], result["baseline"]
+    first = result["rows"][0]["method"]
+    trivial = f"{result['baseline_name']} {number(baseline or 0.0)}"
+    several = len(result["rows"]) > 1
+    header = ["method", "variant", "runs", metric, "lowest", "highest", "failed"]
+    header += [f"− {first} (95 % interval)"] if several else []
+    header += ["trained", "fine-tuning s"]
+    heads = any(row["training_seconds"] for row in result["rows"])
+    header += ["extraction s", "training s"] if heads else []
+    lines = []
+    for row in result["rows"]:
+        sd = row["score_sd"]
+        trained = row["trained_parameters"]
+        line = [row["method"], ",".join(row["variant"]) or "-", str(row["runs"])]
+        line.append(number(row["score"]) + ("" if sd is None else f" ± {sd:.1f}"))
+        line += [number(row["lowest"]), number(row["highest"]), f"{100 * row['failed']:.0f}%"]
+        line += [_difference(row)] if several else []
+        line += ["-" if trained is None else f"{trained:,.0f}", number(row["fine_tuning_seconds"])]
+        line += [number(row[f"{part}_seconds"]) for part in ("extraction", "training") if heads]
+        lines.append(line)
+    text = [
+        f"{result['task']}, {metric} on dev, in per cent; trivial answer: {trivial}",
+        format_table(header, lines),
+        fill(_LEGEND),
+    ]
+    unfinished = [
+        fill(f"Not finished: {seed['method']}, seed {seed['seed']}: `{seed['command']}`")
+        for seed in result["unfinished"]
+    ]
+    return "\n\n".join([*text, *(["\n".join(unfinished)] if unfinished else [])])
+
+
+def _difference(row: Values) -> str:
+    if row["difference"] is None:
+        return "-"
+    written = signed(row["difference"], 1)
+    if row["no_interval"] is not None:
+        return f"{written} (no interval: {row['no_interval']})"
+    return f"{written} ({signed(row['difference_low'], 1)} to {signed(row['difference_high'], 1)})"
