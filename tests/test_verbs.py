@@ -58,7 +58,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(repeats.repeat, repeats.spread, systems.ensemble, systems.compare, latency.latency, probe.probe),
+        *(repeats.repeat, repeats.spread),
+        *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
         *(structure.structure, exits.exits),
         *(
