@@ -49,7 +49,7 @@ class SeedRun(NamedTuple):
     """Steps × median seconds of a step; None where it was not recorded."""
     extraction_seconds: float | None
     training_seconds: float | None
-    """Of heads."""
+    """Training of a head; 0 of BERT."""
     folder: str
     """Where ``metrics.json`` is."""
 
