@@ -35,11 +35,13 @@ def main(workspace: Path, *figures: str) -> None:
         _copy(report.page.parent / "figures", folder / "figures", set(figures))
     claims = folder / "claims.toml"
     if claims.exists():
-        asked = tomllib.loads(claims.read_text(encoding="utf-8"))["claim"]
+        asked = tomllib.loads(claims.read_text(encoding="utf-8"))
+        if "errors" in asked:
+            _write(folder / "tables" / "errors.json", errors(asked["errors"], workspace))
+        asked = asked["claim"]
         pairs = dict.fromkeys(tuple(pair) for claim in asked for pair in claim["pairs"])
         found = [compared(first, second, workspace) for first, second in pairs]
-        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-        (folder / "comparisons.json").write_text(text, encoding="utf-8")
+        _write(folder / "comparisons.json", found)
 
 
 def compared(first: str, second: str, workspace: Path) -> dict[str, Any]:
@@ -52,6 +54,26 @@ def compared(first: str, second: str, workspace: Path) -> dict[str, Any]:
         found = bertvision.compare(first, second, workspace=workspace)
     print(found.sentence, file=sys.stderr)
     return {**found.to_json(), "first": first, "second": second}
+
+
+def errors(system: str, workspace: Path) -> dict[str, Any]:
+    """Scores of groups of items as a table; below it, who alone is right on how many."""
+    found = bertvision.error_analysis(system, examples=0, workspace=workspace)
+    values = found.to_json()
+    rows = [{"by": by, **row} for by, of in values["groups"].items() for row in of]
+    agreement, second = values["agreement"], values["second"]
+    basis = (
+        f"{values['questions']:,} items, one seed. {values['name']} alone is right on "
+        f"{agreement['only the system']}, BERT alone on {agreement['only BERT']}: p of McNemar's "
+        f"exact test, as if questions were independent, {agreement['p']:.1g}. Of its "
+        f"{second['first_wrong']} wrong answers the second best is right in "
+        f"{second['second_right']} cases."
+    )
+    return {"title": f"Where {system} errs", "basis": basis, "rows": rows}
+
+
+def _write(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, target: Path, names: set[str]) -> None:
