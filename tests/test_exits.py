@@ -356,3 +356,31 @@ def test_spans_leave_early_too(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 _SIZES = {"train": 16, "dev": 6}
+
+
+def test_scores_leave_by_patience_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    """Scores of sentences, by how many words they have."""
+    for name, n in (("train", 24), ("dev", 10)):
+        words = ["anna boris clara david paris"[: 6 * (1 + i % 5) - 1] for i in range(n)]
+        lines = [f"{text} {i},{len(text.split()) + 0.5}" for i, text in enumerate(words)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    options = FinetuneOptions(
+        **{"model": str(tiny_bert), "task": "csv", "data": str(tmp_path), "save_at": ("1e",)},
+        **{"lr": 1e-3, "precision": "32", "variant": ("copy:2", "exits-learned:all")},
+    )
+    finetune(tmp_path / "ws", options)
+    extract(Workspace.find(tmp_path / "ws"), "1e", encoding="float32", precision="32")
+    found = bertvision.exits("1e", workspace=tmp_path / "ws")
+    assert (found.metric, found.criteria, found.layers) == ("pearson", ("patience",), (1, 2, 3, 4))
+    assert found.weights.sum() == pytest.approx(1)
+    assert found.weights.std() > 1e-6  # learned
+    assert found.trivial is None
+    assert found.tolerance is not None
+    never = bertvision.exits("1e", tolerance=1e-9, workspace=tmp_path / "ws")
+    assert never.mean_layers[0, -1] == 1  # without patience
+    assert never.mean_layers[0, 0] == 4
+    always = bertvision.exits("1e", tolerance=1e9, workspace=tmp_path / "ws")
+    assert always.mean_layers[0].tolist() == [4, 3, 2, 1]
+    assert always.thresholds[0, 1:].tolist() == [2, 1, 0]
+    with pytest.raises(InputError, match="the task gives scores, which have no entropy"):
+        bertvision.exits("1e", criterion="entropy", workspace=tmp_path / "ws")

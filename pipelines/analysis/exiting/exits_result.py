@@ -18,7 +18,8 @@ from bertvision.pipelines.tasks.scores import METRICS, Metric
 
 OfPoints = Annotated[Array, Axes.of("criteria", "points")]
 OfLayers = Annotated[Array, Axes.of("layers")]
-_SIGN = {"entropy": "≤", "probability": "≥", "patience": "≥"}
+_LIMITS = {"entropy": "at most", "probability": "at least", "patience": "in a row"}
+"""What a threshold is called, by the criterion."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,9 +53,10 @@ class ExitsResult(AnalysisResult):
     reading = (
         "A window leaves at the first output layer that is sure enough, at the last in any case. "
         "In a row are the scores with so many layers in the mean over windows, or fewer, with the "
-        "threshold that gives them: entropy of the classes (nats) at most, probability of the "
-        "likeliest class at least, patience: so many output layers in a row said the same as the "
-        "one before. Fixed: all leave at this layer. Curves are exact: every threshold was tried."
+        "threshold that gives them: entropy of the classes, nats; probability of the likeliest "
+        "class; patience, so many output layers in a row that said the same as the one before. "
+        "Fixed: all leave at this layer. Weight: of the layer's loss in fine-tuning. Curves are "
+        "exact: every threshold was tried."
     )
     seen = (
         "Score over the mean layer: a line for each criterion, one of dashes where all leave at "
@@ -78,7 +80,7 @@ class ExitsResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        many = f"{self.n_items:,} items"
+        many = f"{METRICS[self.metric]} of {self.n_items:,} items"
         if self.n_windows != self.n_items:
             many += f" in {self.n_windows:,} windows"
         return f"Early exits, {self.name}, {many}"
@@ -122,15 +124,14 @@ class ExitsResult(AnalysisResult):
 
     def columns(self) -> list[Column]:
         """Score and threshold of each criterion."""
-        of = METRICS[self.metric]
-        columns = [Column("layer", "layers", "text"), Column("fixed", f"{of}, fixed")]
+        columns = [Column("layer", "layers", "text"), Column("fixed", "fixed")]
         for criterion in self.criteria:
             digits = 0 if criterion == "patience" else 3
-            columns.append(Column(criterion, f"{of}, {criterion}"))
-            label = f"{criterion} {_SIGN.get(criterion, '')}".rstrip()
+            columns.append(Column(criterion, criterion))
+            label = _LIMITS.get(criterion, "threshold")
             columns.append(Column(f"{criterion}_threshold", label, digits=digits))
         if np.isfinite(self.weights).any():
-            columns.append(Column("weight", "weight of its loss", digits=3))
+            columns.append(Column("weight", "weight", digits=3))
         return columns
 
     def remarks(self) -> list[str]:
@@ -165,7 +166,7 @@ class ExitsResult(AnalysisResult):
         for k, criterion in enumerate(self.criteria):
             points = list(zip(self.mean_layers[k].tolist(), self.scores[k].tolist(), strict=True))
             limits = self.thresholds[k].tolist()
-            rule = f"{criterion} {_SIGN.get(criterion, '')}"
+            rule = f"{criterion} {_LIMITS.get(criterion, '')}"
             tips = [
                 f"{rule} {limit:.3g}: {mean:.2f} layers, {score:.1f}"
                 for limit, (mean, score) in zip(limits, points, strict=True)
