@@ -43,19 +43,19 @@ def sentences(labels: Sequence[Any]) -> WindowIndex:
     return WindowIndex(items, np.ones(n, np.int32), np.arange(n, dtype=np.int32), None)
 
 
-def of_classes(seed: int, classes: int = 3, n: int = 60) -> list[Logits]:
+def of_classes(seed: int, classes: int = 3, n: int = 60, outputs: int = 4) -> list[Logits]:
     """Logits that are the surer the higher their layer; rounded, so that many are equal."""
     random = np.random.default_rng(seed)
     gold = random.integers(classes, size=n)
     windows, signal = sentences([int(x) for x in gold]), np.eye(classes)[gold]
-    arrays = [random.normal(size=(n, classes)) + k * signal for k in range(len(LAYERS))]
+    arrays = [random.normal(size=(n, classes)) + k * signal for k in range(outputs)]
     return [Logits({"logits": np.round(x, 1).astype(np.float32)}, windows) for x in arrays]
 
 
-def of_scores(seed: int, n: int = 60) -> list[Logits]:
+def of_scores(seed: int, n: int = 60, outputs: int = 4) -> list[Logits]:
     random = np.random.default_rng(seed)
     gold = random.uniform(0, 5, n)
-    arrays = [gold + random.normal(size=n) * 2 / (k + 1) + k for k in range(len(LAYERS))]
+    arrays = [gold + random.normal(size=n) * 2 / (k + 1) + k for k in range(outputs)]
     windows = sentences([float(x) for x in gold])
     return [Logits({"logits": x[:, None].astype(np.float32)}, windows) for x in arrays]
 
@@ -199,11 +199,11 @@ def pabee(said: Sequence[float], patience: int, same: Any) -> int:
 @pytest.mark.parametrize("patience", [0, 1, 2, 3])
 def test_patience_is_that_of_pabee(patience: int) -> None:
     for logits, same in (
-        (of_classes(8), lambda a, b: a == b),
-        (of_scores(9), lambda a, b: abs(a - b) < 1.5),
+        (of_classes(8, outputs=8), lambda a, b: a == b),
+        (of_scores(9, outputs=8), lambda a, b: abs(a - b) < 1.2),
     ):
         arrays = [of.arrays for of in logits]
-        sure = confidence("patience", arrays, logits[0].windows.n_tokens, 1.5)
+        sure = confidence("patience", arrays, logits[0].windows.n_tokens, 1.2)
         values = np.stack([x["logits"].astype(np.float64) for x in arrays], axis=1)
         said = values[..., 0] if values.shape[-1] == 1 else values.argmax(-1)
         assert leaving(sure, patience) == [pabee(list(row), patience, same) for row in said]
