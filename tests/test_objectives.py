@@ -22,6 +22,7 @@ from transformers import (
 )
 from workspaces import SETTINGS, write_squad
 
+import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -35,6 +36,7 @@ from bertvision.pipelines.variants.registry import fitting_depth, load_variants
 from bertvision.pipelines.variants.variant import begin, transformer_layers
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -234,6 +236,21 @@ def test_several_objectives_and_other_variants_go_together(
     begun = AutoModelForMaskedLM.from_pretrained(masked_bert)
     assert not torch.equal(held["mlm.bias"], begun.get_output_embeddings().bias)
     assert not any("decoder" in name for name in held)  # it is the word embeddings
+    assert bertvision.status(workspace=workspace.root).variant == list(texts)
+
+
+def test_output_layers_stand_beside_adapters_and_are_averaged_with_the_rest(
+    options: dict[str, Any], masked_bert: Path, tmp_path: Path
+) -> None:
+    asked = {**options, "model": str(masked_bert), "save_at": ("0e", "1e")}
+    workspace = fitted(asked, tmp_path / "ws", "lora:2", "exits:1", "mlm:0.5")
+    first, last = tensors(workspace, "0e"), tensors(workspace)
+    read = load_snapshot(ensure_snapshot(workspace, "0e+1e")).model.state_dict()
+    for name in ("exits.at.1.weight", "mlm.bias"):
+        assert not torch.equal(first[name], last[name])
+        torch.testing.assert_close(read[name], (first[name] + last[name]) / 2)
+    embeddings = next(name for name in first if "word_embeddings" in name)
+    assert torch.equal(first[embeddings], last[embeddings])  # the decoder of mlm stays too
 
 
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert"]
