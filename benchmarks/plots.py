@@ -1,6 +1,7 @@
 """Figures and tables of docs/performance.md, from the JSON reports beside it.
 
     python benchmarks/plots.py
+    python benchmarks/plots.py --page docs/analyses.md
 
 Every report docs/performance/NAME.json becomes NAME.png, bars of its ratios on a log scale, and the
 table between the comments `<!-- table: NAME -->` and `<!-- end -->` of the page. Sides of a report
@@ -26,6 +27,10 @@ from PIL import Image
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
+_ENCODINGS = ("int8", "int4")
+_KEEPS = ((0.01, "values"), (0.1, "course"), (float("inf"), "–"))
+"""What is kept where the largest deviation is no more than this part of the range in float32."""
+
 Report = Mapping[str, Any]
 
 
@@ -35,7 +40,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     page: Path = parser.parse_args().page
     for path in sorted(page.with_suffix("").glob("*.json")):
-        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+        if "ratios" in (report := json.loads(path.read_text())):
+            draw(report, path.with_suffix(".png"))
     page.write_text(with_tables(page.read_text(), page.with_suffix("")))
 
 
@@ -55,6 +61,8 @@ def table(report: Report) -> str:
 
     What stands in brackets is the ratio: how many times better ours was in the same repetition.
     """
+    if "statistics" in report:
+        return _deviations(report)
     conditions = _conditions(report["medians"])
     sides = list(dict.fromkeys(_side(name) for name in report["medians"]))
     readers = report["settings"].get("readers", {})
@@ -78,6 +86,38 @@ def table(report: Report) -> str:
         if name not in report["medians"]:
             lines.append([f"*{name}*", _digits(ratio), *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _deviations(report: Report) -> str:
+    """The report of `deviation.py`, with its caption and what each encoding is good for."""
+    of = report["settings"]
+    groups = f"; groups: the classes of `{of['groups']}`" if of["groups"] else ""
+    caption = (
+        f"{of['encoder']}, fine-tuned on {of['task']}, {of['layers']} × {of['hidden']}; snapshots "
+        f"{' and '.join(of['snapshots'])}, `{of['split']}`: {of['windows']:,} windows, n = "
+        f"{of['tokens']:,} tokens{groups}. `{report['command']}`"
+    )
+    header = ["statistic", "float32"]
+    for encoding in _ENCODINGS:
+        header += [f"{encoding}: median", "largest", "relative", "keeps"]
+    lines = [header, ["---", "---", *["---:", "---:", "---:", "---"] * len(_ENCODINGS)]]
+    for name, found in report["statistics"].items():
+        cells = [name, f"{_digits(found['least'])} to {_digits(found['most'])}".replace("-", "−")]
+        for encoding in _ENCODINGS:
+            of_encoding = found[encoding]
+            if of_encoding["lost"]:
+                cells += ["", "", "", "–"]
+                continue
+            off, relative = of_encoding["absolute"], of_encoding["relative"]
+            share = off["largest"] / max(found["most"] - found["least"], 1e-300)
+            cells += [
+                *(f"{off[kind]:.1g}" for kind in ("median", "largest")),
+                f"{100 * relative['median']:.1g} %",
+                next(word for limit, word in _KEEPS if share <= limit),
+            ]
+        lines.append(cells)
+    rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{caption}\n\n{rows}"
 
 
 def draw(report: Report, path: Path) -> None:

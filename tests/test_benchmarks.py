@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentences import PLACES
 from test_calibration import inject
+from workspaces import PEOPLE
 
+import bertvision
 from bertvision.pipelines.workspace.workspace import Workspace
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -159,8 +162,56 @@ def test_sizes_are_of_the_statistics_that_each_encoding_is_stored_with(
     assert found["bfloat16"]["nrmse"] < found["int8"]["nrmse"] < found["int4"]["nrmse"]
 
 
-def test_the_page_shows_what_the_reports_say(module: Any) -> None:
-    page = BENCHMARKS.parent / "docs" / "performance.md"
+def test_deviations_of_int4_are_larger_than_those_of_int8(
+    module: Any, workspace: Workspace, tmp_path: Path
+) -> None:
+    space = module("deviation").copy_of(workspace, tmp_path / "space")
+    people = tmp_path / "people.csv"
+    lines = [f"{PEOPLE[i % 4]} lives in {PLACES[i % 3]} {i},{PEOPLE[i % 4]}" for i in range(48)]
+    people.write_text("\n".join(["text,label", *lines]))
+    bertvision.extract("1e", task="csv", data=people, pool="mean", workspace=space.root)
+    json_ = tmp_path / "deviation.json"
+    run(
+        *("deviation.py", "--workspace", space.root, "--checkpoint", "0.5e,1e", "--split", "train"),
+        *("--groups", "people-all", "--tokens", "300", "--folder", tmp_path, "--json", json_),
+    )
+    assert str(tmp_path) not in json_.read_text()
+    report = json.loads(json_.read_text())
+    assert (report["settings"]["layers"], report["settings"]["hidden"]) == (3, 32)
+    found = report["statistics"]
+    assert {"CKA", "RSA", "PWCCA", "log I, [CLS]", "random cosine", "groups identified"} <= set(
+        found
+    )
+    eight, four = (
+        {name: of[encoding]["absolute"] for name, of in found.items() if not of[encoding]["lost"]}
+        for encoding in ("int8", "int4")
+    )
+    assert len(eight) == len(found) > 20
+    assert all(0 <= of["median"] <= of["largest"] for of in [*eight.values(), *four.values()])
+    # of few texts, shares of right ones may stay
+    assert np.mean([of["median"] > eight[name]["median"] for name, of in four.items()]) > 0.8
+    assert 0 < found["CKA"]["int8"]["absolute"]["largest"] < 0.01
+    table = module("plots").table(report)
+    assert "| CKA | " in table
+    # of the tiny encoder's [CLS], nearly the same everywhere, four bits leave nothing
+    lost = [name for name, of in found.items() if of["int4"]["lost"]]
+    assert all(f"| {name} | " in table for name in lost)
+
+
+def test_analyses_are_measured_beside_peers_that_say_the_same(module: Any, tmp_path: Path) -> None:
+    report_path = tmp_path / "analyses.json"
+    run("analyses.py", "--quick", "--folder", tmp_path, "--json", report_path)
+    report = json.loads(report_path.read_text())
+    sides = {"bertvision", "in memory, NumPy and scikit-learn"}
+    kinds = {"cka", "cca", "rsa", "isotropy"}
+    assert set(report["results"]) == {f"{side} | {kind}" for side in sides for kind in kinds}
+    assert all(len(figures) == 2 and min(figures) > 0 for figures in report["results"].values())
+    assert len(report["ratios"]) == len(kinds)
+
+
+@pytest.mark.parametrize("name", ["performance", "analyses"])
+def test_the_page_shows_what_the_reports_say(module: Any, name: str) -> None:
+    page = BENCHMARKS.parent / "docs" / f"{name}.md"
     text = page.read_text()
     assert module("plots").with_tables(text, page.with_suffix("")) == text
     for report in page.with_suffix("").glob("*.json"):
