@@ -216,7 +216,8 @@ def _made(folder: Path) -> Path:
 def _words(options: Any) -> list[str]:
     words = ["--workspace WORKSPACE", f"--checkpoint {options.checkpoint}"]
     words += [f"--split {options.split}", f"--tokens {options.tokens}"]
-    return words + ([f"--groups {options.groups}"] if options.groups else [])
+    words += [f"--groups {options.groups}"] if options.groups else []
+    return words + ([f"--encoder {options.encoder}"] if options.encoder else [])
 
 
 if __name__ == "__main__":

@@ -111,8 +111,8 @@ def _deviations(report: Report) -> str:
             off, relative = of_encoding["absolute"], of_encoding["relative"]
             share = off["largest"] / max(found["most"] - found["least"], 1e-300)
             cells += [
-                *(f"{off[kind]:.1g}" for kind in ("median", "largest")),
-                f"{100 * relative['median']:.1g} %",
+                *(_short(off[kind]) for kind in ("median", "largest")),
+                f"{_short(100 * relative['median'])} %",
                 next(word for limit, word in _KEEPS if share <= limit),
             ]
         lines.append(cells)
@@ -198,6 +198,11 @@ def _condition(name: str) -> str:
 
 def _side(name: str) -> str:
     return name.partition(" | ")[0]
+
+
+def _short(value: float) -> str:
+    """One significant digit, or a whole number."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1g}"
 
 
 def _digits(value: float) -> str:
