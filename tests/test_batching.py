@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from bertvision.pipelines.finetuning.steps import StepLoader, plan_batches, step
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.config import Order
 
 
 def ragged(lengths: list[int]) -> Windows:
@@ -33,16 +35,19 @@ def ragged(lengths: list[int]) -> Windows:
 lengths_strategy = st.lists(st.integers(2, 60), min_size=1, max_size=80)
 
 
-@given(lengths_strategy, st.integers(1, 9), st.integers(0, 9), st.integers(0, 3))
+orders = st.sampled_from(get_args(Order))
+
+
+@given(lengths_strategy, st.integers(1, 9), orders, st.integers(0, 9), st.integers(0, 3))
 def test_every_window_is_in_exactly_one_batch_of_an_epoch(
-    lengths: list[int], batch_size: int, seed: int, epoch: int
+    lengths: list[int], batch_size: int, order: Order, seed: int, epoch: int
 ) -> None:
     n_tokens = np.array(lengths)
-    batches = plan_batches(n_tokens, batch_size, seed=seed, epoch=epoch, group=3)
+    batches = plan_batches(n_tokens, batch_size, order=order, seed=seed, epoch=epoch, group=3)
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
     assert len(batches) == -(-len(lengths) // batch_size)
     assert sum(len(batch) < batch_size for batch in batches) <= 1
-    again = plan_batches(n_tokens, batch_size, seed=seed, epoch=epoch, group=3)
+    again = plan_batches(n_tokens, batch_size, order=order, seed=seed, epoch=epoch, group=3)
     assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
 
 
@@ -54,10 +59,21 @@ def test_length_grouping_pads_little_and_epochs_differ() -> None:
     assert not np.array_equal(first[0], second[0])
 
 
+def test_an_order_that_is_not_shuffled_is_the_same_in_every_epoch_and_with_every_seed() -> None:
+    n_tokens = np.array([5, 2, 9, 2, 7])
+    for seed, epoch in ((0, 0), (1, 2)):
+        given_ = plan_batches(n_tokens, 2, order="given", seed=seed, epoch=epoch)
+        assert [batch.tolist() for batch in given_] == [[0, 1], [2, 3], [4]]
+        by_length = plan_batches(n_tokens, 2, order="length", seed=seed, epoch=epoch)
+        assert [batch.tolist() for batch in by_length] == [[1, 3], [0, 4], [2]]
+
+
 @given(lengths_strategy, st.integers(1, 5), st.integers(1, 4), st.integers(1, 40), st.data())
 def test_a_loader_resumed_at_any_step_yields_the_rest(
     lengths: list[int], batch_size: int, accumulate: int, steps: int, data: st.DataObject
 ) -> None:
+    order = data.draw(orders)
+
     def loader() -> StepLoader:
         windows = ragged(lengths)
         return StepLoader(
@@ -67,6 +83,7 @@ def test_a_loader_resumed_at_any_step_yields_the_rest(
             accumulate=accumulate,
             steps=steps,
             seed=1,
+            order=order,
             pad_id=0,
         )
 

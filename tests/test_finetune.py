@@ -191,6 +191,26 @@ def test_snapshots_are_bit_for_bit_the_same_after_kill_and_sigterm(
     assert last.seconds_per_step == pytest.approx(whole["seconds"].median(), rel=1e-3)
 
 
+@pytest.mark.parametrize("order", ["given", "length"])
+def test_a_run_of_another_order_goes_on_bit_for_bit(
+    options: dict[str, Any], finished: Workspace, tmp_path: Path, order: str
+) -> None:
+    settings = {**options, "order": order, "save_at": ("1e", "1.5e")}
+    finetune(tmp_path / "whole", FinetuneOptions(**settings), evaluate=False)
+    per_epoch = read_snapshot_info(tmp_path / "whole/snapshots/1e").step
+    for step in (2, per_epoch + 1):
+        code, errors = run_until(tmp_path / "parts", settings, step, signal.SIGTERM)
+        assert code == 143, errors
+    finetune(tmp_path / "parts", FinetuneOptions(), resume=True, evaluate=False)
+    found = weights(tmp_path / "whole")
+    assert weights(tmp_path / "parts") == found
+    shuffled = weights(finished.root)
+    assert all(found[tag] != shuffled[tag] for tag in ("1e", "1.5e"))
+    other = {**settings, "order": "shuffled"}
+    with pytest.raises(WorkspaceError, match=f"made with order = {order}, not shuffled"):
+        finetune(tmp_path / "whole", FinetuneOptions(**other))
+
+
 def test_a_deleted_snapshot_is_made_again_the_same(
     copy: Workspace, finished: Workspace, options: dict[str, Any]
 ) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bertvision.pipelines.extraction.contents import made_from_data
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.grouping import containing, linked
+from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
-from bertvision.pipelines.workspace.selection import hold_out_groups, hold_out_items
+from bertvision.pipelines.workspace.selection import hold_out_groups, hold_out_items, select_items
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
@@ -127,3 +133,53 @@ def test_a_group_larger_than_the_part_is_not_held_out(seed: int) -> None:
     assert hold_out_items(["a", "a"], 0.9, str, seed=seed) == (["a", "a"], [])
     assert len(hold_out_items(["a", "b"], 0.99, str, seed=seed)[0]) == 1
     assert hold_out_items(items, 0, str, seed=seed)[1] == []
+
+
+LEARNED = [name for name, entry in TASKS.items() if entry.learns]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@given(st.data())
+def test_parts_of_one_seed_are_nested_whatever_is_held_out(
+    linked: bool, data: st.DataObject
+) -> None:
+    """With every task that is learned, and its own groups: contexts, pairs, phrases, sentences."""
+    name = data.draw(st.sampled_from(LEARNED))
+    kind, items = load_task(name), data.draw(_items(name))
+    fraction, seed = data.draw(st.floats(0, 0.99)), data.draw(st.integers(0, 3))
+    part = data.draw(st.sampled_from([0.0, 0.2]))
+    config = TaskConfig(name=name, tune_fraction=fraction, dev_fraction=part, linked=linked)
+
+    def parts(count: int | None) -> dict[str, list[str]]:
+        settings = FinetuneConfig(train_questions=count, nested=True, seed=seed)
+        splits = ("train", "tune", "dev") if part else ("train", "tune")
+        return {
+            split: [x.id for x in select_items(items, split, config, settings, kind)]
+            for split in splits
+        }
+
+    few = data.draw(st.integers(1, len(items)))
+    more = data.draw(st.integers(few, len(items) + 3))
+    small, large, whole = parts(few), parts(more), parts(None)
+    for split, held in small.items():
+        assert set(held) <= set(large[split]) <= set(whole[split])
+    assert small.get("dev") == large.get("dev") == whole.get("dev")
+    assert parts(len(items)) == whole or not whole["train"]
+    there = len(whole["train"]) + len(whole["tune"])
+    assert len(small["train"]) + len(small["tune"]) <= min(few, there)
+    if len(whole["train"]) >= few:
+        assert len(small["train"]) + len(small["tune"]) == few
+
+
+def _items(name: str) -> st.SearchStrategy[list[Any]]:
+    """Items of a task, several of which share a text."""
+    texts = st.sampled_from([" ".join("abcdef"[i:j]) for i in range(6) for j in range(i + 1, 7)])
+    if TASKS[name].target.startswith("bertvision.pipelines.tasks.squad"):
+        drawn = st.lists(texts, min_size=1, max_size=30)
+        return drawn.map(
+            lambda found: [Question(str(i), "?", text, (), True) for i, text in enumerate(found)]
+        )
+    pairs = st.tuples(texts, texts | st.none())
+    return st.lists(pairs, min_size=1, max_size=30).map(
+        lambda found: [Sentence(str(i), a, b) for i, (a, b) in enumerate(found)]
+    )

@@ -10,11 +10,12 @@ import yaml
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.extraction.contents import made_from_data
+from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.creation import new_config, open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.status import status
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
 def write_squad(path: Path, contexts: int, *, impossible: bool = True) -> str:
@@ -130,17 +131,55 @@ def test_train_and_tune_part_the_training_questions_by_context(workspace: Worksp
         workspace.items("test")
 
 
-def test_train_questions_keeps_at_most_so_many_and_whole_contexts(
+def test_train_questions_are_so_many_and_a_smaller_part_lies_in_a_larger(
+    tmp_path: Path, workspace: Workspace, options: FinetuneOptions
+) -> None:
+    larger = workspace
+    for count in (17, 5, 1):
+        config = new_config(FinetuneOptions(**{**vars(options), "train_questions": count}))
+        assert config.finetune.nested
+        small = Workspace.create(tmp_path / str(count), config)
+        assert sum(len(small.items(split)) for split in small.splits() if split != "dev") == count
+        for split in set(small.splits()) - {"dev"}:
+            assert {q.id for q in small.items(split)} < {q.id for q in larger.items(split)}
+        assert len(small.items("dev")) == len(workspace.items("dev"))
+        larger = small
+
+
+def test_a_workspace_from_before_nested_parts_keeps_its_parts_and_its_digest(
     tmp_path: Path, workspace: Workspace, options: FinetuneOptions
 ) -> None:
     everything = workspace.items("train") + workspace.items("tune")
     config = new_config(FinetuneOptions(**{**vars(options), "train_questions": 17}))
-    small = Workspace.create(tmp_path / "small", config)
-    chosen = small.items("train") + small.items("tune")
-    assert len(chosen) == 15
+    root = Workspace.create(tmp_path / "before", config).root
+    text = (root / FILE).read_text()
+    without = "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith(_LATER)
+    )
+    assert len(without.splitlines()) == len(text.splitlines()) - 2
+    (root / FILE).write_text(without)  # as it was written then
+    before = Workspace.find(root)
+    values = before.config.model_dump(mode="json")
+    assert (values["finetune"]["nested"], values["finetune"]["order"]) == (False, "shuffled")
+    assert before.config.digest() == _digest_of_before(before.config) != config.digest()
+    chosen = before.items("train") + before.items("tune")
+    assert len(chosen) == 15  # whole contexts
     contexts = {q.context for q in chosen}
     assert {q.id for q in chosen} == {q.id for q in everything if q.context in contexts}
-    assert len(small.items("dev")) == len(workspace.items("dev"))
+    assert "nested" not in made_from_data(before.dataset(), "train")
+    assert open_workspace(root, options, resume=True).config == before.config
+
+
+_LATER = ("  nested:", "  order:")
+
+
+def _digest_of_before(config: WorkspaceConfig) -> str:
+    """The digest of a workspace when its settings had neither order nor nested parts."""
+    values = config.model_dump(mode="json", exclude={"versions", "activations"})
+    del values["finetune"]["nested"], values["finetune"]["order"], values["finetune"]["variant"]
+    for field in ("classes", "text", "pair", "label", "dev_fraction", "linked"):
+        del values["task"][field]
+    return digest_of(values)
 
 
 def test_answerable_only_leaves_no_unanswerable_question_and_never_abstains(
@@ -290,7 +329,7 @@ def test_equal_or_omitted_settings_continue_the_workspace(
         ({"save_at": ()}, "names no snapshot"),
         ({"lr": -1.0}, "--lr -1.0: "),
         ({"max_length": 512}, "more than the 400 positions"),
-        ({"train_questions": 2}, "nothing for the split 'train'"),
+        ({"order": "longest"}, "--order 'longest': choose shuffled, given or length"),
         ({"decay": "cosine"}, "--decay 'cosine': "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -340,6 +379,8 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
         gradient_clip=1,
         precision="bf16" if config.finetune.precision == "32" else "32",
         train_questions=9,
+        nested=True,
+        order="length",
         variant=("freeze:1",),
         seed=9,
     )

@@ -106,6 +106,8 @@ def made_from_data(dataset: Dataset, split: str) -> Provenance:
     if dataset.finetune is not None:
         made_from["tune_fraction"] = config.tune_fraction
         made_from["train_questions"] = dataset.finetune.train_questions
+        if dataset.finetune.nested:
+            made_from["nested"] = True
     if config.dev_fraction:
         made_from["dev_fraction"] = config.dev_fraction
     if config.linked:

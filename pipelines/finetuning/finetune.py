@@ -131,6 +131,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         accumulate=settings.accumulate,
         steps=max(missing),
         seed=settings.seed,
+        order=settings.order,
         pad_id=pad_id(tokenizer, model.config),
         token_types=takes_token_types(model),
     )

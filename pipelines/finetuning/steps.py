@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bertvision.pipelines.tasks.batch import Batch, Int64Array, collate
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.config import Order
 
 
 class Step(NamedTuple):
@@ -29,31 +30,46 @@ class Step(NamedTuple):
 
 
 def plan_batches(
-    n_tokens: npt.NDArray[np.integer], batch_size: int, *, seed: int, epoch: int, group: int = 50
+    n_tokens: npt.NDArray[np.integer],
+    batch_size: int,
+    *,
+    order: Order = "shuffled",
+    seed: int,
+    epoch: int,
+    group: int = 50,
 ) -> list[Int64Array]:
-    """Group windows of like length into batches; a pure function of its arguments.
+    """Group windows into batches; a pure function of its arguments.
 
-    A random permutation is cut into runs of ``group`` batches, each run is sorted by length and cut
-    into batches, and all batches are shuffled.
+    Shuffled, a random permutation is cut into runs of ``group`` batches, each run is sorted by
+    length and cut into batches, and all batches are shuffled. By length, the shortest windows come
+    first, those of one length as they are given: the curriculum of Kocmi & Bojar (2017).
 
     Args:
         n_tokens: (windows,) length of each window in tokens.
         batch_size: windows per batch; one batch may be smaller.
-        seed: decides the order, together with ``epoch``.
+        order: shuffled, or the same in every epoch: as given, or by length.
+        seed: decides a shuffled order, together with ``epoch``.
         epoch: number of the epoch, from 0.
         group: batches per run.
 
     Returns:
         ceil(windows / batch_size) arrays of window indices; each window is in exactly one.
     """
+    if order != "shuffled":
+        by_length = order == "length"
+        rows = np.argsort(n_tokens, kind="stable") if by_length else np.arange(len(n_tokens))
+        return _cut(rows, batch_size)
     random = np.random.default_rng([seed, epoch])
-    order = random.permutation(len(n_tokens))
+    shuffled = random.permutation(len(n_tokens))
     batches: list[Int64Array] = []
-    for start in range(0, len(order), group * batch_size):
-        run = order[start : start + group * batch_size]
-        run = run[np.argsort(n_tokens[run], kind="stable")]
-        batches += [run[i : i + batch_size] for i in range(0, len(run), batch_size)]
+    for start in range(0, len(shuffled), group * batch_size):
+        run = shuffled[start : start + group * batch_size]
+        batches += _cut(run[np.argsort(n_tokens[run], kind="stable")], batch_size)
     return [batches[i] for i in random.permutation(len(batches))]
+
+
+def _cut(rows: Int64Array, batch_size: int) -> list[Int64Array]:
+    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
 class StepLoader:
@@ -73,6 +89,7 @@ class StepLoader:
         accumulate: int,
         steps: int,
         seed: int,
+        order: Order = "shuffled",
         pad_id: int,
         token_types: bool = True,
     ) -> None:
@@ -83,6 +100,7 @@ class StepLoader:
         self.accumulate = accumulate
         self.steps = steps
         self.seed = seed
+        self.order = order
         self.pad_id = pad_id
         self.token_types = token_types
         self.steps_per_epoch = steps_per_epoch(len(windows), batch_size, accumulate)
@@ -94,8 +112,12 @@ class StepLoader:
 
     def first(self) -> tuple[Batch, Int64Array]:
         """The first batch of the run, and the numbers of its windows; the position is not moved."""
-        rows = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=0)[0]
+        rows = self._plan(0)[0]
         return self._batch(rows), rows
+
+    def _plan(self, epoch: int) -> list[Int64Array]:
+        lengths, size = self.windows.n_tokens, self.batch_size
+        return plan_batches(lengths, size, order=self.order, seed=self.seed, epoch=epoch)
 
     def _batch(self, rows: Int64Array) -> Batch:
         return collate(
@@ -106,7 +128,7 @@ class StepLoader:
     def __iter__(self) -> Iterator[Step]:
         while self._next < self.steps:
             epoch, step = divmod(self._next, self.steps_per_epoch)
-            plan = plan_batches(self.windows.n_tokens, self.batch_size, seed=self.seed, epoch=epoch)
+            plan = self._plan(epoch)
             while step < self.steps_per_epoch and self._next < self.steps:
                 rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
                 batches = [self._batch(r) for r in rows]

@@ -28,6 +28,8 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.variants.registry import check_names
 
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
+Order = Literal["shuffled", "given", "length"]
+"""How training windows follow one another."""
 
 
 class ModelConfig(Settings):
@@ -79,7 +81,13 @@ class FinetuneConfig(Settings):
     """Largest norm of the gradient; 0 leaves it alone."""
     precision: Literal["auto", "32", "bf16"] = "auto"
     train_questions: int | None = Field(None, ge=1)
-    """Train on a seeded subset of at most this many questions, by whole context."""
+    """Train on a seeded subset of at most this many questions, those held out among them."""
+    nested: bool = False
+    """Whether a smaller subset of the same seed is part of a larger one, and so is what is held out
+    of it; in workspaces from before this was a setting, whole contexts are taken as they fit."""
+    order: Order = "shuffled"
+    """``shuffled`` anew in each epoch; in every epoch as ``given`` in the file, or by ``length``,
+    the shortest windows first."""
     variant: tuple[str, ...] = ()
     """Changes to fine-tuning, such as ``freeze:6`` (see docs/variants.md)."""
     seed: int = Field(0, ge=0)
@@ -127,7 +135,7 @@ class FinetuneConfig(Settings):
 
 _LATER = {
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
-    "finetune": ("spare_vectors", "variant"),
+    "finetune": ("spare_vectors", "variant", "nested", "order"),
 }
 """Settings that came with later versions: workspaces from before keep their digest."""
 
@@ -150,8 +158,10 @@ class WorkspaceConfig(Settings):
         """Hex sha256 of all settings that decide the snapshots' values."""
         values = self.model_dump(mode="json", exclude={"versions", "activations"})
         for section, fields in _LATER.items():
-            for field in fields:
-                if not values[section][field]:  # of what is not set nothing is said
+            defaults = type(getattr(self, section)).model_fields
+            for field in fields:  # of what is not set nothing is said
+                value = values[section][field]
+                if not value or value == defaults[field].default:
                     del values[section][field]
         return digest_of(values)
 

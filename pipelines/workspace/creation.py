@@ -91,6 +91,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
             f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
         )
     given = {**options.given(FinetuneConfig), "spare_vectors": True}
+    given["nested"] = options.train_questions is not None
     finetune = validated(FinetuneConfig, given)
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
     checkpoint = _checkpoint(str(options.model), options.revision, task)

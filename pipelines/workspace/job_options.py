@@ -72,7 +72,18 @@ class FinetuneOptions(Options):
         str | None, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = None
     train_questions: Annotated[
-        int | None, Option("Train on a seeded subset of at most so many questions.")
+        int | None,
+        Option(
+            "Train on a seeded subset of at most so many questions, held-out ones among them; of "
+            "one seed the smaller lies in the larger."
+        ),
+    ] = None
+    order: Annotated[
+        str | None,
+        Option(
+            "Order of training windows: shuffled (default); in every epoch as given, or by "
+            "length, the shortest first."
+        ),
     ] = None
     tune_fraction: Annotated[
         float | None, Option("Part of train held out for thresholds (default 0.05).")

@@ -93,9 +93,11 @@ def select_items(
 ) -> list[T]:
     """The items of a split, out of all items of its source, in their order.
 
-    ``train`` and ``tune`` part the training items (or the subset of them that ``train_questions``
-    asks for) by whole groups; where ``dev`` is a part of the data too, it is taken off first.
-    Workspaces from before ``linked`` was a setting keep the split that they were made with.
+    ``train`` and ``tune`` part the training items by whole groups; where ``dev`` is a part of the
+    data too, it is taken off first. Where ``train_questions`` asks for a subset, each is the
+    beginning of the whole part in a seeded order of its groups (the last of them in part), so that
+    subsets of one seed are nested. Workspaces from before ``linked`` and ``nested`` were settings
+    keep the splits that they were made with.
 
     Args:
         items: of the source.
@@ -112,12 +114,16 @@ def select_items(
         items, dev = hold_out(items, task.dev_fraction, group, seed=finetune.seed)
         if split == "dev":
             return dev
-    if finetune.train_questions is not None:
-        items = _subset(items, finetune.train_questions, group, seed=finetune.seed)
-    if task.tune_fraction == 0:
-        return items if split == "train" else []
-    kept, held_out = hold_out(items, task.tune_fraction, group, seed=finetune.seed)
-    return kept if split == "train" else held_out
+    limit = finetune.train_questions
+    if limit is not None and not finetune.nested:
+        items = _subset(items, limit, group, seed=finetune.seed)
+    kept, held = hold_out(items, task.tune_fraction, group, seed=finetune.seed)
+    if limit is not None and finetune.nested:
+        share = len(held) / max(len(items), 1)  # as of all, which is not quite the fraction
+        part = min(max(round(share * limit), 1), limit - 1)
+        held = _first(held, part, group, seed=finetune.seed)
+        kept = _first(kept, limit - len(held), group, seed=finetune.seed)
+    return kept if split == "train" else held
 
 
 def hold_out_items(
@@ -185,8 +191,19 @@ def _parted(
     return kept, [item for item in items if group(item) in held]
 
 
+def _first(items: list[T], count: int, group: Callable[[T], str], *, seed: int) -> list[T]:
+    """The first ``count`` items in a seeded order of their groups; in their own order."""
+    names = list(map(group, items))
+    place = {name: i for i, name in enumerate(_in_seeded_order(set(names), seed))}
+    chosen = sorted(range(len(items)), key=lambda i: place[names[i]])[:count]
+    return [items[i] for i in sorted(chosen)]
+
+
 def _subset(items: list[T], limit: int, group: Callable[[T], str], *, seed: int) -> list[T]:
-    """At most ``limit`` items: whole groups in a seeded order, as many as fit."""
+    """At most ``limit`` items: whole groups in a seeded order, as many as fit.
+
+    A larger limit may leave out what a smaller one takes: workspaces that are not ``nested``.
+    """
     import numpy as np
 
     sizes = Counter(map(group, items))
