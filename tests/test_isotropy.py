@@ -303,7 +303,7 @@ def test_a_cluster_gives_the_same_to_the_last_bit() -> None:
     assert tcp.to_json() == threads.to_json()
 
 
-def test_plot_shows_six_panels_and_names_lines_and_channels(tmp_path: Path) -> None:
+def test_plot_shows_panels_of_both_sets_and_names_lines_and_channels(tmp_path: Path) -> None:
     x = gaussian(500, 4, 64)
     x[:, 1] = 2.0  # its explained variance is NaN, which must not stop the plot
     x[:, 0, 17] += 25
@@ -319,18 +319,20 @@ def test_plot_shows_six_panels_and_names_lines_and_channels(tmp_path: Path) -> N
     assert drawn.faults() == []
     assert drawn.texts[0] == result.title()
     assert {
-        *("Mean cosine", "cosine", "Mean correlation of channels", "|ρ|", "log I", "1e, tokens"),
-        *("Variance in the first 3 principal components", "share of the variance"),
-        *("Isotropy log I (0 at most)", "Mean norm", "Euclidean norm", "1e, [CLS]"),
-        *("Outlier channels of tokens (> 4 sd)", "channel", "17", "5"),
+        *("Mean cosine, tokens", "cosine", "Mean correlation of channels, [CLS]", "|ρ|", "log I"),
+        *("Variance in the first 3 components, tokens", "share of the variance"),
+        *("Isotropy log I (0 at most), tokens", "Mean norm, [CLS]", "Euclidean norm", "1e"),
+        *("Outlier channels (> 4 sd), tokens", "channel", "17", "5"),
     } <= set(drawn.texts)
-    assert drawn.texts.count("layer (0 = embedding output)") == 6
+    assert drawn.texts.count("layer (0 = embedding output)") == 12
     tips = [title.text or "" for title in drawn.root.iter(f"{SVG}title")]
     for layer, value in zip(result.layers, result.mean_cosine[0, 1], strict=True):
         assert f"1e, [CLS]: layer {layer}, {value:.4g}" in tips
     assert "channel 17 in layer 12" in tips
-    # 2 lines: of 4 points in three panels, of 3 in two; 3 channels; and the samples of 2
-    assert len(drawn.marks("point")) == 2 * (4 * 3 + 3 * 2) + 3 + 2
+    # of both sets: lines of 4 points in three panels, of 3 in two; channels; and one sample
+    held = sum(len(channels) for of in result.outlier_channels[0] for channels in of)
+    assert held > 3
+    assert len(drawn.marks("point")) == 2 * (4 * 3 + 3 * 2) + held + 1
 
 
 @pytest.mark.parametrize("layers", [1, 2, 13, 25, 49])

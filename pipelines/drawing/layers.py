@@ -166,7 +166,6 @@ def layer_channels(
     box: Box,
     layers: Sequence[int],
     channels: Mapping[str, Sequence[Sequence[int]]],
-    numbers: Sequence[int] | None = None,
 ) -> None:
     """A point for every channel of a set per layer; a channel that recurs makes a horizontal row.
 
@@ -178,7 +177,6 @@ def layer_channels(
         layers: their numbers, ascending.
         channels: name of a series → the set of each layer. While there are few, each has a row with
             its number; where there are more, the rows lie as far apart as their numbers.
-        numbers: of the series, for their colours and shapes; 0, 1, … by default.
     """
     found = sorted({channel for of in channels.values() for layer in of for channel in layer})
     if len(found) <= _NAMED_CHANNELS:
@@ -198,7 +196,7 @@ def layer_channels(
             at = [n for n, layer in zip(layers, of, strict=True) if channel in layer]
             tips = [f"channel {channel} in layer {layer}{told}" for layer in at]
             points = [(layer + aside, row) for layer in at]
-            series(p, numbers[i] if numbers else i, points, tips, cls="dashed")
+            series(p, i, points, tips, cls="dashed")
 
 
 def _cell(value: float, where: str, numbered: bool, missing: str) -> Cell:

@@ -77,7 +77,8 @@ class IsotropyResult(AnalysisResult):
         "channel with all. Outliers: + and − are to the snapshot before."
     )
     seen = (
-        "Panels over the layers: cosine, correlation, isotropy, variance, norm, outlier channels."
+        "Panels over the layers, tokens beside [CLS]: cosine, correlation, isotropy, variance, "
+        "norm, outlier channels; a line for each snapshot."
     )
 
     mean_cosine: OfLayers
@@ -202,37 +203,30 @@ class IsotropyResult(AnalysisResult):
         return "\n\n".join([*parts, fill(self.reading)])
 
     def drawing(self, width: float = WIDE) -> Canvas:
-        """Six panels over the layers, a line for each snapshot and set."""
-        which = [(k, j) for k in range(len(self.snapshots)) for j in range(len(self.sets))]
-        names = [f"{self.snapshots[k]}, {self.sets[j]}" for k, j in which]
-        entries = [sample(i, name) for i, name in enumerate(names)]
-
-        def lines(values: Array, label: str, top: float | None = None) -> Any:
-            of = {name: values[k, j] for name, (k, j) in zip(names, which, strict=True)}
-            return partial(
-                layer_lines, layers=self.layers, lines=of, label=label, top=top, named=False
-            )
-
-        channels = {n: self.outlier_channels[k][0] for n, (k, j) in zip(names, which) if j == 0}  # noqa: B905
-        first = [i for i, (_, j) in enumerate(which) if j == 0]
-        outliers = partial(layer_channels, layers=self.layers, channels=channels, numbers=first)
+        """Six panels over the layers for each set, side by side; a line for each snapshot."""
         last = len(self.components) - 1
         variance = self.explained_variance[..., last] if self.components else self.mean_share
-        titles = [
-            (lines(self.mean_cosine, "cosine", 1), "Mean cosine"),
-            (lines(self.mean_correlation, "|ρ|", 1), "Mean correlation of channels"),
-            (lines(self.log_ratio, "log I"), "Isotropy log I (0 at most)"),
-            (
-                lines(variance, "share of the variance", 1),
-                f"Variance in the first {max(self.components, default=0)} principal components",
-            ),
-            (lines(self.mean_norm, "Euclidean norm"), "Mean norm"),
-            (
-                outliers,
-                f"Outlier channels of {self.sets[0]} (> {self.outlier_sd:g} sd)",
-            ),
+        first = f"Variance in the first {max(self.components, default=0)} components"
+        quantities: list[tuple[str, Array, str, float | None]] = [
+            ("Mean cosine", self.mean_cosine, "cosine", 1),
+            ("Mean correlation of channels", self.mean_correlation, "|ρ|", 1),
+            ("Isotropy log I (0 at most)", self.log_ratio, "log I", None),
+            (first, variance, "share of the variance", 1),
+            ("Mean norm", self.mean_norm, "Euclidean norm", None),
         ]
-        return panels(titles, lambda c, draw, box: draw(c, box), entries, width)
+        told = {name: [f"{tag}, {name}" for tag in self.snapshots] for name in self.sets}
+        titles: list[tuple[Any, str]] = []
+        for title, values, label, top in quantities:
+            for j, name in enumerate(self.sets):
+                lines = dict(zip(told[name], values[:, j], strict=True))
+                draw = partial(layer_lines, lines=lines, label=label, top=top, named=False)
+                titles.append((draw, f"{title}, {name}"))
+        for j, name in enumerate(self.sets):
+            outliers = zip(told[name], (of[j] for of in self.outlier_channels), strict=True)
+            draw = partial(layer_channels, channels=dict(outliers))
+            titles.append((draw, f"Outlier channels (> {self.outlier_sd:g} sd), {name}"))
+        entries = [sample(i, name) for i, name in enumerate(self.snapshots)]
+        return panels(titles, lambda c, draw, box: draw(c, box, layers=self.layers), entries, width)
 
 
 _OF_LAYERS = (
