@@ -37,6 +37,8 @@ class Pattern(NamedTuple):
     kind: str
     """As of a claim (see `generate_results.verdict`)."""
     digits: int
+    reads: str
+    """The analysis that a run must have for it."""
     effect: Callable[[Run], Effect]
 
 
@@ -107,6 +109,7 @@ PATTERNS = (
         "RSA with the pretrained encoder: lower third of the layers − upper third",
         "better",
         2,
+        "rsa",
         top_changes_most,
     ),
     Pattern(
@@ -114,6 +117,7 @@ PATTERNS = (
         "RSA of the upper third: treebank − task",
         "better",
         2,
+        "rsa",
         less_out_of_domain,
     ),
     Pattern(
@@ -121,6 +125,7 @@ PATTERNS = (
         "RSA of the upper third: at 0.1e − at the last snapshot",
         "better",
         2,
+        "rsa",
         grows,
     ),
     Pattern(
@@ -128,6 +133,7 @@ PATTERNS = (
         "mean cosine, pretrained: upper third − layer 0",
         "better",
         2,
+        "isotropy",
         anisotropic_above,
     ),
     Pattern(
@@ -135,6 +141,7 @@ PATTERNS = (
         "mean cosine of the last layer: fine-tuned − pretrained",
         "better",
         2,
+        "isotropy",
         top_grows_anisotropic,
     ),
     Pattern(
@@ -142,6 +149,7 @@ PATTERNS = (
         "share of outlier channels that stay − one half",
         "better",
         2,
+        "isotropy",
         outliers_stay,
     ),
     Pattern(
@@ -149,6 +157,7 @@ PATTERNS = (
         "UUAS, pretrained: best layer − last layer, points",
         "better",
         1,
+        "structure",
         syntax_in_the_middle,
     ),
     Pattern(
@@ -156,6 +165,7 @@ PATTERNS = (
         "UUAS of the best layer: fine-tuned − pretrained, points",
         "match",
         1,
+        "structure",
         syntax_stays,
     ),
     Pattern(
@@ -163,6 +173,7 @@ PATTERNS = (
         "expected layer, pretrained: relations − parts of speech",
         "better",
         2,
+        "structure",
         speech_before_relations,
     ),
 )
@@ -217,27 +228,31 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
     """A row for each pattern, encoder and task: the effect in each seed's run, and the verdict.
 
     Args:
-        runs: with all that the patterns read.
+        runs: where an analysis is missing in one, its patterns are left out of that place.
         verdict: of a kind and an interval.
     """
     places = sorted({(run["model"], run["task"]) for run in runs})
     rows = []
     for pattern in PATTERNS:
+        first = True
         for place in places:
             of = sorted(
                 (run for run in runs if (run["model"], run["task"]) == place),
                 key=lambda run: run["seed"],
             )
+            if not all(run[pattern.reads] for run in of):
+                continue  # not measured there
             effects = [pattern.effect(run) for run in of]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
             rows.append(
                 [
-                    f"{pattern.text}: {pattern.measured}" if place == places[0] else "",
+                    f"{pattern.text}: {pattern.measured}" if first else "",
                     *place,
                     "; ".join(_text(effect, pattern.digits) for effect in effects),
                     said.pop() if len(said) == 1 else "cannot be told",
                 ]
             )
+            first = False
     return rows
 
 

@@ -89,3 +89,6 @@ def test_a_pattern_holds_where_it_holds_in_the_runs_of_all_seeds(
     rows = patterns.judged([run, other], verdict)
     assert rows[0][-1] == "cannot be told"
     assert rows[0][3].count(";") == 1
+    other["structure"] = {}
+    left = [row[0] for row in patterns.judged([run, other], verdict)]
+    assert len(left) == len(patterns.PATTERNS) - 3, "what was not measured is not judged"
