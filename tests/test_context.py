@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.pipelines.analysis.words import alike, neighbours
 from bertvision.pipelines.analysis.words.context import Samples, context
@@ -375,6 +376,9 @@ def test_a_workspace_is_measured_by_the_ids_that_it_stores(
     np.testing.assert_allclose(found.static_similarity[:, 0], 1, atol=1e-6)
     again = run_context(workspace, ["1e", "0.5e"], split="train", tokens=300, plot=plot)
     np.testing.assert_array_equal(again.self_similarity, found.self_similarity[::-1])
+    page = bertvision.report(out=tmp_path / "report", workspace=workspace.root).page.read_text()
+    assert "Context: what becomes of words" in page
+    assert f"{found.n_uses:,} uses of {found.n_words:,} words" in page
 
 
 def test_vectors_of_windows_are_refused_with_the_command_that_extracts_tokens(
