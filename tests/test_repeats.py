@@ -217,6 +217,37 @@ def test_the_command_prints_writes_and_draws(methods: Path, tmp_path: Path) -> N
     assert found == bertvision.spread(list(map(str, folders))).to_json()
 
 
+@pytest.mark.parametrize(
+    ("labels", "trivial"),
+    [(["good", "bad", "good"], "majority class 66.7"), (["0.5", "1.5", "2"], "no correlation 0.0")],
+    ids=["classes", "scores"],
+)
+def test_one_run_of_sentences_has_no_spread_and_the_trivial_answer_of_its_metric(
+    tiny_bert: Path, made: Path, tmp_path: Path, labels: list[str], trivial: str
+) -> None:
+    for split, count in (("train", 12), ("dev", 6)):
+        rows = [f"anna was born in {1900 + i},{labels[i % 3]}" for i in range(count)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["text,label", *rows]))
+    found = bertvision.repeat(
+        model=str(tiny_bert),
+        task="csv",
+        data=str(tmp_path),
+        batch_size=4,
+        precision="32",
+        seeds=1,
+        seed=3,
+        workspace=tmp_path / "runs",
+    )
+    assert f"trivial answer: {trivial}" in str(found)
+    assert [run.seed for run in found.runs] == [3]
+    (row,) = found.rows
+    assert row.score == row.lowest == row.highest
+    assert row.score_sd is None
+    assert "±" not in str(found).splitlines()[3]
+    with pytest.raises(WorkspaceError, match=r"task\.name is 'csv', there it is 'squad_v2'"):
+        bertvision.spread([str(made / "plain"), str(tmp_path / "runs")])
+
+
 def _another_seed(root: Path) -> None:
     (root / "plain" / "seed-1").rename(root / "plain" / "seed-7")
 
