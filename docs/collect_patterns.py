@@ -4,7 +4,7 @@ Usage: python docs/collect_patterns.py NAME=WORKSPACE...
 
 ``docs/results/patterns/NAME.json`` gets, of what the workspace keeps in ``analysis/``: RSA of every
 layer with itself between 0e and later snapshots, by split and sample; isotropy of tokens; CKA
-likewise; structural and edge probes with their intervals. From these `patterns` judges.
+likewise; context of words; structural and edge probes with their intervals. From these `patterns` judges.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.records import read_analyses
 from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.analysis.words.context_result import ContextResult
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 
@@ -76,6 +77,11 @@ def collected(folder: Path) -> dict[str, Any]:
         for of in kept(StructureResult)
         for i, tag in enumerate(of.tags)
     }
+    context = {
+        tag: {name: _short(values[i]) for name, values in of.adjusted().items()}
+        for of in kept(ContextResult)
+        for i, tag in enumerate(of.snapshots)
+    }
     if left_out:
         raise SystemExit("\n".join(left_out))
     return {
@@ -86,6 +92,7 @@ def collected(folder: Path) -> dict[str, Any]:
         "rsa": rsa,
         "cka": {f"{of.x}-{of.y}": _short(np.diagonal(of.cka)) for of in kept(CkaResult)},
         "isotropy": isotropy,
+        "context": context,
         "structure": structure,
     }
 

@@ -67,6 +67,12 @@ def anisotropic_above(run: Run) -> Effect:
     return _exact(_upper(cosine[None])[0] - cosine[0])
 
 
+def uses_part(run: Run) -> Effect:
+    """Self-similarity of words less that of random uses, pretrained: lower third less upper."""
+    similar = np.array([run["context"]["0e"]["self_adjusted"]])
+    return _exact(float((_lower(similar) - _upper(similar))[0]))
+
+
 def top_grows_anisotropic(run: Run) -> Effect:
     """Mean cosine of tokens in the last layer, fine-tuned less pretrained."""
     of = run["isotropy"]["dev"]
@@ -135,6 +141,14 @@ PATTERNS = (
         2,
         "isotropy",
         anisotropic_above,
+    ),
+    Pattern(
+        "The uses of a word part from layer to layer (Ethayarajh 2019)",
+        "self-similarity less its baseline, pretrained: lower third − upper third",
+        "better",
+        2,
+        "context",
+        uses_part,
     ),
     Pattern(
         "Fine-tuning makes the last layer less isotropic",

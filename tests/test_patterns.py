@@ -38,6 +38,7 @@ def run() -> dict[str, Any]:
         "seed": 0,
         "rsa": {"dev": {"0.1e": first, "1e": near}, "treebank-test": {"0.1e": far, "1e": far}},
         "isotropy": {"dev": {"0e": places, "1e": copy.deepcopy(places)}},
+        "context": {"0e": {"self_adjusted": [0.9, 0.8, 0.8, 0.6, 0.5, 0.5, 0.5]}},
         "structure": {"0e": {"uuas": flat(60), "upto": mixes}, "1e": {"uuas": flat(60)}},
     }
 
@@ -57,6 +58,7 @@ def test_effects_of_similarity_are_differences_of_thirds(
 
 
 def test_what_does_not_change_has_no_effect(patterns: ModuleType, run: dict[str, Any]) -> None:
+    assert patterns.uses_part(run).value == pytest.approx(0.3)
     for effect in (patterns.anisotropic_above, patterns.top_grows_anisotropic):
         assert tuple(effect(run)) == (0, 0, 0)
     assert tuple(patterns.outliers_stay(run)) == (0.5, 0.5, 0.5)
