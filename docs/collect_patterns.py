@@ -1,10 +1,11 @@
 """Copies what analyses of a workspace say of layers into docs/results/patterns/, small.
 
-Usage: python docs/collect_patterns.py NAME=WORKSPACE...
+Usage: python docs/collect_patterns.py ENCODER-TASK-SEED=WORKSPACE...
 
-``docs/results/patterns/NAME.json`` gets, of what the workspace keeps in ``analysis/``: RSA of every
-layer with itself between 0e and later snapshots, by split and sample; isotropy of tokens; CKA
-likewise; context of words; structural and edge probes with their intervals. From these `patterns` judges.
+``docs/results/patterns/ENCODER-TASK-SEED.json`` gets, of what the workspace keeps in ``analysis/``:
+RSA of every layer with itself between 0e and later snapshots, by split and sample; isotropy of
+tokens; CKA likewise; context of words; structural and edge probes with their intervals. From these
+`patterns` judges.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _DIGITS = 5
 
 
 def main(*named: str) -> None:
-    """Write a file for each ``NAME=WORKSPACE``."""
+    """Write a file for each ``ENCODER-TASK-SEED=WORKSPACE``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for text in named:
         name, _, folder = text.partition("=")
-        found = json.dumps(collected(Path(folder)), indent=None, separators=(",", ":"))
+        run = {"encoder": name.rsplit("-", 2)[0], **collected(Path(folder))}
+        found = json.dumps(run, indent=None, separators=(",", ":"))
         (FOLDER / f"{name}.json").write_text(found + "\n", encoding="utf-8")
 
 
@@ -85,7 +87,6 @@ def collected(folder: Path) -> dict[str, Any]:
     if left_out:
         raise SystemExit("\n".join(left_out))
     return {
-        "model": Path(config.model.name_or_path).name,
         "task": config.task.name,
         "seed": config.finetune.seed,
         "scores": scores,

@@ -245,17 +245,17 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
         runs: where an analysis is missing in one, its patterns are left out of that place.
         verdict: of a kind and an interval.
     """
-    places = sorted({(run["model"], run["task"]) for run in runs})
+    places = sorted({(run["encoder"], run["task"]) for run in runs})
     rows = []
     for pattern in PATTERNS:
         first = True
         for place in places:
             of = sorted(
-                (run for run in runs if (run["model"], run["task"]) == place),
+                (run for run in runs if (run["encoder"], run["task"]) == place),
                 key=lambda run: run["seed"],
             )
-            if not all(run[pattern.reads] for run in of):
-                continue  # not measured there
+            if not all(_measured(run, pattern) for run in of):
+                continue
             effects = [pattern.effect(run) for run in of]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
             rows.append(
@@ -268,6 +268,14 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
             )
             first = False
     return rows
+
+
+def _measured(run: Run, pattern: Pattern) -> bool:
+    """Whether a run has the analysis; of structure also the snapshots, which come one by one."""
+    if pattern.reads != "structure":
+        return bool(run[pattern.reads])
+    tags = {"0e"} if pattern.effect is not syntax_stays else {"0e", _last(run)}
+    return tags <= set(run["structure"])
 
 
 def _text(effect: Effect, digits: int) -> str:

@@ -33,7 +33,7 @@ def run() -> dict[str, Any]:
     places = {"mean_cosine": [0.1] * LAYERS, "outlier_channels": [[1, 2, 3, 4]] * LAYERS}
     mixes = {"upos": [[0, 6, *[6] * 5]], "relation": [[0, 0, 0, 6, *[6] * 3]]}
     return {
-        "model": "example",
+        "encoder": "example",
         "task": "squad_v1",
         "seed": 0,
         "rsa": {"dev": {"0.1e": first, "1e": near}, "treebank-test": {"0.1e": far, "1e": far}},
