@@ -519,7 +519,7 @@ def test_layers_frozen_in_a_store_give_the_snapshots_of_layers_frozen_in_place(
     one, other = (
         fitted(options, tmp_path / name, f"{name}:{layers}") for name in ("freeze", "freeze-stored")
     )
-    assert apart(one, other) < 1e-2
+    assert apart(one, other) < 5e-2
     assert not (other.root / "finetune" / "frozen").exists()  # it was needed while training alone
 
 
@@ -535,7 +535,7 @@ def test_a_family_is_trained_from_a_stored_state_where_that_gives_the_same(
             fitted(asked, tmp_path / "stored", "freeze-stored:1")
         return
     one, other = (fitted(asked, tmp_path / n, f"{n}:1") for n in ("freeze", "freeze-stored"))
-    assert apart(one, other) < 1e-2
+    assert apart(one, other) < 5e-2
 
 
 def test_variants_are_combined_in_one_order(model: PreTrainedModel) -> None:
