@@ -242,7 +242,7 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
     """A row for each pattern, encoder and task: the effect in each seed's run, and the verdict.
 
     Args:
-        runs: where an analysis is missing in one, its patterns are left out of that place.
+        runs: a pattern is judged on those that have the analysis it reads.
         verdict: of a kind and an interval.
     """
     places = sorted({(run["encoder"], run["task"]) for run in runs})
@@ -251,10 +251,10 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
         first = True
         for place in places:
             of = sorted(
-                (run for run in runs if (run["encoder"], run["task"]) == place),
+                (r for r in runs if (r["encoder"], r["task"]) == place and _measured(r, pattern)),
                 key=lambda run: run["seed"],
             )
-            if not all(_measured(run, pattern) for run in of):
+            if not of:
                 continue
             effects = [pattern.effect(run) for run in of]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}

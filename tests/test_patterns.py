@@ -92,5 +92,8 @@ def test_a_pattern_holds_where_it_holds_in_the_runs_of_all_seeds(
     assert rows[0][-1] == "cannot be told"
     assert rows[0][3].count(";") == 1
     other["structure"] = {}
-    left = [row[0] for row in patterns.judged([run, other], verdict)]
+    rows = patterns.judged([run, other], verdict)
+    assert [row[3].count(";") for row in rows].count(0) == 3, "judged on the run that has it"
+    run["structure"] = {}
+    left = patterns.judged([run, other], verdict)
     assert len(left) == len(patterns.PATTERNS) - 3, "what was not measured is not judged"
