@@ -7,7 +7,8 @@ each, between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the 
 and columns of a table of a run's report. Between
 ``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
 the verdict that follows from the intervals in its ``comparisons.json``; between
-``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder.
+``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder;
+between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ VIEWS = {path.stem: path for path in sorted((RESULTS / "views").glob("*.toml"))}
 PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
-_PLACE = re.compile(r"(<!-- (table|claims|patterns): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(
+    r"(<!-- (table|claims|patterns|frozen): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def render(page: str, text: str) -> str:
@@ -44,8 +47,8 @@ def render(page: str, text: str) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[3]
-        make = {"table": lambda: view(views[name]), "claims": lambda: claims(name)}
-        made = make.get(match[2], lambda: patterns_of(name))()
+        make = {"claims": claims, "patterns": patterns_of, "frozen": frozen}
+        made = view(views[name]) if match[2] == "table" else make[match[2]](name)
         return f"{match[1]}{made}\n{match[4]}"
 
     return _PLACE.sub(fill, text)
@@ -119,6 +122,22 @@ def patterns_of(runs: str) -> str:
     columns = [Column("", name, "text") for name in ("pattern", "encoder", "task")]
     columns += [Column("", "effect by seed", "text"), Column("", "verdict", "text")]
     return f"{_markdown(columns, judged(read, verdict))}\n"
+
+
+def frozen(reports: str) -> str:
+    """Seconds of a step with frozen layers, a row for each report, medians of its repetitions."""
+    lines = []
+    for path in sorted((RESULTS / reports).glob("*.json")):
+        of = json.loads(path.read_text())
+        settings, medians, ratios = of["settings"], of["medians"], of["ratios"]
+        seconds = [f"{medians[name]:.3f}" for name in ("all layers", "freeze", "freeze-stored")]
+        faster = [f"{ratios[name]:.2f}" for name in ("all layers", "freeze")]
+        after = f"{settings['epochs_to_break_even']:.1f}"
+        lines.append([settings["model"], str(settings["frozen_layers"]), *seconds, *faster, after])
+    names = ("encoder", "frozen", "all layers (s)", "freeze (s)", "freeze-stored (s)")
+    ends = ("× faster than all layers", "× faster than freeze", "paid for after (epochs)")
+    columns = [Column("", name, "text" if name == "encoder" else "count") for name in names + ends]
+    return f"{_markdown(columns, lines)}\n"
 
 
 def verdict(kind: str, low: float, high: float) -> str:
