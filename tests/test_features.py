@@ -26,7 +26,7 @@ from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling, find_task
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
@@ -121,6 +121,19 @@ def test_labels_are_stored_beside_the_states(made: Workspace) -> None:
 def test_all_poolings_have_the_same_plan(made: Workspace) -> None:
     plans = {made.split("0e", f"{NAME}-train-{p}").record.plan_sha256 for p in POOLINGS}
     assert len(plans) == 1
+
+
+def test_a_data_set_has_the_window_of_its_task_and_keeps_the_one_it_was_added_with(
+    copy: Workspace, tmp_path: Path
+) -> None:
+    """An option that was left out decides nothing, whoever passes it on."""
+    source = str(write_probing(tmp_path / "subj_number.txt"))
+    first = add_dataset(copy.root, "subj_number", source, max_length=None)
+    assert first.config.max_length == find_task("subj_number").max_length == 128
+    source = str(write_probing(tmp_path / "obj_number.txt"))
+    add_dataset(copy.root, "obj_number", source, max_length=100)
+    assert add_dataset(copy.root, "obj_number", source).config.max_length == 100
+    assert add_dataset(copy.root, "obj_number", source, max_length=None).config.max_length == 100
 
 
 def test_a_pooling_added_later_is_the_same_as_one_extracted_together(copy: Workspace) -> None:

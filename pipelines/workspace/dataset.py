@@ -153,7 +153,8 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         root: of the workspace.
         task: name of its task; of a labelled file ``csv``, whose data set is named by the file.
         source: path of a file or folder, or a name on the hub.
-        **settings: fields of `TaskConfig`: columns, ``max_length``.
+        **settings: fields of `TaskConfig`: columns, ``max_length``; without the latter it is as the
+            data set was added, or else the task's own.
 
     Raises:
         InputError: the data cannot be read, or there is no such task.
@@ -163,8 +164,11 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
     name = dataset_name(task, source)
-    given = {"max_length": entry.max_length, **settings, "name": task}
-    config = validated(TaskConfig, {k: v for k, v in given.items() if v is not None})
+    there = record_path(root, name).is_file()
+    longest = read_dataset(root, name).config.max_length if there else entry.max_length
+    given: dict[str, Any] = {"max_length": longest, "name": task}
+    given |= {field: value for field, value in settings.items() if value is not None}
+    config = validated(TaskConfig, given)
     config = with_columns(kind, config)
     splits = kind.splits(source)
     data: dict[str, DataConfig] = {}
@@ -176,15 +180,15 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
     added = Dataset(name, kind, config, data, None, root)
-    if not record_path(root, name).is_file():
+    if not there:
         report_doubts(name, examples)
         write_record(record_path(root, name), DatasetRecord(task=config, data=data))
         return added
     held = read_dataset(root, name)
     if difference := first_difference(_told(held), _told(added)):
-        setting, there, here = difference
+        setting, before, here = difference
         raise WorkspaceError(
-            f"data set {name} of {root} was added with {setting} = {there!r}, now it is "
+            f"data set {name} of {root} was added with {setting} = {before!r}, now it is "
             f"{here!r}: leave the option out, use another --workspace, or delete "
             f"{record_path(root, name)} and what was made from it"
         )
