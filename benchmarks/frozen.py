@@ -34,7 +34,7 @@ from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 OURS = "freeze-stored"
 WORDS = (__doc__ or "").split()
-"""Of the sentences: what they say does not matter here."""
+"""The words of the sentences: what they say does not matter here."""
 
 
 def main() -> None:

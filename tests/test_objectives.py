@@ -260,7 +260,7 @@ FAMILIES = ["bert", "roberta", "distilbert", "electra", "deberta-v2", "modernber
 def test_masked_words_have_transformers_own_loss_in_every_family(
     family: str, tmp_path: Path
 ) -> None:
-    """Of one window, of which their mean over masked words is the same."""
+    """A window alone is compared: there both means over masked words are the same."""
     plain = make_family(family, tmp_path / "plain", AutoModelForMaskedLM)
     folder = with_mlm_head(plain, tmp_path / "masked")
     model = load_model(folder, AutoModelForQuestionAnswering)

@@ -11,7 +11,7 @@ import pytest
 from docs_scripts import docs_script
 
 LAYERS = 7
-"""Of the run, the embeddings' among them: thirds of two."""
+"""How many the run has, the embeddings among them: thirds of two."""
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def results(split: ActivationSplit, scheduler: str) -> list[Any]:
 
 
 def words() -> Samples:
-    """Of the tokens of the split: 150 words, more uses than one block holds, and windows."""
+    """The tokens of the split as 150 words, with more uses than one block holds, and windows."""
     drawn = np.random.default_rng(0).permutation(sum(LENGTHS))
     groups = [np.split(drawn[first : first + 1200], 150) for first in (0, 900)]
     lengths = np.array(LENGTHS)
