@@ -21,6 +21,7 @@ _MODULES = {
     "verbs.finetune": ("finetune",),
     "verbs.repeats": ("repeat", "spread"),
     "verbs.extract": ("extract",),
+    "verbs.logits": ("logits",),
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
@@ -59,7 +60,13 @@ _MODULES = {
     "models.registry": ("build_head",),
     "models.heads": ("SpanHead",),
     "models.classification": ("ClassificationHead",),
-    "models.outputs": ("ClassOutput", "SpanOutput", "class_loss", "span_loss"),
+    "models.outputs": (
+        "ClassOutput",
+        "SpanOutput",
+        "class_loss",
+        "span_loss",
+        "distillation_loss",
+    ),
     # variants of fine-tuning of one's own
     "pipelines.variants.variant": ("Variant",),
     # tasks of one's own
@@ -90,6 +97,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.outputs import ClassOutput as ClassOutput
     from bertvision.models.outputs import SpanOutput as SpanOutput
     from bertvision.models.outputs import class_loss as class_loss
+    from bertvision.models.outputs import distillation_loss as distillation_loss
     from bertvision.models.outputs import span_loss as span_loss
     from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
@@ -146,6 +154,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.heads import evaluate as evaluate
     from bertvision.verbs.heads import train as train
     from bertvision.verbs.latency import latency as latency
+    from bertvision.verbs.logits import logits as logits
     from bertvision.verbs.repeats import repeat as repeat
     from bertvision.verbs.repeats import spread as spread
     from bertvision.verbs.results import predictions as predictions

@@ -33,6 +33,7 @@ from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
 from bertvision.commands.latency import latency
+from bertvision.commands.logits import logits
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
@@ -130,7 +131,7 @@ def _main(
         os.environ["TQDM_DISABLE"] = "1"  # read when a command imports it
 
 
-_MAIN = (finetune, status, extract, train, evaluate, heads, score, quickstart)
+_MAIN = (finetune, status, extract, logits, train, evaluate, heads, score, quickstart)
 _LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder

@@ -75,6 +75,41 @@ def class_loss(
     return F.cross_entropy(logits, labels.long(), reduction=reduction)
 
 
+def distillation_loss(
+    logits: Tensor,
+    teacher: Tensor,
+    *,
+    temperature: float,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
+    """How far a student's answers are from its teacher's, in float32.
+
+    T² · KL(softmax(teacher / T) ‖ softmax(logits / T)), as Hinton, Vinyals & Dean (2015,
+    arXiv:1503.02531, section 2): gradients of softened targets shrink with 1 / T², and T² keeps
+    them beside those of labels. For high T it is half the mean squared difference of the logits,
+    each less its mean (their equation 4). A single logit is a score, and has the squared error.
+
+    Args:
+        logits: (batch, choices) of the student, or (batch, 1) of scores; what is no choice, such as
+            padding, has the smallest finite number of float32 in both.
+        teacher: of the same shape.
+        temperature: T, at least 1.
+        reduction: ``mean`` over the batch, or ``none`` for the loss of each example.
+
+    Returns:
+        () float32, or (batch,) float32 without reduction.
+    """
+    logits, teacher = logits.float(), teacher.float()
+    if logits.shape[1] == 1:
+        loss = (logits - teacher)[:, 0].square()
+    else:
+        student = F.log_softmax(logits / temperature, dim=1)
+        target = F.log_softmax(teacher / temperature, dim=1)
+        loss = F.kl_div(student, target, reduction="none", log_target=True).sum(dim=1)
+        loss = temperature**2 * loss
+    return loss.mean() if reduction == "mean" else loss
+
+
 def without_autocast(values: Tensor) -> AbstractContextManager[object]:
     """Full precision inside the block, on the device of ``values``, which may be ``meta``."""
     device = values.device.type

@@ -159,9 +159,9 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 
 PUBLIC = """
     __version__
-    quickstart status score report finetune repeat spread extract train evaluate sweep ensemble
-    compare latency error_analysis results predictions table probe rank similarity cka cca rsa
-    isotropy context
+    quickstart status score report finetune repeat spread extract logits train evaluate sweep
+    ensemble compare latency error_analysis results predictions table probe rank similarity
+    cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze
     Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
@@ -169,6 +169,7 @@ PUBLIC = """
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
+    distillation_loss
     Variant
     Task TaskConfig Sentence TaskData Line find_file read_text splits_in text_lines
     SentenceTask RawSentence SentenceRows require_fields

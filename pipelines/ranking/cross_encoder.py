@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import pad_id
-from bertvision.pipelines.finetuning.baseline import predict_logits
+from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.ranking.options import CROSS_ENCODER
 from bertvision.pipelines.ranking.records import Ranking, find_ranking

@@ -67,7 +67,7 @@ def sweep(
     if not heads:
         states = model.num_hidden_layers + 1
         heads = default_heads(find_task(task).kind, layers=states, hidden=model.hidden_size)
-    runs = runs_of(heads, fractions, seeds)
+    runs = options.named(runs_of(heads, fractions, seeds))
     kinds: dict[Kind, list[Run]] = {}
     for run in runs:
         kinds.setdefault(kind_of_run(run, task), []).append(run)

@@ -54,3 +54,17 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.n_tokens)
+
+    def part(self, first: int, stop: int) -> Windows:
+        """The windows from ``first`` to below ``stop``, in memory of their own."""
+        begins = np.append(self.first_token, len(self.input_ids))
+        stop = min(stop, len(self))
+        tokens, rows = slice(begins[first], begins[stop]), slice(first, stop)
+        return Windows(
+            self.input_ids[tokens].copy(),
+            self.token_type_ids[tokens].copy(),
+            self.offset_mapping[tokens].copy(),
+            self.n_tokens[rows].copy(),
+            self.item_index[rows].copy(),
+            {name: values[rows].copy() for name, values in self.labels.items()},
+        )

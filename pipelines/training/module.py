@@ -18,6 +18,7 @@ from bertvision.pipelines.precision import autocast
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.collector import BatchCollector, Shared
 from bertvision.pipelines.training.datamodule import HiddenStates
+from bertvision.pipelines.training.teacher import Teacher
 from bertvision.pipelines.workspace.runs import Run
 
 
@@ -67,6 +68,7 @@ class HeadsModule(pl.LightningModule):
         lr: learning rate of Adam (the paper: 1e-3).
         digest: of the run's settings; guards the resume file.
         read: gives examples of the split again, each by itself, by their positions.
+        teacher: whose logits on the split they learn from too.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class HeadsModule(pl.LightningModule):
         lr: float,
         digest: str,
         read: Callable[[Sequence[int]], list[HiddenStates]],
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -100,6 +103,7 @@ class HeadsModule(pl.LightningModule):
             for run in self.runs
         }
         self._read = read
+        self._teacher = teacher
         self._waiting: dict[str, list[int]] = {}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -148,7 +152,7 @@ class HeadsModule(pl.LightningModule):
                 continue
             started = time.perf_counter()
             torch.manual_seed(seed_of(run.seed, run.head, self.steps[run]))
-            loss = head_loss(head, batch, self.task)
+            loss = self._loss(head, batch)
             if not torch.isfinite(loss):
                 self.diverged.add(run)
                 continue
@@ -164,6 +168,14 @@ class HeadsModule(pl.LightningModule):
                 "the training diverged; give a lower --lr"
             )
         return losses
+
+    def _loss(self, head: nn.Module, batch: HiddenStates) -> Tensor:
+        """What is minimised, () float32."""
+        if self._teacher is None:
+            return head_loss(head, batch, self.task)
+        output = head(batch.hidden_states, batch.lengths)
+        loss = self.task.head_loss(output, batch.labels)
+        return self._teacher.mixed(self.task, output, batch.examples, loss)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the resume file belongs to, and where each head stands."""

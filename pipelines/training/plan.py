@@ -17,9 +17,11 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
 from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates, decoded
 from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.teacher import Teacher, TeacherFile
 from bertvision.pipelines.training.trained_head import changed_file, is_whole, task_of_kind
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -40,6 +42,7 @@ class TrainingPass(NamedTuple):
     options: TrainOptions
     task: Task
     classes: int
+    taught_by: TeacherFile | None
 
     @classmethod
     def plan(
@@ -66,11 +69,16 @@ class TrainingPass(NamedTuple):
                 )
         task = task_of_kind(kind, workspace.config.task.name)
         classes = task.outputs(workspace.config.task) if kind == "classification" else 2
-        configs = {run: _head_config(run, kind, classes, split, options) for run in runs}
+        taught_by = None
+        if options.distil is not None:
+            taught_by = _teacher(workspace, options.distil, runs, kind)
+        configs = {run: _head_config(run, kind, classes, split, options, taught_by) for run in runs}
         todo = [
             run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])
         ]
-        planned = cls(workspace, tag, split, held_out, configs, todo, options, task, classes)
+        planned = cls(
+            *(workspace, tag, split, held_out, configs, todo, options, task, classes, taught_by)
+        )
         planned.build("meta")
         return planned
 
@@ -101,6 +109,21 @@ class TrainingPass(NamedTuple):
             device=device,
         )
 
+    def teacher(self) -> Teacher | None:
+        """Whose logits on the split the heads learn from too.
+
+        Raises:
+            WorkspaceError: they are damaged, or of other windows.
+        """
+        if self.taught_by is None:
+            return None
+        return Teacher(
+            self.taught_by.for_split(self.split),
+            self.split.plan.example_id,
+            temperature=self.options.temperature,
+            labels_weight=self.options.labels_weight,
+        )
+
     def read(self, positions: Sequence[int]) -> list[HiddenStates]:
         """Examples of the split on the device, each by itself."""
         return [
@@ -108,8 +131,29 @@ class TrainingPass(NamedTuple):
         ]
 
 
+def _teacher(workspace: Workspace, tag: str, runs: Sequence[Run], kind: Kind) -> TeacherFile:
+    """The kept logits that runs are to learn from.
+
+    Raises:
+        InputError: they are spans', and the heads tell classes.
+        WorkspaceError: as of `TeacherFile.find`, likewise ProvenanceError and UnknownNameError.
+    """
+    if kind != find_task(workspace.config.task.name).kind:
+        names = ", ".join(run.name for run in runs)
+        raise InputError(
+            f"{names} cannot learn from the logits of {tag}: the encoder looks for spans, and "
+            "these heads say whether there is an answer; leave --distil out, or train a span head"
+        )
+    return TeacherFile.find(workspace, tag)
+
+
 def _head_config(
-    run: Run, kind: Kind, classes: int, split: ActivationSplit, options: TrainOptions
+    run: Run,
+    kind: Kind,
+    classes: int,
+    split: ActivationSplit,
+    options: TrainOptions,
+    taught_by: TeacherFile | None,
 ) -> RunConfig:
     """Everything that a head's weights depend on."""
     record = split.record
@@ -130,6 +174,7 @@ def _head_config(
             "plan_sha256": record.plan_sha256,
             **record.provenance,
         },
+        teacher_sha256=None if taught_by is None else taught_by.weights_sha256,
     )
 
 

@@ -78,7 +78,8 @@ def train(
         LockedError: another process is training the same heads.
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
-    runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
+    runs = options.named([name if isinstance(name, Run) else Run.parse(name) for name in names])
+    options = options.untaught
     if not runs or len(set(runs)) != len(runs):
         given = ", ".join(run.name for run in runs) or "(none)"
         raise InputError(f"heads {given}: name at least one, each once")
@@ -114,7 +115,7 @@ def _run(
     names = [run.name for run in heads]
     total = len(planned.split)
     epochs = options.epochs if any(run.examples(total) for run in heads) else 0
-    folder = planned.folder
+    teacher, folder = planned.teacher(), planned.folder
     folder.mkdir(parents=True, exist_ok=True)
     configs = tuple(planned.configs[run] for run in planned.todo)
     write_record(folder / "pass.json", PassRecord(runs=configs))
@@ -136,6 +137,7 @@ def _run(
         lr=options.lr,
         digest=folder.name,
         read=planned.read,
+        teacher=teacher,
     )
     resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     steps = epochs * len(data.train_dataloader())

@@ -6,14 +6,21 @@ workspace writes down the commands that make a result again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import CompressionName, EncodingName, NonFinite
+from bertvision.featurestore.format.names import (
+    CompressionName,
+    EncodingName,
+    NonFinite,
+    SnapshotTag,
+)
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
+from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -224,3 +231,49 @@ class TrainOptions(Options):
     best_epoch: Annotated[
         bool, Option("Keep the epoch with the lowest loss on tune, not the last.")
     ] = False
+    distil: Annotated[
+        str | None,
+        Option("Also learn from the logits of this snapshot, kept by `bertvision logits`."),
+    ] = None
+    """Its tag. A head's name says it (``@d1e``), and what the next two are."""
+    temperature: Annotated[float, Option("What logits are divided by, with --distil.", ge=1)] = (
+        TEMPERATURE
+    )
+    labels_weight: Annotated[
+        float, Option("Part of the loss that labels have, with --distil.", ge=0, le=1)
+    ] = LABELS_WEIGHT
+    """The teacher's logits have the rest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distil is not None:
+            object.__setattr__(self, "distil", str(SnapshotTag(self.distil)))
+        elif (self.temperature, self.labels_weight) != (TEMPERATURE, LABELS_WEIGHT):
+            raise InputError(
+                f"--temperature {self.temperature:g} and --labels-weight {self.labels_weight:g} "
+                "are of learning from a snapshot's logits: name it with --distil 1e, or write both "
+                "into the head's name, as learned-pooling@d1e@t4@w0.1"
+            )
+
+    def named(self, runs: Sequence[Run]) -> list[Run]:
+        """Runs whose names say what these options have them learn from.
+
+        A distilled head thus stands beside the one that learned from labels alone. What a name says
+        already goes before the options.
+        """
+        if self.distil is None:
+            return list(runs)
+        own = {name: getattr(self, name) for name in _TAUGHT}
+        return [run if "distil" in run.settings else run.having(**own) for run in runs]
+
+    @property
+    def untaught(self) -> TrainOptions:
+        """The same without a teacher, which names say (`named`)."""
+        return replace(self, **_TAUGHT)
+
+
+_TAUGHT: dict[str, Any] = {
+    "distil": None,
+    "temperature": TEMPERATURE,
+    "labels_weight": LABELS_WEIGHT,
+}

@@ -16,7 +16,7 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import METRICS, Rules, headline
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, ModelConfig, Tag
-from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
 
 class RunTraining(Record):
@@ -27,8 +27,16 @@ class RunTraining(Record):
     lr: float
     precision: str
     best_epoch: bool
+    distil: Tag | None = None
+    """Snapshot whose logits it also learned from; without one the file says nothing of it."""
+    temperature: float = TEMPERATURE
+    labels_weight: float = LABELS_WEIGHT
     seed: Count
     fraction: float
+
+
+_UNSAID = {"classes": 2, "variant": "", "teacher_sha256": None, "buffer": None}
+_OF_TEACHER = ("distil", "temperature", "labels_weight")
 
 
 class RunConfig(Record):
@@ -49,6 +57,8 @@ class RunConfig(Record):
     training: RunTraining
     activations: Provenance
     """What tells the activations from others: their number, plan and provenance."""
+    teacher_sha256: str | None = None
+    """Digest of the weights whose logits it learned from; the file does not say it without."""
     buffer: Count | None = None
     """Shards in the shuffle buffer that mixed them. It follows from the rest: configurations are
     compared without it; earlier versions did not keep it."""
@@ -56,9 +66,11 @@ class RunConfig(Record):
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
-        for name, default in (("classes", 2), ("variant", ""), ("buffer", None)):
+        for name, default in _UNSAID.items():
             if values[name] == default:
                 del values[name]
+        for name in _OF_TEACHER if self.training.distil is None else ():
+            del values["training"][name]
         return values
 
     @property

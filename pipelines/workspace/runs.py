@@ -1,9 +1,10 @@
 """Run: a head trained with one seed on one part of a snapshot's training examples.
 
-Written ``HEAD[@lLAYERS][@lrRATE][@eEPOCHS][@fFRACTION][@sSEED]``, such as
-``adapter-386-shared@f0.3@s1`` or ``learned-pooling@l0-6@e3``; what is not written is the default
-(of layers, learning rate and epochs: what the training was told). That is also the name of its
-folder, so that heads which differ in any of these stand beside each other.
+Written ``HEAD[@lLAYERS][@lrRATE][@eEPOCHS][@dTEACHER][@tTEMPERATURE][@wWEIGHT][@fFRACTION]`` and
+``[@sSEED]``, such as ``adapter-386-shared@f0.3@s1``, ``learned-pooling@l0-6@e3`` or
+``learned-pooling@d1e@t4``; what is not written is the default (of layers, learning rate and epochs:
+what the training was told). That is also the name of its folder, so that heads which differ in any
+of these stand beside each other.
 """
 
 from __future__ import annotations
@@ -13,16 +14,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import check_name
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+TEMPERATURE = 2.0
+"""What logits are divided by, where nothing else is said, as by Sanh et al. (2019)."""
+LABELS_WEIGHT = 0.5
+"""Part of a distilled head's loss that labels have, where nothing else is said."""
+
+_NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 _MARKS = {
     "l": r"\d+(?:-\d+)*",
-    "lr": r"\d+(?:\.\d+)?(?:e-?\d+)?",
+    "lr": _NUMBER,
     "e": r"[1-9]\d{0,3}",
+    "d": r"\d+(?:\.\d+)?e(?:\+\d+(?:\.\d+)?e)*",
+    "t": _NUMBER,
+    "w": _NUMBER,
     "f": r"[01]|0?\.\d{1,4}|[01]\.\d{1,4}",
     "s": r"\d{1,9}",
 }
@@ -39,7 +49,7 @@ class Run(NamedTuple):
     seed: int = 0
     """Seed of initial weights, order, dropout and the choice of examples."""
     variant: str = ""
-    """Settings that its name carries: ``@l0-6@lr0.01@e3``."""
+    """Settings that its name carries: ``@l0-6@lr0.01@e3@d1e@t4``."""
 
     @classmethod
     def parse(cls, text: str) -> Run:
@@ -146,9 +156,10 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
         if not found or found[0] in values:
             raise InputError(
                 f"{text!r} names no run: {'@' + mark!r} is none of @l and layers, @lr and a "
-                "learning rate, @e and epochs, @f and a fraction from 0 to 1 of at most four "
-                "decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1 or "
-                "learned-pooling@l0-6@e3"
+                "learning rate, @e and epochs, @d and a teacher's snapshot, @t and a temperature, "
+                "@w and the labels' weight, @f and a fraction from 0 to 1 of at most four "
+                "decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1, "
+                "learned-pooling@l0-6@e3 or learned-pooling@d1e@t4@w0.1"
             )
         values[found[0]] = mark.removeprefix(found[0])
     return head, values
@@ -163,6 +174,15 @@ def _settings(values: Mapping[str, str]) -> dict[str, Any]:
         settings["lr"] = float(values["lr"])
     if "e" in values:
         settings["epochs"] = int(values["e"])
+    if "d" in values:
+        settings["distil"] = str(SnapshotTag(values["d"]))
+        settings["temperature"] = float(values.get("t", TEMPERATURE))
+        settings["labels_weight"] = float(values.get("w", LABELS_WEIGHT))
+    elif values.keys() & {"t", "w"}:
+        raise InputError(
+            "@t and @w, temperature and the labels' weight, are of a head that learns from a "
+            "snapshot's logits: write its tag too, such as learned-pooling@d1e@t4"
+        )
     return settings
 
 
@@ -172,12 +192,23 @@ def _variant(settings: Mapping[str, Any]) -> str:
     if "layers" in settings:
         variant += f"@l{'-'.join(map(str, settings['layers']))}"
     if "lr" in settings:
-        rate = settings["lr"]
-        short = f"{rate:g}"
-        variant += f"@lr{short if float(short) == rate else repr(rate)}".replace("e+", "e")
+        variant += f"@lr{_short(settings['lr'])}".replace("e+", "e")
     if "epochs" in settings:
         variant += f"@e{settings['epochs']}"
+    if "distil" in settings:
+        variant += f"@d{settings['distil']}"
+        for mark, name, default in (
+            ("t", "temperature", TEMPERATURE),
+            ("w", "labels_weight", LABELS_WEIGHT),
+        ):
+            variant += "" if settings[name] == default else f"@{mark}{_short(settings[name])}"
     return variant
+
+
+def _short(value: float) -> str:
+    """A number as it is written in a name."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _head_folder(head: str) -> str:

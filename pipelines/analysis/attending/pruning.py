@@ -20,7 +20,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.attending.gates import gated
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-from bertvision.pipelines.finetuning.baseline import predict_logits
+from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.batch import collate

@@ -1,0 +1,218 @@
+"""A snapshot's own logits on splits of its workspace, computed once and kept in files.
+
+``bert/<tag>/<split>.safetensors``: of ``tune`` and ``dev`` for its scores and for ensembles, of
+``train`` for students (`training.teacher`). Each says which weights left it. Large splits are
+computed in parts, each kept when it is done, so that a killed run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.records import Count, Record
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.config import Tag
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.selection import check_split
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Float32Array = npt.NDArray[np.float32]
+
+_PART = 16_384
+"""Windows that are computed before they are kept: of BERT-large some minutes of a GPU."""
+
+
+class KeptLogits(Record):
+    """The logits that a snapshot left on a split."""
+
+    tag: Tag
+    split: str
+    windows: Count
+    seconds: float
+    """Wall time of the forward passes."""
+    bytes: Count
+    file: str
+    """In the workspace."""
+
+
+def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[KeptLogits]:
+    """Compute a snapshot's logits on splits, where they are not kept yet, and keep them.
+
+    Args:
+        workspace: with the snapshot.
+        tag: of the snapshot.
+        splits: of the workspace's own data.
+
+    Returns:
+        What is kept, in the order of ``splits``.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        WorkspaceError: the snapshot or the data changed since it was made.
+    """
+    folder = workspace.require_snapshot(tag)
+    for split in splits:
+        check_split(split, workspace.config.data, None)
+    snapshot = load_snapshot(folder)
+    task, found = load_task(snapshot.info.task.name), []
+    for split in splits:
+        logits, seconds = logits_on(workspace, tag, split, snapshot, task)
+        path = _path(workspace, tag, split)
+        found.append(
+            KeptLogits(
+                tag=tag,
+                split=split,
+                windows=len(logits.windows.n_tokens),
+                seconds=seconds,
+                bytes=path.stat().st_size,
+                file=path.relative_to(workspace.root).as_posix(),
+            )
+        )
+    return found
+
+
+def logits_on(
+    workspace: Workspace, tag: str, split: str, snapshot: Snapshot, task: Task
+) -> tuple[Logits, float]:
+    """A snapshot's logits, read or made, and the wall time of the forward passes in seconds.
+
+    Raises:
+        WorkspaceError: what is kept is damaged, or of other windows.
+    """
+    weights, windows = snapshot.info.weights_sha256, workspace.windows(split, snapshot.tokenizer)
+    index = WindowIndex.of(workspace.items(split), windows)
+    path = _path(workspace, tag, split)
+    seconds = _seconds(path, weights)
+    command = f"bertvision logits --checkpoint {tag}" if split == "train" else BERT_COMMAND
+    if seconds is not None:
+        return Logits.load(path, index, command), seconds
+    precision = resolve_precision(workspace.config.finetune.precision)
+    parts, spent, files = [], 0.0, []
+    for first in range(0, len(windows), _PART):
+        whole = len(windows) <= _PART
+        file = path if whole else path.with_name(f".{split}-{first}.safetensors")
+        some, desc = windows.part(first, first + _PART), f"BERT {tag} {split}"
+        part, seconds = _part(file, snapshot, task, some, precision, desc)
+        parts.append(part.arrays)
+        spent += seconds
+        files.append(file)
+    logits = Logits(
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, index
+    )
+    if len(files) > 1:
+        logits.save(path, _made_by(snapshot, f"{spent:.3f}"))
+        for file in files:
+            file.unlink()
+    return logits, spent
+
+
+def _part(
+    path: Path, snapshot: Snapshot, task: Task, windows: Windows, precision: Precision, desc: str
+) -> tuple[Logits, float]:
+    """The logits on some windows, read or made and kept, and their seconds."""
+    index = WindowIndex.of([], windows)
+    seconds = _seconds(path, snapshot.info.weights_sha256)
+    if seconds is not None:
+        return Logits.load(path, index, BERT_COMMAND), seconds
+    arrays, seconds = predict_logits(
+        snapshot.model,
+        task,
+        windows,
+        padding=pad_id(snapshot.tokenizer, snapshot.model.config),
+        precision=precision,
+        desc=desc,
+    )
+    logits, text = Logits(arrays, index), f"{seconds:.3f}"
+    logits.save(path, _made_by(snapshot, text))
+    return logits, float(text)
+
+
+def _path(workspace: Workspace, tag: str, split: str) -> Path:
+    return workspace.bert_dir(tag) / f"{split}.safetensors"
+
+
+def _made_by(snapshot: Snapshot, seconds: str) -> dict[str, str]:
+    info = snapshot.info
+    return {"snapshot": info.tag, "weights_sha256": info.weights_sha256, "seconds": seconds}
+
+
+def _seconds(path: Path, weights_sha256: str) -> float | None:
+    """What a file of logits says of their cost; None where it is absent or of other weights."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        return float(metadata["seconds"]) if metadata["weights_sha256"] == weights_sha256 else None
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+
+
+def predict_logits(
+    model: PreTrainedModel,
+    task: Task,
+    windows: Windows,
+    *,
+    padding: int,
+    precision: Precision,
+    desc: str | None,
+    tokens_per_batch: int | None = None,
+) -> tuple[dict[str, Float32Array], float]:
+    """Run BERT over windows, sorted by length so that hardly any padding is computed.
+
+    Args:
+        model: with the output layer of ``task``; it is moved to this machine's accelerator.
+        task: what it was fine-tuned for.
+        windows: what to run it over.
+        padding: vocabulary index of the padding token.
+        precision: arithmetic of the forward pass.
+        desc: name of the progress bar; None shows none.
+        tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
+
+    Returns:
+        The logits by name as `Task.logits` gives them, in the order of the windows: (tokens,) of
+        spans, else (windows, …); and the wall time of the forward passes in seconds.
+    """
+    where = device()
+    budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
+    model.to(where).eval()  # type: ignore[arg-type]
+    first_token, token_types = windows.first_token, takes_token_types(model)
+    spans = task.kind == "span"
+    count = len(windows.input_ids) if spans else len(windows)
+    logits: dict[str, Float32Array] = {}
+    order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
+    began = time.monotonic()
+    done = 0
+    with torch.inference_mode(), progress(len(order), desc, "window") as bar:
+        while done < len(order):
+            size = max(1, budget // int(windows.n_tokens[order[done]]))
+            rows = order[done : done + size]
+            batch = collate(windows, first_token, rows, padding, token_types=token_types)
+            with autocast(precision, where):
+                output = model(**batch.to(where).inputs)
+            target = rows
+            if spans:
+                real = batch.attention_mask.numpy().astype(bool)
+                places = zip(first_token[rows], windows.n_tokens[rows], strict=True)
+                target = np.concatenate([np.arange(first, first + n) for first, n in places])
+            for name, tensor in task.logits(output).items():
+                values = tensor.float().cpu().numpy()
+                values = values[real] if spans else values
+                held = logits.setdefault(name, np.empty((count, *values.shape[1:]), np.float32))
+                held[target] = values
+            done += len(rows)
+            bar.update(len(rows))
+    return logits, time.monotonic() - began
