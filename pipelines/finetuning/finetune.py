@@ -22,6 +22,7 @@ from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
+from bertvision.pipelines.finetuning.distilling import find_logits, teacher_of
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.module import FinetuneModule
 from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
@@ -80,6 +81,8 @@ def finetune(
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
     """
+    if options.distil is not None:
+        find_logits(options.distil)  # before a workspace is made
     workspace = open_workspace(root, options, resume=resume)
     if not find_task(workspace.config.task.name).learns:
         raise InputError(
@@ -113,6 +116,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     task = load_task(config.task.name)
     model = load_pretrained(workspace, checkpoint)
     windows = workspace.windows("train", tokenizer)
+    teacher = teacher_of(workspace, windows)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()
     folder = workspace.root / "finetune"
@@ -145,6 +149,7 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         digest=config.digest(),
         variants=variants,
         frozen=frozen,
+        teacher=teacher,
     )
     training_log = TrainingLog(saver.log_file, max(missing), "fine-tuning", ["loss", "lr"])
     with quiet_lightning(), resume_file.guard():

@@ -17,6 +17,7 @@ from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.training.teacher import Teacher
 from bertvision.pipelines.variants.variant import Groups, Variant
 from bertvision.pipelines.workspace.config import FinetuneConfig
 
@@ -38,16 +39,19 @@ class FinetuneModule(pl.LightningModule):
         digest: str,
         variants: Sequence[Variant] = (),
         frozen: FrozenLayers | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """Train ``model``; ``digest`` of the workspace's settings guards the resume file.
 
-        Where lower layers are ``frozen`` in a store, they are not run.
+        Where lower layers are ``frozen`` in a store, they are not run. A ``teacher`` is learned
+        from beside the labels.
         """
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.variants = variants
         self.frozen = frozen
+        self.teacher = teacher
         self.task = task
         self.settings = settings
         self.precision = resolve_precision(settings.precision)
@@ -111,6 +115,8 @@ class FinetuneModule(pl.LightningModule):
         """What is minimised, summed over the windows of a batch."""
         output = self._output(batch, rows)
         loss = self.task.loss(output, batch)
+        if self.teacher is not None:
+            loss = self.teacher.mixed(self.task, output, torch.from_numpy(rows), loss, "sum")
         for variant in self.variants:
             loss = variant.loss(self.model, self.task, batch, output, loss)
         return loss

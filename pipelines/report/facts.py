@@ -63,7 +63,13 @@ def facts(
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
             f"precision {tuned.precision}, seed {tuned.seed}"
-            + (f", variant {', '.join(tuned.variant)}" if tuned.variant else ""),
+            + (f", variant {', '.join(tuned.variant)}" if tuned.variant else "")
+            + (
+                f", distilled from {tuned.distil} with temperature {tuned.temperature:g}, labels "
+                f"weighing {tuned.labels_weight:g}"
+                if tuned.distil
+                else ""
+            ),
         ),
         ("Heads", _heads(workspace, left_out)),
         ("Activations", _stored(workspace)),

@@ -38,8 +38,13 @@ class TeacherFile(NamedTuple):
     """What makes them again."""
 
     @classmethod
-    def find(cls, workspace: Workspace, tag: str) -> TeacherFile:
+    def find(cls, workspace: Workspace, tag: str, *, elsewhere: bool = False) -> TeacherFile:
         """The logits of a snapshot on ``train``, without reading them.
+
+        Args:
+            workspace: of the snapshot.
+            tag: of the snapshot.
+            elsewhere: the workspace is not the one that the command is run in.
 
         Raises:
             UnknownNameError: there is no such snapshot.
@@ -55,6 +60,7 @@ class TeacherFile(NamedTuple):
         weights = read_snapshot_info(workspace.require_snapshot(tag)).weights_sha256
         path = workspace.bert_dir(tag) / "train.safetensors"
         command = f"bertvision logits --checkpoint {tag}"
+        command += f" --workspace {workspace.root}" if elsewhere else ""
         if not path.is_file():
             raise WorkspaceError(
                 f"the logits of {tag} on train are not kept in {workspace.root}: `{command}` "

@@ -26,6 +26,7 @@ from bertvision.pipelines.plain_yaml import read_yaml
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.variants.registry import check_names
+from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE
 
 Tag = Annotated[str, AfterValidator(SnapshotTag)]
 Order = Literal["shuffled", "given", "length"]
@@ -90,6 +91,15 @@ class FinetuneConfig(Settings):
     the shortest windows first."""
     variant: tuple[str, ...] = ()
     """Changes to fine-tuning, such as ``freeze:6`` (see docs/variants.md)."""
+    distil: str | None = None
+    """Teacher whose logits are learned from too: ``FOLDER:TAG``, the absolute path of a workspace
+    and a snapshot there."""
+    temperature: float = Field(TEMPERATURE, ge=1)
+    """What logits of both are divided by."""
+    labels_weight: float = Field(LABELS_WEIGHT, ge=0, le=1)
+    """Part of the loss that labels have; the teacher has the rest."""
+    teacher_sha256: str | None = None
+    """Digest of the teacher's weights."""
     seed: int = Field(0, ge=0)
     """Decides the held-out part, the order of batches, dropout and the new output layer."""
 
@@ -105,6 +115,23 @@ class FinetuneConfig(Settings):
     def _known(cls, variant: tuple[str, ...]) -> tuple[str, ...]:
         check_names(variant)
         return variant
+
+    @model_validator(mode="after")
+    def _of_a_teacher(self) -> FinetuneConfig:
+        told = self.temperature, self.labels_weight
+        if self.distil is None and told != (TEMPERATURE, LABELS_WEIGHT):
+            raise InputError(
+                "--temperature and --labels-weight are of learning from another encoder's logits: "
+                "name it with --distil FOLDER:TAG, such as --distil ../teacher:1e"
+            )
+        if self.distil is not None:
+            folder, _, tag = self.distil.rpartition(":")
+            if not folder or not SnapshotTag.is_valid(tag):
+                raise InputError(
+                    f"--distil {self.distil}: give the workspace of the teacher and its snapshot, "
+                    "such as ../teacher:1e"
+                )
+        return self
 
     @model_validator(mode="after")
     def _within_epochs(self) -> FinetuneConfig:
@@ -135,7 +162,10 @@ class FinetuneConfig(Settings):
 
 _LATER = {
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
-    "finetune": ("spare_vectors", "variant", "nested", "order"),
+    "finetune": (
+        *("spare_vectors", "variant", "nested", "order"),
+        *("distil", "temperature", "labels_weight", "teacher_sha256"),
+    ),
 }
 """Settings that came with later versions: workspaces from before keep their digest."""
 
@@ -161,7 +191,7 @@ class WorkspaceConfig(Settings):
             defaults = type(getattr(self, section)).model_fields
             for field in fields:  # of what is not set nothing is said
                 value = values[section][field]
-                if not value or value == defaults[field].default:
+                if value == defaults[field].default or value in ([], None):
                     del values[section][field]
         return digest_of(values)
 

@@ -33,7 +33,7 @@ from bertvision.pipelines.workspace.config import (
 )
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.selection import select_items, source_split
-from bertvision.pipelines.workspace.snapshots import library_versions
+from bertvision.pipelines.workspace.snapshots import library_versions, of_teacher, with_teacher
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
     """
+    options = with_teacher(options)
     if options.task is not None and is_task(options.task):
         name_task(options.task)
     try:
@@ -90,7 +91,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         raise InputError(
             f"--answerable-only is of SQuAD's questions: leave it out of --task {options.own_task}"
         )
-    given = {**options.given(FinetuneConfig), "spare_vectors": True}
+    given = {**options.given(FinetuneConfig), **of_teacher(options), "spare_vectors": True}
     given["nested"] = options.train_questions is not None
     finetune = validated(FinetuneConfig, given)
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})

@@ -111,6 +111,19 @@ class FinetuneOptions(Options):
         tuple[str, ...] | None,
         Option("Changes to fine-tuning, such as freeze:6,layer-decay:0.9 (docs/variants.md)."),
     ] = None
+    distil: Annotated[
+        str | None,
+        Option(
+            "Also learn from the logits of another encoder, which `bertvision logits` kept: its "
+            "workspace and snapshot, such as ../teacher:1e."
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, Option("What logits are divided by, with --distil (default 2).")
+    ] = None
+    labels_weight: Annotated[
+        float | None, Option("Part of the loss that labels have, with --distil (default 0.5).")
+    ] = None
     seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
 
     def source(self, split: str) -> str | None:

@@ -8,6 +8,7 @@ on the disk: a folder without ``snapshot.json`` is no snapshot.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +32,14 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import restore
 from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import (
     MARKER,
     SNAPSHOT_REMEDY,
     SnapshotInfo,
     read_snapshot_info,
 )
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 class Snapshot(NamedTuple):
@@ -174,3 +177,45 @@ def count_encoder_parameters(folder: Path) -> int:
     with torch.device("meta"), quiet_transformers():
         model = load_task(info.task.name).model_class.from_config(config, trust_remote_code=False)
     return sum(parameter.numel() for parameter in model.base_model.parameters())
+
+
+def teacher_at(place: str) -> tuple[Workspace, SnapshotTag]:
+    """The workspace and the snapshot of a teacher.
+
+    Args:
+        place: ``FOLDER:TAG``.
+
+    Raises:
+        InputError: it is not of that form.
+        WorkspaceError: there is no workspace in the folder.
+        UnknownNameError: it has no such snapshot.
+    """
+    folder, _, tag = place.rpartition(":")
+    if not folder or not SnapshotTag.is_valid(tag):
+        raise InputError(
+            f"--distil {place}: give the workspace of the teacher and its snapshot, such as "
+            "../teacher:1e"
+        )
+    workspace = Workspace.find(Path(folder).expanduser())
+    workspace.require_snapshot(tag)
+    return workspace, SnapshotTag(tag)
+
+
+def with_teacher(options: FinetuneOptions) -> FinetuneOptions:
+    """The same options, with the teacher's place as a workspace keeps it.
+
+    Raises:
+        InputError: as of `teacher_at`, likewise WorkspaceError and UnknownNameError.
+    """
+    if options.distil is None:
+        return options
+    workspace, tag = teacher_at(options.distil)
+    return replace(options, distil=f"{workspace.root}:{tag}")
+
+
+def of_teacher(options: FinetuneOptions) -> dict[str, str]:
+    """What a new workspace keeps of its teacher beside the options; nothing where it has none."""
+    if options.distil is None:
+        return {}
+    workspace, tag = teacher_at(options.distil)
+    return {"teacher_sha256": read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256}
