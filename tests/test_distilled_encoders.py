@@ -208,7 +208,7 @@ def test_a_teacher_of_other_items_is_refused_by_what_differs(
     ("given", "says"),
     [
         ({"distil": "teacher"}, "--distil teacher: give the workspace of the teacher"),
-        ({"distil": None, "temperature": 2.0}, "name it with --distil FOLDER:TAG"),
+        ({"distil": None, "temperature": 3.0}, "name it with --distil FOLDER:TAG"),
         ({"temperature": 0.5}, "temperature"),
         ({"labels_weight": -0.5}, "labels.weight"),
     ],

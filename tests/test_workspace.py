@@ -156,7 +156,7 @@ def test_a_workspace_from_before_nested_parts_keeps_its_parts_and_its_digest(
     without = "".join(
         line for line in text.splitlines(keepends=True) if not line.startswith(_LATER)
     )
-    assert len(without.splitlines()) == len(text.splitlines()) - 2
+    assert len(without.splitlines()) == len(text.splitlines()) - len(_LATER)
     (root / FILE).write_text(without)  # as it was written then
     before = Workspace.find(root)
     values = before.config.model_dump(mode="json")
@@ -170,13 +170,15 @@ def test_a_workspace_from_before_nested_parts_keeps_its_parts_and_its_digest(
     assert open_workspace(root, options, resume=True).config == before.config
 
 
-_LATER = ("  nested:", "  order:")
+_OF_TEACHER = ("distil", "temperature", "labels_weight", "teacher_sha256")
+_LATER = tuple(f"  {name}:" for name in ("nested", "order", *_OF_TEACHER))
 
 
 def _digest_of_before(config: WorkspaceConfig) -> str:
     """The digest of a workspace when its settings had neither order nor nested parts."""
     values = config.model_dump(mode="json", exclude={"versions", "activations"})
-    del values["finetune"]["nested"], values["finetune"]["order"], values["finetune"]["variant"]
+    for field in ("nested", "order", "variant", *_OF_TEACHER):
+        del values["finetune"][field]
     for field in ("classes", "text", "pair", "label", "dev_fraction", "linked"):
         del values["task"][field]
     return digest_of(values)
@@ -382,6 +384,10 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
         nested=True,
         order="length",
         variant=("freeze:1",),
+        distil="/teacher:1e",
+        temperature=4,
+        labels_weight=0,
+        teacher_sha256="0" * 64,
         seed=9,
     )
     for name in FinetuneConfig.model_fields:
