@@ -47,6 +47,8 @@ _MODULES = {
     "featurestore.split": ("ActivationSplit",),
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
+    "featurestore.tokens.stream": ("TokenStream",),
+    "featurestore.tokens.batch": ("TokenBatch",),
     "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
     "featurestore.format.plan": ("ShardPlan",),
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
@@ -92,6 +94,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
+    from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
+    from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput

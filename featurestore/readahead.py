@@ -116,9 +116,7 @@ class OpenShards:
         self._split = split
         self._positions = positions
         self._prefetch = readers > 0
-        # small shards (of few layers, say) are nearer to a distant store when more are on the way
-        fitting = min(_MOST_EARLY, _EARLY_BYTES // shard_bytes(split, len(positions)))
-        self._early = max(readers, fitting) if readers else 0
+        self._early = early_shards(split, len(positions), readers)
         self._threads = Threads(self._early, "bertvision-shard")
         self._open: dict[int, Future[ShardReader]] = {}
         self._pending: deque[set[int]] = deque()  # shards of the batches that are being read
@@ -172,3 +170,10 @@ def shard_bytes(split: SplitReader, layers: int) -> int:
     width = split.encoding.codes_size(split.record.hidden_size)
     itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
     return int(split.record.shard_tokens * layers * width * itemsize)
+
+
+def early_shards(split: SplitReader, layers: int, readers: int) -> int:
+    """Shards of so many layers that are opened before they are needed; none without readers."""
+    # small shards (of few layers, say) are nearer to a distant store when more are on the way
+    fitting = min(_MOST_EARLY, _EARLY_BYTES // shard_bytes(split, layers))
+    return max(readers, fitting) if readers else 0

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import dask.array as da
     import xarray as xr
 
+    from bertvision.featurestore.tokens.stream import TokenStream
+
 
 class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     """The activations of one split of one snapshot.
@@ -149,6 +151,35 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     def _token_text(self) -> TokenText:
         """Kept: checking what is read takes longer than the rest."""
         return TokenText(self)
+
+    def tokens(
+        self,
+        layers: int | Sequence[int] | None = None,
+        *,
+        batch_size: int = 4096,
+        shuffle: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> TokenStream:
+        """Stream the vectors of single tokens, as trainers of sparse autoencoders take them.
+
+        Args:
+            layers: the index of a hidden state, for vectors (n, hidden); several, for (n, layers,
+                hidden); or None: all of them.
+            batch_size: tokens of a batch.
+            shuffle: tokens in a seeded order, mixed over many shards; or in stored order.
+            seed: of the order.
+            options: the others of `TokenStream`: ``endless``, ``rank``, ``without``, ….
+
+        Raises:
+            IncompleteSplitError: shards of the split are not committed yet.
+            InputError: an argument is out of range, or a layer is not stored.
+        """
+        from bertvision.featurestore.tokens.stream import TokenStream
+
+        return TokenStream(
+            self, layers, batch_size=batch_size, shuffle=shuffle, seed=seed, **options
+        )
 
     def dask(self, layers: Sequence[int] | None = None) -> da.Array:
         """Real tokens as a lazy float32 array (token, layer, hidden), a chunk per shard."""

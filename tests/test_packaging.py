@@ -165,6 +165,7 @@ PUBLIC = """
     structure exits languages attention relations prune lens cloze
     Row Rows ensure_features load_head
     Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
+    TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions

@@ -1,0 +1,132 @@
+"""TokenFeed: the batches of a stream from a position on, gathered row by row out of a ring."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.readahead import BufferPool, early_shards
+from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.tokens.batch import TokenBatch
+from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
+from bertvision.featurestore.tokens.ring import Piece, ShardRing
+from bertvision.featurestore.tokens.selection import KeptTokens
+
+
+class TokenFeed:
+    """Gathers batches; one iteration at a time.
+
+    Args:
+        split: to read.
+        positions: on the stored layer axis.
+        side_by_side: whether vectors have an axis of layers.
+        kept: the tokens that are streamed.
+        order_of: the order of an epoch.
+        cuts: how an epoch is cut into batches.
+        factors: (layers,) float32 that vectors are multiplied by, or None.
+        readers: threads that read.
+    """
+
+    def __init__(
+        self,
+        split: SplitReader,
+        positions: Sequence[int],
+        side_by_side: bool,
+        kept: KeptTokens,
+        order_of: Callable[[int], TokenOrder],
+        cuts: TokenCuts,
+        factors: torch.Tensor | None,
+        readers: int,
+    ) -> None:
+        self._split, self._positions, self._side_by_side = split, positions, side_by_side
+        self._kept, self._cuts = kept, cuts
+        self._order = lru_cache(maxsize=2)(order_of)  # the ring may be an epoch ahead
+        self._ahead = early_shards(split, len(positions), readers)
+        self._stats, self._factors = split.stats_of(positions), factors
+        if self._stats is not None and factors is not None:
+            self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
+            self._factors = None
+        # one pool for each use, because the buffers of one use are all about as large
+        self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
+
+    def ring(self, first: int) -> ShardRing:
+        """The memory for the batches from ``first`` on."""
+        epoch, drawn = self._cuts.place(first)
+        pieces = self._pieces(epoch, self._order(epoch).group_of(drawn))
+        held = self._order(epoch).buffer
+        return ShardRing(self._split, self._positions, self._kept, pieces, held, self._ahead)
+
+    def batches(self, ring: ShardRing, first: int) -> Iterator[TokenBatch]:
+        """The batches from ``first`` on: without end, or to the end of its epoch."""
+        rows = self._rows(ring, *self._cuts.place(first))
+        left = np.empty(0, np.int64)
+        for size in self._cuts.sizes(first):
+            codes, scale = self._split.buffers(size, len(self._positions), self._take)
+            tokens = np.empty((2, size), np.int64)
+            filled = 0
+            while filled < size:
+                if not len(left):
+                    left = next(rows)
+                n = min(size - filled, len(left))
+                part = slice(filled, filled + n)
+                scales = None if scale is None else scale[part]
+                ring.take(left[:n], codes[:, part], scales, tokens[:, part])
+                filled, left = filled + n, left[n:]
+            yield self._batch(codes, scale, tokens)
+            del codes, scale  # or their memory could not be used for the next batch but one
+
+    def _rows(self, ring: ShardRing, epoch: int, drawn: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Rows of the ring in the order they are drawn, group after group."""
+        while True:
+            order = self._order(epoch)
+            first = order.group_of(drawn)
+            for group in range(first, order.groups):
+                pieces = order.pieces_of(group)
+                dealt = ring.first(len(pieces))
+                parts = [
+                    rows[order.part(group, piece)]
+                    for piece, rows in zip(pieces, dealt, strict=True)
+                ]
+                done = drawn - int(order.starts[group]) if group == first else 0
+                yield np.concatenate(parts)[order.mixed(group)][done:]
+                ring.release(len(pieces) if group == order.groups - 1 else 1)
+            if not self._cuts.endless:
+                return
+            epoch, drawn = epoch + 1, 0
+
+    def _pieces(self, epoch: int, group: int) -> Iterator[Piece]:
+        """What the ring is filled with, from a group of an epoch on."""
+        while True:
+            order = self._order(epoch)
+            for number in range(order.pieces_of(group).start, len(order.shards)):
+                yield Piece(order, number)
+            if not self._cuts.endless:
+                return
+            epoch, group = epoch + 1, 0
+
+    def _batch(
+        self,
+        codes: npt.NDArray[Any],
+        scale: npt.NDArray[Any] | None,
+        tokens: npt.NDArray[np.int64],
+    ) -> TokenBatch:
+        tensor = torch.from_numpy(codes).transpose(0, 1)
+        return TokenBatch(
+            codes=tensor.view(torch.bfloat16) if codes.dtype == np.uint16 else tensor,
+            scale=None if scale is None else torch.from_numpy(scale),
+            stats=self._stats,
+            factors=self._factors,
+            examples=torch.from_numpy(tokens[0]),
+            positions=torch.from_numpy(tokens[1]),
+            side_by_side=self._side_by_side,
+        )
+
+    def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+        return self._pools[dtype, shape[-1]].take(shape, dtype)

@@ -1,0 +1,201 @@
+"""The order in which tokens are drawn: a bounded shuffle that is arithmetic. No IO.
+
+Shards come in a random order, and the tokens of each are dealt out at random, in equal parts, to
+``buffer`` consecutive *groups*. A group is then permuted, and drawn from its beginning to its end.
+So while group g is drawn, the shards at positions g to g + buffer − 1 are needed and no others; the
+first group waits until the buffer is full and the last takes what is left, so that the ends of an
+epoch are as well mixed as its middle. Where an epoch has no more shards than the buffer, it is one
+group: a permutation of all its tokens.
+
+How many tokens a group has follows from counts alone, so that a stream is resumed anywhere in an
+epoch without drawing the part before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+
+_OF_SHARD, _OF_GROUP = 1, 2  # part the seeds: numpy fills a short one up with zeros
+
+
+@dataclass(frozen=True, eq=False)
+class TokenOrder:
+    """The tokens of one rank in one epoch.
+
+    A *piece* is what a rank draws of a shard: all of it, but for the first and the last piece.
+
+    Attributes:
+        shards: (pieces,) int64 the shard of each piece, in the order they are needed.
+        begin: (pieces,) int64 first token of each piece among the shard's kept ones, permuted.
+        end: (pieces,) int64 the one after the last.
+        buffer: pieces that are mixed at a time.
+        seed: of the epoch, or None: tokens come in stored order.
+        rank: of this process, which mixes in its own way.
+    """
+
+    shards: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    buffer: int
+    seed: tuple[int, int] | None
+    rank: int
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return max(1, len(self.shards) - self.buffer + 1)
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """(groups + 1,) tokens that are drawn before each group, and in all."""
+        pieces = len(self.shards)
+        counts = self.end - self.begin
+        of_window = np.zeros(pieces + self.buffer - 1, np.int64)
+        for part in range(self.buffer):
+            of_window[part : part + pieces] += self._cut(counts, part + 1) - self._cut(counts, part)
+        group = np.clip(np.arange(of_window.size) - self.buffer + 1, 0, self.groups - 1)
+        sizes = np.bincount(group, of_window, self.groups).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(sizes)])
+
+    def group_of(self, drawn: int) -> int:
+        """The group that the next token comes from, after so many of the epoch."""
+        return int(np.searchsorted(self.starts, drawn, side="right")) - 1
+
+    def pieces_of(self, group: int) -> range:
+        """The pieces that a group is drawn from."""
+        return range(group, min(group + self.buffer, len(self.shards)))
+
+    def part(self, group: int, piece: int) -> slice:
+        """The tokens of a piece that come in a group, in the order of `permutation`."""
+        first = 0 if group == 0 else group + self.buffer - 1 - piece
+        last = self.buffer if group == self.groups - 1 else group + self.buffer - piece
+        count = int(self.end[piece] - self.begin[piece])
+        return slice(count * first // self.buffer, count * last // self.buffer)
+
+    def permutation(self, piece: int, tokens: int) -> npt.NDArray[np.int64]:
+        """The kept tokens of its shard that a piece has, in the order they are dealt out.
+
+        Args:
+            piece: its number.
+            tokens: kept ones of the shard. All ranks permute them alike, so that no token of a
+                shard that two of them read comes twice.
+        """
+        whole = np.arange(tokens)
+        if self.seed is not None:
+            rng = np.random.default_rng([*self.seed, _OF_SHARD, int(self.shards[piece])])
+            whole = rng.permutation(tokens)
+        return whole[self.begin[piece] : self.end[piece]]
+
+    def mixed(self, group: int) -> npt.NDArray[np.int64] | slice:
+        """How the tokens of a group, piece after piece, are permuted."""
+        if self.seed is None:
+            return slice(None)
+        rng = np.random.default_rng([*self.seed, _OF_GROUP, group, self.rank])
+        return rng.permutation(int(self.starts[group + 1] - self.starts[group]))
+
+    def _cut(self, counts: npt.NDArray[np.int64], part: int) -> npt.NDArray[np.int64]:
+        return counts * part // self.buffer
+
+
+def token_order(
+    counts: npt.NDArray[np.int64],
+    *,
+    epoch: int,
+    seed: int | None,
+    buffer: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> TokenOrder:
+    """The order of one rank's tokens in one epoch; over all ranks each token comes once.
+
+    Ranks take equal, contiguous pieces of the sequence of shards (they differ by at most one
+    token), so that at most one shard is read by two neighbours.
+
+    Args:
+        counts: (shards,) tokens of each shard that are streamed.
+        epoch: from 0.
+        seed: from 0, or None for the stored order.
+        buffer: shards whose tokens are mixed.
+        rank: of this process.
+        world_size: how many processes share the epoch.
+    """
+    sequence = np.arange(counts.size)
+    if seed is not None:
+        sequence = np.random.default_rng([seed, epoch]).permutation(counts.size)
+    ends = np.cumsum(counts[sequence])
+    low, high = rank_bounds(int(ends[-1]), rank, world_size)
+    begin = np.maximum(low - (ends - counts[sequence]), 0)
+    end = np.minimum(high - (ends - counts[sequence]), counts[sequence])
+    mine = begin < end
+    return TokenOrder(
+        shards=sequence[mine],
+        begin=begin[mine],
+        end=end[mine],
+        buffer=buffer if seed is not None else 1,
+        seed=None if seed is None else (seed, epoch),
+        rank=rank,
+    )
+
+
+def rank_bounds(tokens: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The first token of an epoch that a rank draws, and the one after its last."""
+    return tokens * rank // world_size, tokens * (rank + 1) // world_size
+
+
+@dataclass(frozen=True)
+class TokenCuts:
+    """How the tokens of one rank are cut into batches.
+
+    Attributes:
+        tokens: of an epoch, of this rank.
+        most: of the rank that has most.
+        batch_size: tokens of a batch.
+        endless: epochs follow each other without a seam and every batch is full. Otherwise a batch
+            is of one epoch, its last one smaller, and all ranks have equally many, wherever each
+            has a token for each.
+
+    Raises:
+        InputError: a rank has no token.
+    """
+
+    tokens: int
+    most: int
+    batch_size: int
+    endless: bool
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise InputError(
+                f"there are fewer tokens than ranks: the largest share is {self.most}, and this "
+                "rank has none; give a smaller world_size"
+            )
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.most // self.batch_size)
+
+    def place(self, batch: int) -> tuple[int, int]:
+        """The epoch of a batch, counted from the first of all, and the tokens drawn before it."""
+        if self.endless:
+            return divmod(batch * self.batch_size, self.tokens)
+        epoch, i = divmod(batch, len(self))
+        return epoch, self._boundary(i)
+
+    def sizes(self, batch: int) -> Iterator[int]:
+        """Tokens of the batches from one on: without end, or to the end of its epoch."""
+        while self.endless:
+            yield self.batch_size
+        for i in range(batch % len(self), len(self)):
+            if size := self._boundary(i + 1) - self._boundary(i):
+                yield size
+
+    def _boundary(self, i: int) -> int:
+        """Tokens before batch i of an epoch: full ones, unless later ones would have none."""
+        return min(i * self.batch_size, max(self.tokens - (len(self) - i), min(i, self.tokens)))

@@ -1,0 +1,263 @@
+"""TokenStream: batches of token vectors, shuffled over tokens, with exact resume.
+
+Layers of whole shards are read by a few threads into a ring of bounded size, and another thread
+gathers the rows of the next batches out of it. What comes when is arithmetic (see `order`),
+whatever the threads do; so the position of a stream is the number of its batches.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError, counted
+from bertvision.featurestore.readahead import Threads, shard_bytes
+from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.tokens.batch import TokenBatch
+from bertvision.featurestore.tokens.feed import TokenFeed
+from bertvision.featurestore.tokens.norms import mean_norms
+from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder, rank_bounds, token_order
+from bertvision.featurestore.tokens.selection import kept_tokens
+
+BUFFER_BYTES = 256 << 20
+"""Default bound of the shuffle buffer: bytes of the codes of the shards whose tokens are mixed."""
+_BATCHES_AHEAD = 2
+
+
+class TokenStream:
+    """Iterates over batches of token vectors: one epoch after another, or without end.
+
+    An iteration that was left in the middle of an epoch is gone on with by the next one.
+
+    Args:
+        split: a complete split.
+        layers: the index of a hidden state, for vectors (n, hidden); several, for (n, layers,
+            hidden); or None: all of them.
+        batch_size: tokens per batch and rank.
+        shuffle: tokens in a seeded order, mixed over ``buffer`` shards; or in stored order.
+        seed: of the order.
+        buffer: shards whose tokens are mixed; by default as many as fit in `BUFFER_BYTES`, at least
+            2 and at most 256. They are in memory, with a few that are read ahead.
+        endless: epochs follow each other without a seam, and every batch is full. Otherwise each
+            iteration is an epoch, the next iteration the next epoch, and its last batch smaller.
+        rank: of this process among ``world_size``.
+        world_size: how many processes share each epoch.
+        without: vocabulary indices of tokens to leave out, such as a tokenizer's
+            ``all_special_ids``.
+        keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
+            False are left out.
+        scaled: vectors are multiplied by `scale_factors`.
+        readers: threads that read; 0 reads in the caller's thread, without read-ahead.
+
+    Attributes:
+        batches: that were given out since the beginning of the first epoch.
+        wait_seconds: how long the consumer has waited for batches, in all.
+
+    Raises:
+        IncompleteSplitError: shards of the split are not committed yet.
+        UnknownNameError: the split has no such per-token array.
+        InputError: an argument is out of range, a layer is not stored, or no token is left.
+
+    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+    >>> stream = split.tokens(-1, batch_size=1024, seed=1)
+    >>> [tuple(batch.vectors.shape) for batch in stream]
+    [(1024, 32), (1024, 32), (1024, 32), (1024, 32), (569, 32)]
+    >>> stream.state_dict()["batches"]  # the next iteration is the next epoch
+    5
+    """
+
+    def __init__(
+        self,
+        split: SplitReader,
+        layers: int | Sequence[int] | None = None,
+        *,
+        batch_size: int = 4096,
+        shuffle: bool = True,
+        seed: int = 0,
+        buffer: int | None = None,
+        endless: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        without: Collection[int] = (),
+        keep: str | npt.ArrayLike | None = None,
+        scaled: bool = False,
+        readers: int = 2,
+    ) -> None:
+        self.split = split.require_complete()
+        self._side_by_side = not isinstance(layers, int)
+        self._positions = split.layer_positions([layers] if isinstance(layers, int) else layers)
+        if buffer is None:
+            buffer = default_buffer(split, len(self._positions))
+        least = {"batch_size": 1, "seed": 0, "buffer": 1, "world_size": 1, "readers": 0}
+        given = (batch_size, seed, buffer, world_size, readers)
+        for (name, smallest), value in zip(least.items(), given, strict=True):
+            if value < smallest:
+                raise InputError(f"{name} is {value}: it must be {smallest} or more")
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank {rank} is outside the world of {world_size}")
+        self._kept = kept_tokens(split, without, keep)
+        self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
+        self._rank, self._world, self._readers = rank, world_size, readers
+        self._scaled = scaled
+        tokens = int(self._kept.counts.sum())
+        low, high = rank_bounds(tokens, rank, world_size)
+        self._cuts = TokenCuts(high - low, -(-tokens // world_size), batch_size, endless)
+        self.batches = 0
+        self.wait_seconds = 0.0
+
+    def __repr__(self) -> str:
+        order = f"mixed over {counted(self._buffer, 'shard')}, seed {self._seed}"
+        return (
+            f"<TokenStream {self.split.name}: {self._kept.counts.sum():,} tokens, "
+            f"{counted(self._cuts.batch_size, 'token')} a batch, next is batch {self.batches}>\n"
+            f"  {'in stored order' if self._seed is None else order}"
+        )
+
+    def __len__(self) -> int:
+        """Batches of an epoch of this rank.
+
+        Raises:
+            TypeError: the stream is endless.
+        """
+        if self._cuts.endless:
+            raise TypeError("a stream without end has no length")
+        return len(self._cuts)
+
+    @cached_property
+    def scale_factors(self) -> Tensor:
+        """(layers,) float32 by which vectors have the mean norm sqrt(hidden) (see `mean_norms`)."""
+        norms = mean_norms(self.split, self._positions, self._kept)
+        return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, counted when a batch is given out: resume goes on after it.
+
+        Returns:
+            ``batches``, and what the order depends on; of all ranks the same.
+        """
+        return {"batches": self.batches} | self._identity
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from a position, in the middle of an epoch or not.
+
+        Args:
+            state: of `state_dict`, of any rank.
+
+        Raises:
+            InputError: the position is in another order.
+        """
+        for name, value in self._identity.items():
+            if state.get(name) != value:
+                raise InputError(
+                    f"the position was saved of another stream: its {name} is {state.get(name)!r}, "
+                    f"here it is {value!r}; give the same split and arguments, or begin anew"
+                )
+        self.batches = int(state["batches"])
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "split": self.split.name,
+            "plan": self.split.plan.digest,
+            "batch_size": self._cuts.batch_size,
+            "seed": self._seed,
+            "buffer": self._buffer,
+            "endless": self._cuts.endless,
+            "world_size": self._world,
+            "tokens": self._kept.digest,
+        }
+
+    def vectors(
+        self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Iterator[Tensor]:
+        """The decoded vectors of the batches alone, as trainers take them.
+
+        Args:
+            device: where codes are sent and decoded.
+            dtype: of the vectors.
+
+        Yields:
+            (n, hidden), or (n, layers, hidden) side by side.
+        """
+        for batch in self:
+            yield batch.to(device).decode(dtype)
+
+    def order(self, epoch: int) -> TokenOrder:
+        """The order of this rank's tokens in an epoch."""
+        return token_order(
+            self._kept.counts,
+            epoch=epoch,
+            seed=self._seed,
+            buffer=self._buffer,
+            rank=self._rank,
+            world_size=self._world,
+        )
+
+    @cached_property
+    def _feed(self) -> TokenFeed:
+        return TokenFeed(
+            self.split,
+            self._positions,
+            self._side_by_side,
+            self._kept,
+            self.order,
+            self._cuts,
+            self.scale_factors if self._scaled else None,
+            self._readers,
+        )
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        epoch, _ = self._cuts.place(self.batches)
+        batches = self._read_ahead(self.batches)
+        try:
+            while True:
+                started = time.perf_counter()
+                batch = next(batches, None)
+                self.wait_seconds += time.perf_counter() - started
+                if batch is None:
+                    break
+                self.batches += 1
+                yield batch
+                del batch  # or its memory could not be used for the batch after the next
+            self.batches = (epoch + 1) * len(self._cuts)
+        finally:
+            batches.close()
+
+    def _read_ahead(
+        self, first: int, ending: Callable[[], bool] = sys.is_finalizing
+    ) -> Generator[TokenBatch, None, None]:
+        """Batches from ``first`` on, gathered in a thread; its errors are raised here."""
+        ring = self._feed.ring(first)
+        batches = self._feed.batches(ring, first)
+        thread = Threads(min(1, self._readers), "bertvision-gather")
+        pending: deque[Future[TokenBatch | None]] = deque()
+        try:
+            while True:
+                while len(pending) < (_BATCHES_AHEAD if self._readers else 1):
+                    pending.append(thread.submit(next, batches, None))
+                batch = pending.popleft().result()
+                if batch is None:
+                    return
+                yield batch
+                del batch
+        finally:
+            # where an iterator is left open at the end of the interpreter, the threads have ended
+            # and modules are gone, this one too
+            if not ending():
+                thread.shutdown()
+                ring.close()
+
+
+def default_buffer(split: SplitReader, layers: int) -> int:
+    """Shards in the shuffle buffer of so many layers: what fits in `BUFFER_BYTES`, 2 to 256."""
+    return max(2, min(256, BUFFER_BYTES // shard_bytes(split, layers)))

@@ -1,0 +1,303 @@
+"""The token stream: what it gives is what the store holds, in an exact order, in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stores import Made, shard_path
+
+from bertvision.errors import (
+    CorruptStoreError,
+    IncompleteSplitError,
+    InputError,
+    UnknownNameError,
+)
+from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.tokens.batch import TokenBatch
+from bertvision.featurestore.tokens.stream import TokenStream
+
+LENGTHS = np.random.default_rng(1).integers(1, 33, 60).tolist()
+TOKENS = sum(LENGTHS)
+ENCODINGS = ("int8", "int4", "bfloat16", "float16", "float32")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> ActivationSplit:
+    return Made(LENGTHS, encoding="int8").write(tmp_path_factory.mktemp("store"))
+
+
+def places(batch: TokenBatch) -> list[tuple[int, int]]:
+    return list(zip(batch.examples.tolist(), batch.positions.tolist(), strict=True))
+
+
+def seen(batch: TokenBatch) -> tuple[list[tuple[int, int]], bytes]:
+    return places(batch), batch.vectors.numpy().tobytes()
+
+
+def every(split: ActivationSplit) -> list[tuple[int, int]]:
+    return [(i, p) for i, n in enumerate(split.plan.n_tokens.tolist()) for p in range(n)]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 500),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.sampled_from([0, 2]),
+    st.booleans(),
+)
+def test_each_token_comes_once_an_epoch_over_all_ranks(
+    split: ActivationSplit, batch_size: int, buffer: int, world: int, readers: int, shuffle: bool
+) -> None:
+    drawn = []
+    for rank in range(world):
+        stream = split.tokens(
+            1,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            buffer=buffer,
+            rank=rank,
+            world_size=world,
+            readers=readers,
+        )
+        drawn += [place for batch in stream for place in places(batch)]
+    assert sorted(drawn) == every(split)
+    if not shuffle:
+        assert drawn == every(split)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("layers", [2, -1, [2, 0], None])
+def test_vectors_are_the_decoded_states_of_the_tokens_that_are_named(
+    tmp_path: Path, encoding: str, layers: Any
+) -> None:
+    split = Made(LENGTHS[:20], encoding=encoding, hidden=66).write(tmp_path)
+    kept = list(split.tokens(layers, batch_size=37, buffer=3))
+    for batch in kept:  # read only now: no buffer may have been used again meanwhile
+        vectors = batch.vectors
+        several = [layers] if isinstance(layers, int) else layers
+        for vector, (example, position) in zip(vectors, places(batch), strict=True):
+            truth = split.read([example], several).decode()[position]
+            assert torch.equal(vector, truth[0] if isinstance(layers, int) else truth)
+
+
+@pytest.mark.parametrize("compression", ["zstd"])
+def test_compressed_shards_stream_alike(tmp_path: Path, compression: str) -> None:
+    plain = Made(LENGTHS, encoding="int8").write(tmp_path / "plain")
+    packed = Made(LENGTHS, encoding="int8", compression=compression).write(tmp_path / "packed")
+    pairs = zip(plain.tokens([0, 2]), packed.tokens([0, 2]), strict=True)
+    assert all(seen(one) == seen(other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(("readers", "endless"), [(0, False), (2, False), (0, True), (2, True)])
+def test_resume_is_exact_at_every_batch_of_three_epochs(
+    split: ActivationSplit, readers: int, endless: bool
+) -> None:
+    def stream(rank: int) -> TokenStream:
+        options = {"seed": 3, "buffer": 4, "endless": endless, "world_size": 2}
+        return split.tokens(0, batch_size=100, readers=readers, rank=rank, **options)
+
+    def batches(of: TokenStream) -> Iterator[TokenBatch]:
+        while True:
+            yield from of
+
+    one, whole, states = stream(1), [], []
+    total = 3 * -(-TOKENS // 2 // 100)
+    for batch in itertools.islice(batches(one), total + 2):
+        whole.append(seen(batch))
+        states.append(json.dumps(one.state_dict()))
+    assert len({str(places) for places, _ in whole}) == total + 2
+    other = stream(0)  # the state of one rank is that of all
+    for _ in itertools.islice(batches(other), 3):
+        pass
+    assert json.dumps(other.state_dict()) == states[2]
+    for position in range(1, total + 1):
+        resumed = stream(1)
+        resumed.load_state_dict(json.loads(states[position - 1]))
+        rest = [seen(batch) for batch in itertools.islice(batches(resumed), 2)]
+        assert rest == whole[position : position + 2]
+
+
+def test_an_endless_stream_has_full_batches_and_each_token_once_an_epoch(
+    split: ActivationSplit,
+) -> None:
+    stream = split.tokens(-1, batch_size=64, endless=True, buffer=3)
+    batches = list(itertools.islice(stream, 3 * TOKENS // 64))
+    assert {len(batch) for batch in batches} == {64}
+    drawn = [place for batch in batches for place in places(batch)]
+    epochs = [drawn[i * TOKENS : (i + 1) * TOKENS] for i in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == every(split)
+    assert epochs[0] != epochs[1]
+    with pytest.raises(TypeError, match="without end"):
+        len(stream)
+
+
+def test_epochs_follow_each_other_with_orders_of_their_own(split: ActivationSplit) -> None:
+    stream = split.tokens(-1, batch_size=64)
+    one, two = ([p for batch in stream for p in places(batch)] for _ in range(2))
+    assert one != two
+    assert sorted(one) == sorted(two)
+    assert stream.state_dict()["batches"] == 2 * len(stream)
+
+
+def test_the_order_does_not_depend_on_layers_or_threads(split: ActivationSplit) -> None:
+    options = [{"layers": 0}, {"layers": [2, 1], "readers": 0}, {"layers": 2, "readers": 3}]
+    orders = [
+        [places(batch) for batch in split.tokens(batch_size=70, seed=5, buffer=4, **option)]
+        for option in options
+    ]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_tokens_are_left_out_by_their_ids_and_by_an_array(split: ActivationSplit) -> None:
+    ids = split.array("input_ids")
+    first, n = split.plan.first_token, split.plan.n_tokens
+    special = set(ids[first].tolist()) | set(ids[first + n - 1].tolist())
+    drawn = [p for batch in split.tokens(1, without=special) for p in places(batch)]
+    lengths = dict(enumerate(n.tolist()))
+    assert sorted(drawn) == [(i, p) for i, p in every(split) if 0 < p < lengths[i] - 1]
+    # a mask over the token axis, and a stored array by its name, whose zeros are left out
+    odd = [p for batch in split.tokens(1, keep=ids % 2) for p in places(batch)]
+    assert {int(ids[first[i] + p]) % 2 for i, p in odd} == {1}
+    named = [p for batch in split.tokens(1, keep="input_ids") for p in places(batch)]
+    assert len(odd) == TOKENS // 2
+    assert len(named) == TOKENS - 1  # the token with id 0
+    both = [p for batch in split.tokens(1, without=special, keep=ids % 2) for p in places(batch)]
+    assert set(both) == set(odd) & set(drawn)
+
+
+@pytest.mark.parametrize("encoding", ["int8", "float32"])
+@pytest.mark.parametrize("layers", [1, [0, 2]])
+def test_scaled_vectors_have_the_mean_norm_of_sae_trainers(
+    tmp_path: Path, encoding: str, layers: Any
+) -> None:
+    split = Made(LENGTHS, encoding=encoding).write(tmp_path)
+    plain = torch.cat([batch.vectors for batch in split.tokens(layers, seed=1)])
+    stream = split.tokens(layers, seed=1, scaled=True)
+    scaled = torch.cat([batch.vectors for batch in stream])
+    norms = scaled.norm(dim=-1).mean(dim=0)
+    assert torch.allclose(norms, torch.full_like(norms, 16**0.5), rtol=1e-3)  # hidden is 16
+    factors = stream.scale_factors
+    wanted = plain * (factors if isinstance(layers, int) else factors[:, None])
+    assert torch.allclose(scaled, wanted, atol=1e-5)
+
+
+def test_vectors_of_a_stream_are_those_of_its_batches(split: ActivationSplit) -> None:
+    whole = [batch.decode(torch.bfloat16) for batch in split.tokens(1, batch_size=90)]
+    alone = list(split.tokens(1, batch_size=90).vectors("cpu", torch.bfloat16))
+    assert all(torch.equal(one, other) for one, other in zip(whole, alone, strict=True))
+    assert alone[0].shape == (90, 16)
+    assert alone[0].dtype == torch.bfloat16
+
+
+def test_memory_is_that_of_the_buffer_whatever_the_size_of_the_split(tmp_path: Path) -> None:
+    def peak(examples: int) -> int:
+        made = Made([30] * examples, hidden=256, layers=1, encoding="float32", shard_tokens=64)
+        split = made.write(tmp_path / str(examples))
+        del made
+        assert split.plan.n_shards == examples // 2
+        stream = split.tokens(0, batch_size=32, buffer=4, readers=1)
+        tracemalloc.start()
+        for batch in stream:
+            batch.decode()
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small, large = peak(40), peak(240)
+    shard = 64 * 256 * 4
+    assert small > 4 * shard
+    assert large < small + 2 * shard  # of 100 shards more
+
+
+def test_a_position_is_refused_in_another_stream(split: ActivationSplit) -> None:
+    stream = split.tokens(0, batch_size=50, seed=1, buffer=4)
+    next(iter(stream))
+    state = stream.state_dict()
+    for name, options in {
+        "batch_size": {"batch_size": 51},
+        "seed": {"seed": 2},
+        "buffer": {"buffer": 5},
+        "endless": {"endless": True},
+        "world_size": {"world_size": 2},
+        "tokens": {"without": [5]},
+    }.items():
+        other = split.tokens(0, **{"batch_size": 50, "seed": 1, "buffer": 4, **options})
+        with pytest.raises(InputError, match=f"its {name} is "):
+            other.load_state_dict(state)
+    with pytest.raises(InputError, match="its seed is 1, here it is None"):
+        split.tokens(0, batch_size=50, shuffle=False).load_state_dict({**state, "buffer": 1})
+
+
+def test_wrong_arguments_and_incomplete_splits_are_refused(
+    tmp_path: Path, split: ActivationSplit
+) -> None:
+    for name, value in {"batch_size": 0, "buffer": 0, "seed": -1, "readers": -1}.items():
+        with pytest.raises(InputError, match=f"{name} is {value}"):
+            split.tokens(0, **{name: value})
+    with pytest.raises(InputError, match="rank 2 is outside the world of 2"):
+        split.tokens(0, rank=2, world_size=2)
+    with pytest.raises(InputError, match="layer 7 is not stored"):
+        split.tokens(7)
+    with pytest.raises(UnknownNameError, match="has no array 'loss_mask'"):
+        split.tokens(0, keep="loss_mask")
+    with pytest.raises(InputError, match=r"keep has shape \(3,\)"):
+        split.tokens(0, keep=[1, 0, 1])
+    with pytest.raises(InputError, match="are left out"):
+        split.tokens(0, without=range(TOKENS))
+    with pytest.raises(IncompleteSplitError):
+        Made(LENGTHS).write(tmp_path, shards=1).tokens(0)
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_flipped_bit_stops_the_stream_with_the_shard(tmp_path: Path, readers: int) -> None:
+    split = Made(LENGTHS, encoding="int8").write(tmp_path)
+    path = shard_path(split, "hidden_states", 5)
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptStoreError, match="shard 5.*layer 0"):
+        list(split.tokens(0, readers=readers, buffer=3))
+    assert len(list(split.tokens(1, readers=readers, buffer=3))) == 1  # other layers are whole
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_reader_that_dies_stops_the_stream_and_its_threads(
+    split: ActivationSplit, monkeypatch: pytest.MonkeyPatch, readers: int
+) -> None:
+    real, calls = ShardReader.read, itertools.count()
+
+    def dying(*args: Any) -> None:
+        if next(calls) == 7:
+            raise MemoryError("the reader died")
+        real(*args)
+
+    before = threading.active_count()
+    monkeypatch.setattr(ShardReader, "read", dying)
+    stream = split.tokens(0, batch_size=20, readers=readers, buffer=2)
+    with pytest.raises(MemoryError, match="the reader died"):
+        list(stream)
+    assert threading.active_count() == before
+    monkeypatch.undo()
+    stream.load_state_dict({**stream.state_dict(), "batches": 0})
+    assert len(list(stream)) == len(stream)
+
+
+def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:
+    before = threading.active_count()
+    iterator = iter(split.tokens(0, batch_size=4, readers=3))
+    next(iterator)
+    iterator.close()
+    assert threading.active_count() == before
