@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -98,7 +98,7 @@ def sweep(
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
     elif space.splits():
-        kind = find_task(space.config.task.name).kind
+        kind = head_kind(space.config.task.name)
         stored_tags(space, sources, kind, "train", "--trained-on")
         stored_tags(space, targets, kind, split, "--checkpoint")
     from bertvision.pipelines.results.sweep import sweep as run

@@ -70,7 +70,7 @@ class PaddedForward:
         batch = collate(
             windows, windows.first_token, rows, self._pad, token_types=self._token_types
         )
-        output = self._model(**batch.to(where).inputs, output_hidden_states=kept is not None)
+        output = self._model(**batch.to(where).text, output_hidden_states=kept is not None)
         if kept is None:
             return
         states = output.hidden_states or ()

@@ -137,4 +137,5 @@ class _Given(nn.Module):
 
 
 def _logits(output: Any) -> Sequence[Tensor]:
-    return [output[name] for name in ("logits", "start_logits", "end_logits") if name in output]
+    names = ("logits", "start_logits", "end_logits")
+    return [values for name in names if (values := getattr(output, name, None)) is not None]

@@ -183,16 +183,15 @@ def predict_logits(
         tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
 
     Returns:
-        The logits by name as `Task.logits` gives them, in the order of the windows: (tokens,) of
-        spans, else (windows, …); and the wall time of the forward passes in seconds.
+        The logits by name as `Task.window_logits` gives them, in the order of the windows:
+        (tokens,) of spans, (windows, …) of classes; and the wall time of the forward passes in
+        seconds.
     """
     where = device()
     budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
     model.to(where).eval()  # type: ignore[arg-type]
     first_token, token_types = windows.first_token, takes_token_types(model)
-    spans = task.kind == "span"
-    count = len(windows.input_ids) if spans else len(windows)
-    logits: dict[str, Float32Array] = {}
+    logits: dict[str, dict[int, Float32Array]] = {}
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
     began = time.monotonic()
     done = 0
@@ -203,16 +202,14 @@ def predict_logits(
             batch = collate(windows, first_token, rows, padding, token_types=token_types)
             with autocast(precision, where):
                 output = model(**batch.to(where).inputs)
-            target = rows
-            if spans:
-                real = batch.attention_mask.numpy().astype(bool)
-                places = zip(first_token[rows], windows.n_tokens[rows], strict=True)
-                target = np.concatenate([np.arange(first, first + n) for first, n in places])
-            for name, tensor in task.logits(output).items():
-                values = tensor.float().cpu().numpy()
-                values = values[real] if spans else values
-                held = logits.setdefault(name, np.empty((count, *values.shape[1:]), np.float32))
-                held[target] = values
+            for name, of_windows in task.window_logits(output, batch).items():
+                # together: from a GPU one transfer, not one for each window
+                values = torch.cat(of_windows).float().cpu().numpy()
+                ends = np.cumsum([len(of) for of in of_windows])[:-1]
+                parts = np.split(values, ends)
+                logits.setdefault(name, {}).update(zip(rows.tolist(), parts, strict=True))
             done += len(rows)
             bar.update(len(rows))
-    return logits, time.monotonic() - began
+    seconds = time.monotonic() - began
+    joined = {name: np.concatenate([of[i] for i in range(len(of))]) for name, of in logits.items()}
+    return joined, seconds

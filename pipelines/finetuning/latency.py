@@ -154,7 +154,7 @@ def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], ob
     module = head.module.to(device())
 
     def answer(batch: Batch) -> object:
-        output = model(**batch.to(device()).inputs, output_hidden_states=True)
+        output = model(**batch.to(device()).text, output_hidden_states=True)
         states = [*output.hidden_states]
         if head.config.kind == "classification":  # of [CLS] alone, and the pooler output behind
             states = [state[:, 0] for state in states]

@@ -22,6 +22,7 @@ from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.results.systems import read_predictions
 from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
+from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class _Items(NamedTuple):
     """What is scored: by row an item, its cluster, and what was found of it before."""
 
     items: Sequence[Any]
+    task: Task
     member: npt.NDArray[np.int64]
     """(items,) number of the cluster of each."""
     known: dict[tuple[int, str], tuple[float, float]]
@@ -51,8 +53,9 @@ def add_intervals(
 ) -> None:
     """Set ``<metric>_low`` and ``<metric>_high`` in rows, and ``score_low`` and ``score_high``.
 
-    The metrics are those of items, F1 and exact match or accuracy, and the correlations Matthews
-    (of two classes) and Pearson. Rows whose answers are not kept, or are of other data, get none.
+    The metrics are those of items, F1 and exact match or accuracy, ratios such as UAS, and the
+    correlations Matthews (of two classes) and Pearson. Rows whose answers are not kept, or are of
+    other data, get none.
 
     Args:
         workspace: with the answers and the data.
@@ -75,7 +78,7 @@ def add_intervals(
     numbers: dict[Hashable, int] = {}
     groups = [data.task.group(item) for item in items]
     member = np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
-    of = _Items(items, member, {})
+    of = _Items(items, data.task, member, {})
     sums: dict[str, dict[str, Floats]] = {}
     for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
         if (by_file[file].folder / "predictions.json").is_file():
@@ -113,7 +116,10 @@ def _sums(result: Result, of: _Items) -> dict[str, Floats]:
     metrics = headline(result.rules)
     said = read_predictions(result, of.items)
     values: dict[str, Floats] = {}
-    if kind_of_metrics(metrics) == "span":
+    if of.task.ratios:
+        parts = [of.task.parts(item, said[item.id]) for item in of.items]
+        values = {m: np.array([part[m] for part in parts], np.float64) for m in of.task.ratios}
+    elif kind_of_metrics(metrics) == "span":
         scores = [_span(of, row, str(said[item.id])) for row, item in enumerate(of.items)]
         exact, f1 = 100 * np.array(scores, np.float64).T
         values = {"exact": exact[:, None], "f1": f1[:, None]}
@@ -178,6 +184,11 @@ def _mean(terms: Floats, n: Floats) -> Floats:
     return np.asarray(terms[:, 0] / n)
 
 
+def _ratio(terms: Floats, n: Floats) -> Floats:
+    """(resamples,) 100 × what is right over how much there is of it."""
+    return np.asarray(100 * terms[:, 0] / terms[:, 1])
+
+
 def _correlation(terms: Floats, n: Floats) -> Floats:
     """(resamples,) 100 × correlation of x and y, from the sums of x, y, x², y² and xy."""
     x, y, xx, yy, xy = (terms / n[:, None]).T
@@ -192,5 +203,7 @@ _METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
     "accuracy": _mean,
     "pearson": _correlation,
     "matthews": _correlation,
+    "las": _ratio,
+    "uas": _ratio,
 }
-"""What sums make each metric: of a mean the sum itself, of a correlation five."""
+"""What sums make each metric: of a mean the sum itself, of a ratio two, of a correlation five."""

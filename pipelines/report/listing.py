@@ -254,6 +254,11 @@ _MEANINGS = (
     (["f1", "macro_f1"], "F1 is that of the class that is looked for."),
     (["macro_f1"], "Macro F1 is the mean of all classes' F1."),
     (["matthews"], "Matthews is the correlation of the classes × 100: guessing scores 0."),
+    (
+        ["las"],
+        "UAS is the share of words with the right head, LAS of those with the right relation too; "
+        "punctuation counts, and so do words that the encoder did not see.",
+    ),
     (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
 )
 """What metrics of classes and scores say, by the columns that there must be."""

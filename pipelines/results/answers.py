@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from typing_extensions import TypedDict
 
@@ -14,6 +14,7 @@ from bertvision.pipelines.results.systems import find_system, read_predictions
 from bertvision.pipelines.tasks.scores import Metric, headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
+from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -92,8 +93,8 @@ def per_item(
     return scores
 
 
-def gold_of(item: Any) -> int | float | bool | None:
-    """What is right of an item that has a class: its index, or whether it is answerable."""
+def gold_of(item: Any) -> int | float | bool | str | None:
+    """What is right of an item that is no question with answers, as predictions say it."""
     return not item.is_impossible if isinstance(item, Question) else item.label
 
 
@@ -131,7 +132,7 @@ def answer_rows(
 
     Returns:
         ``id``, the item's texts, ``gold``, ``answer``, and by metric the item's score in per cent;
-        no score of a task that predicts a number.
+        no score of a task that predicts a number. Texts of parses have the names of relations.
 
     Raises:
         UnknownNameError: the system was not scored, or several are meant.
@@ -142,8 +143,13 @@ def answer_rows(
     )
     data = workspace.dataset()
     items, metrics = data.items(split), headline(result.rules)
-    if "pearson" in metrics:
-        said, scores = read_predictions(result, items), {}
+    scores: dict[Metric, list[float]] = {}
+    if ratios := data.task.ratios:
+        said = read_predictions(result, items)
+        parts = [data.task.parts(item, said[item.id]) for item in items]
+        scores = {cast(Metric, m): [100 * p[m][0] / p[m][1] for p in parts] for m in ratios}
+    elif "pearson" in metrics:
+        said = read_predictions(result, items)
     else:
         answers = read_answers(result, items)
         said, scores = dict(answers.predictions), answers.scores
@@ -152,8 +158,8 @@ def answer_rows(
         {
             "id": item.id,
             **_texts(item),
-            "gold": _gold(item, data.classes, spans=spans),
-            "answer": data.classes[said[item.id]] if data.classes else said[item.id],
+            "gold": _gold(item, data.task, data.classes, spans=spans),
+            "answer": data.task.answer_text(said[item.id], data.classes),
             **{metric: values[i] for metric, values in scores.items()},
         }
         for i, item in enumerate(items)
@@ -163,14 +169,14 @@ def answer_rows(
 def _texts(item: Any) -> dict[str, Any]:
     if isinstance(item, Question):
         return {"question": item.question, "context": item.context}
-    return {"text": item.text, "pair": item.pair}
+    pair = {"pair": item.pair} if hasattr(item, "pair") else {}
+    return {"text": item.text, **pair}
 
 
-def _gold(item: Any, classes: Sequence[str], *, spans: bool) -> Any:
+def _gold(item: Any, task: Task, classes: Sequence[str], *, spans: bool) -> Any:
     if spans:
         return list(dict.fromkeys(answer.text for answer in item.answers))
-    gold = gold_of(item)
-    return classes[gold] if classes and isinstance(gold, int) else gold
+    return task.answer_text(gold_of(item), classes)
 
 
 def confusions(items: Sequence[Any], answers: Answers, classes: Sequence[str]) -> list[Confusion]:

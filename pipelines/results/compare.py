@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
@@ -34,6 +35,7 @@ from bertvision.pipelines.tasks.scores import (
     trivial_score,
 )
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
+from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
@@ -103,11 +105,15 @@ def compare(
         x, y = (np.array(side if len(side) > 1 else side[0]) for side in scores)
         difference = paired_bootstrap(x, y, clusters=clusters, resamples=resamples, seed=seed)
     else:
-        gold = np.array([item.label for item in items])
-        for result, answers in (one for side in said for one in side):
-            found = whole(np.array([answers[item.id] for item in items]), gold)
-            check_recorded(result, metric, found)
-        x, y = (np.array([[said[item.id] for item in items] for _, said in side]) for side in said)
+        ratio = metric in data.task.ratios
+        values = [
+            [_values(x, items, data.task, metric if ratio else None) for _, x in side]
+            for side in said
+        ]
+        gold = values[0][0][1]
+        for (result, _), (found, _) in zip(chain(*said), chain(*values), strict=True):
+            check_recorded(result, metric, whole(found, gold))
+        x, y = (np.array([found for found, _ in side]) for side in values)
         difference = paired_bootstrap_of(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
@@ -154,7 +160,24 @@ def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:
     """How a metric of the whole is computed; None of one that is a mean over items."""
     if metric == "f1" and "macro_f1" in headline(result.rules):
         return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
+    if metric in task.ratios:
+        return lambda right, whole: float(100 * right.sum() / whole.sum())
     return _WHOLE.get(metric)
+
+
+def _values(
+    answers: Mapping[str, Any], items: Sequence[Any], task: Task, ratio: str | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """What a metric of the whole is computed from, (items,) each.
+
+    Returns:
+        The answers and the labels; of a ratio what is right of each item, and of how much.
+    """
+    if ratio is None:
+        said = np.array([answers[item.id] for item in items])
+        return said, np.array([item.label for item in items])
+    parts = np.array([task.parts(item, answers[item.id])[ratio] for item in items], np.float64)
+    return parts[:, 0], parts[:, 1]
 
 
 def sentence(
@@ -230,6 +253,8 @@ def metrics_of(result: Result, task: str) -> list[Metric]:
     F1 of yes and no is not among them: it is of the whole, and accuracy says as much.
     """
     metrics = headline(result.rules)
+    if ratios := load_task(task).ratios:
+        return [name for ratio in ratios for name in get_args(Metric) if name == ratio]
     if "macro_f1" in metrics or "pearson" in metrics:
         found = [name for name in get_args(Metric) if name in metrics]
         return sorted(found, key=lambda name: name != headline_metric(task, metrics))

@@ -16,12 +16,14 @@ import numpy as np
 
 from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.models import Kind
 from bertvision.pipelines.files import digests_in, keep_others, new_folder, write_json
 from bertvision.pipelines.records import digest_of, read_record, write_record
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.softmax import Combine, combine_logits
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
 from bertvision.pipelines.workspace.heads import find_head
@@ -77,7 +79,7 @@ def ensemble(
         member. Beside it are ``predictions.json``, ``na_scores.json`` and the logits.
 
     Raises:
-        InputError: there are fewer than two members, or one comes twice.
+        InputError: there are fewer than two members, or one comes twice, or no heads learn it.
         UnknownNameError: there is no such head.
         WorkspaceError: a member has no logits on this snapshot, or they are of other data.
     """
@@ -85,6 +87,7 @@ def ensemble(
         raise InputError(f"--combine {combine!r}: choose one of {', '.join(get_args(Combine))}")
     trained_on, tag = str(SnapshotTag(trained_on)), str(SnapshotTag(tag))
     task_config = workspace.config.task
+    head_kind(task_config.name)  # refuses a task that no heads learn
     if load_task(task_config.name).outputs(task_config) == 1:
         raise InputError(
             f"{task_config.name} predicts a score, and ensembles combine the probabilities of "
@@ -96,7 +99,8 @@ def ensemble(
     _check_current(workspace, members, parts)
     sums = [part.sha256 for part in parts]
     together = _combined(workspace, members, sums, tag, split, combine)
-    tune, task = None, task_of_kind(together.kind, workspace.config.task.name)
+    kind: Kind = "span" if together.kind == "span" else "classification"
+    tune, task = None, task_of_kind(kind, workspace.config.task.name)
     if task.tunes and split != "tune":
         tune = _tune(workspace, members, sums, tag, combine)
     scores = task.score(together, tune)
@@ -105,7 +109,7 @@ def ensemble(
     metrics = EnsembleScores(
         members=tuple(names),
         combine=combine,
-        kind=together.kind,
+        kind=kind,
         trained_on=trained_on,
         checkpoint=tag,
         split=split,

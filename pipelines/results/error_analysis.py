@@ -116,7 +116,7 @@ def errors(
 
     Raises:
         UnknownNameError: the system was not scored, or several are meant.
-        InputError: it predicts scores, which are neither right nor wrong.
+        InputError: it predicts scores, or what is right in parts, neither right nor wrong.
         WorkspaceError: predictions or logits are missing, damaged or of other data.
     """
     results = read_results(workspace, split)
@@ -127,6 +127,12 @@ def errors(
             "wrong: `bertvision compare` sets two systems side by side"
         )
     data = workspace.dataset()
+    if data.task.ratios:
+        raise InputError(
+            f"the answers of {data.task.name} are right in parts, not right or wrong: "
+            "bertvision.predictions shows in Python what each item scores, `bertvision compare` "
+            "sets two systems side by side"
+        )
     items = data.items(split)
     answers = read_answers(result, items)
     bert = next((r for r in results if _is_its_bert(r, result)), None)

@@ -123,7 +123,7 @@ def read_rows(
     """
     results = read_results(workspace, split, left_out)
     task = workspace.config.task.name
-    kind = find_task(task).kind
+    kind = "span" if find_task(task).kind == "span" else "classification"
     runs = [_run(workspace, result, task) for result in results]
     costs = read_costs(workspace, results, left_out)
     for run, cost in zip(runs, costs, strict=True):

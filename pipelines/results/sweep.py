@@ -16,7 +16,7 @@ from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
-from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
@@ -66,7 +66,7 @@ def sweep(
     model, task = workspace.config.model, workspace.config.task.name
     if not heads:
         states = model.num_hidden_layers + 1
-        heads = default_heads(find_task(task).kind, layers=states, hidden=model.hidden_size)
+        heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
     runs = options.named(runs_of(heads, fractions, seeds))
     kinds: dict[Kind, list[Run]] = {}
     for run in runs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,11 +26,19 @@ class Batch(NamedTuple):
     attention_mask: Tensor
     """int64 (batch, seq): 1 for real tokens."""
     labels: dict[str, Tensor]
-    """(batch,) by name, int64 of classes and positions, float32 of scores: what the task learns."""
+    """(batch,) by name, int64 of classes and positions, float32 of scores: what the task learns;
+    (batch, seq) int64 of tokens, −1 where there is nothing to learn."""
+    marks: Mapping[str, Tensor] = MappingProxyType({})
+    """int64 (batch, seq) by name: `Windows.marks`, −1 also of padding."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model reads, as its keyword arguments."""
+        """What the model with its output layer reads, as its keyword arguments."""
+        return {**self.text, **self.marks}
+
+    @property
+    def text(self) -> dict[str, Tensor]:
+        """What the encoder alone reads, as its keyword arguments."""
         given = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         types = self.token_type_ids
         return given if types is None else {**given, "token_type_ids": types}
@@ -42,6 +51,7 @@ class Batch(NamedTuple):
             None if types is None else types.to(where),
             self.attention_mask.to(where),
             {name: of.to(where) for name, of in self.labels.items()},
+            {name: of.to(where) for name, of in self.marks.items()},
         )
 
 
@@ -61,7 +71,8 @@ def collate(
         first_token: (windows,) ``windows.first_token``, computed once by the caller.
         rows: (batch,) the windows to take.
         pad_id: vocabulary index of the padding token.
-        labels: (windows,) by name, of all windows; none where nothing is learned.
+        labels: by name, of all windows: (windows,), or (tokens,) of ``windows.token_labels``; none
+            where nothing is learned.
         token_types: whether the model takes token types.
     """
     lengths = windows.n_tokens[rows]
@@ -73,11 +84,22 @@ def collate(
         input_ids[i, : lengths[i]] = windows.input_ids[tokens]
         token_type_ids[i, : lengths[i]] = windows.token_type_ids[tokens]
     mask = np.arange(shape[1]) < lengths[:, None]
+
+    def padded(of: npt.NDArray[Any]) -> Tensor:
+        found = np.full(shape, -1, np.int64)
+        for i, row in enumerate(rows):
+            found[i, : lengths[i]] = of[first_token[row] : first_token[row] + lengths[i]]
+        return torch.from_numpy(found)
+
     return Batch(
         torch.from_numpy(input_ids),
         torch.from_numpy(token_type_ids) if token_types else None,
         torch.from_numpy(mask.astype(np.int64)),
-        {name: _label(of[rows]) for name, of in (labels or {}).items()},
+        {
+            name: padded(of) if name in windows.token_labels else _label(of[rows])
+            for name, of in (labels or {}).items()
+        },
+        {name: padded(of) for name, of in windows.marks.items()},
     )
 
 

@@ -8,7 +8,7 @@ name, and what tells their windows from others: ``n_tokens``, and ``question_ind
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,16 @@ from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.tasks.windows import Windows
 
 if TYPE_CHECKING:
-    from bertvision.models import Kind
+    from bertvision.pipelines.tasks.registry import TaskKind
+
+
+_NAMES: dict[TaskKind, tuple[str, ...]] = {
+    "classification": ("logits",),
+    "span": ("start_logits", "end_logits"),
+    "tree": ("arcs", "relations"),
+}
+"""Names of the arrays of each kind."""
+_DIMENSIONS = {"logits": 2, "relations": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +48,25 @@ class WindowIndex:
     offset_mapping: npt.NDArray[np.int32] | None
     """(tokens, 2) characters of the context, −1 −1 outside it; None where a single vector was kept
     of each window, so that nothing is known of its tokens."""
+    marks: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    """(tokens,) each: `Windows.marks`."""
 
     @classmethod
     def of(cls, items: Sequence[Any], windows: Windows) -> WindowIndex:
         """The windows that a task makes of items, in the order of the data."""
-        return cls(items, windows.n_tokens, windows.item_index, windows.offset_mapping)
+        index, offsets = windows.item_index, windows.offset_mapping
+        return cls(items, windows.n_tokens, index, offsets, windows.marks)
+
+    def rows(self, name: str) -> int:
+        """How many rows the logits of a name have."""
+        if name == "logits":
+            return len(self.item_index)
+        if name not in ("arcs", "relations"):
+            return int(self.n_tokens.sum())
+        first = np.cumsum(self.n_tokens, dtype=np.int64) - self.n_tokens
+        begins = (self.marks["words"] >= 0).astype(np.int64)
+        words = np.add.reduceat(begins, first)  # no window is without tokens
+        return int((words * (words + 1)).sum() if name == "arcs" else words.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +75,14 @@ class Logits:
 
     arrays: Mapping[str, npt.NDArray[np.float32]]
     """By name as `Task.logits` gives them: ``start_logits`` and ``end_logits`` (tokens,), the
-    windows one after another; or ``logits`` (windows, classes)."""
+    windows one after another; ``logits`` (windows, classes); of trees ``arcs`` and ``relations``,
+    as `ParsingTask.window_logits` gives them."""
     windows: WindowIndex
 
     @property
-    def kind(self) -> Kind:
-        """Whether they are of spans or of classes, as for heads; a score is a class alone."""
-        return "classification" if "logits" in self.arrays else "span"
+    def kind(self) -> TaskKind:
+        """What they are of; a score is a class alone."""
+        return next(kind for kind, names in _NAMES.items() if names[0] in self.arrays)
 
     def save(self, path: Path, metadata: dict[str, str] | None = None) -> None:
         """Write them durably, as safetensors.
@@ -96,18 +120,20 @@ class Logits:
             if sha256 is not None and sha256_of_files([path]) != sha256:
                 raise OSError("they are not as they were written")
             held = load_file(path)
-            names = ["logits"] if "logits" in held else ["start_logits", "end_logits"]
+            names = next((of for of in _NAMES.values() if of[0] in held), _NAMES["span"])
             found = cls({name: held[name] for name in names}, windows)
             rows = held["question_index"]
-            n_tokens = held["n_tokens"] if found.kind == "span" else windows.n_tokens
+            n_tokens = windows.n_tokens if found.kind == "classification" else held["n_tokens"]
         except (OSError, KeyError, SafetensorError) as error:
             raise WorkspaceError(
                 f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
             ) from error
         same = np.array_equal(rows, windows.item_index)
         same = same and np.array_equal(n_tokens, windows.n_tokens)
-        ndim, count = (1, int(n_tokens.sum())) if found.kind == "span" else (2, len(rows))
-        if not same or any(x.ndim != ndim or len(x) != count for x in found.arrays.values()):
+        if not same or any(
+            x.ndim != _DIMENSIONS.get(name, 1) or len(x) != windows.rows(name)
+            for name, x in found.arrays.items()
+        ):
             raise WorkspaceError(
                 f"the logits {path} ({len(rows):,} windows) are of other data than the "
                 f"{len(windows.item_index):,} windows that the workspace's questions make: "

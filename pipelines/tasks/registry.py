@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
+TaskKind = Literal["span", "classification", "tree"]
+"""What the logits of a task are of: those of heads (`models.Kind`), and ``tree``, a head and a
+relation for each word, which no head on stored states learns."""
 POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
 """Poolings over a window's tokens, in the order in which they are listed."""
 
@@ -39,9 +42,9 @@ class TaskEntry(NamedTuple):
     task; None where it names a data set, or there is none."""
     max_length: int = 386
     """Longest window in tokens, unless told otherwise."""
-    kind: Kind = "classification"
-    """The kind of its heads: ``span`` where a span of the text is looked for, so that logits are of
-    tokens; else they are of windows, and scores are a classification too."""
+    kind: TaskKind = "classification"
+    """``span`` where a span of the text is looked for, so that logits are of tokens; those of
+    classes and scores are of windows, and scores are a classification too."""
     learns: bool = True
     """Whether an encoder can be fine-tuned on it."""
 
@@ -120,6 +123,12 @@ TASKS: dict[str, TaskEntry] = {
         max_length=128,
         learns=False,
     ),
+    "parsing": TaskEntry(
+        "bertvision.pipelines.tasks.trees.parsing:ParsingTask",
+        *("las", "all"),
+        max_length=128,
+        kind="tree",
+    ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),
@@ -174,6 +183,22 @@ def find_task(name: str) -> TaskEntry:
             "import its module in Python, to have it imported here"
         )
     return _entry_of(name, named=True)
+
+
+def head_kind(name: str) -> Kind:
+    """The kind of the heads that learn a task itself.
+
+    Raises:
+        InputError: no head learns it: what it predicts is neither a span nor a class of a window.
+    """
+    kind = find_task(name).kind
+    if kind == "span" or kind == "classification":
+        return kind
+    raise InputError(
+        f"no head learns the task {name}, whose output layer reads all tokens at once: `bertvision "
+        "report` shows what the encoder itself scores, and analyses such as `bertvision cka` and "
+        "probes of other data (`bertvision probe`) read its layers"
+    )
 
 
 def name_task(name: str) -> str:

@@ -26,6 +26,8 @@ METRICS: dict[str, str] = {
     "NoAns_exact": "NoAns",
     "balanced": "balanced",
     "best_f1": "oracle F1",
+    "las": "LAS",
+    "uas": "UAS",
     "pearson": "Pearson",
     "spearman": "Spearman",
     "majority": "majority",
@@ -40,7 +42,17 @@ MEANINGS = {
     "the official script), which no system can know.",
 }
 """What columns of spans say whose names do not."""
-Metric = Literal["f1", "exact", "accuracy", "macro_f1", "matthews", "pearson", "spearman"]
+Metric = Literal[
+    "f1",
+    "exact",
+    "accuracy",
+    "macro_f1",
+    "matthews",
+    "pearson",
+    "spearman",
+    "las",
+    "uas",
+]
 """Those that two systems can be compared by."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
 """Metrics from −100 to 100."""
@@ -65,7 +77,8 @@ class Scores(NamedTuple):
         rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
             0``, ``argmax`` and `ORACLE`; of classes ``argmax``) the threshold and the metrics.
         predictions: by item id, the answers of ``n-best``, which is the official predictions
-            file; whether the question is answerable; the index of the class; or the score.
+            file; whether the question is answerable; the index of the class; the score; or a parse
+            (see `trees.attachment`).
         na_scores: by question id, how much better no answer scores than the best span, or than
             answerable; empty where the items are no questions.
         tuned: whether the held-out part that was given could tell a threshold.

@@ -16,7 +16,7 @@ from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import TaskKind, TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.windows import Windows
@@ -25,8 +25,6 @@ from bertvision.plugins import is_dotted_path, load_class
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
-
-    from bertvision.models import Kind
 
 Labels = dict[str, npt.NDArray[Any]]
 
@@ -37,9 +35,9 @@ class Task(ABC):
     An *item* is a row of its data: a question of SQuAD, a sentence or a pair elsewhere.
     """
 
-    kind: ClassVar[Kind] = "classification"
-    """``span`` where a span of the text is looked for, so that logits are of tokens; else they are
-    of windows."""
+    kind: ClassVar[TaskKind] = "classification"
+    """``span`` where a span of the text is looked for, so that logits are of tokens; of classes and
+    scores they are of windows. What no heads learn is of another kind."""
     headline: ClassVar[str] = "accuracy"
     """The metric that stands for a system where there is room for one number. This and the next
     four are those of a task of one's own: the line in `TASKS` says them of the others."""
@@ -51,14 +49,18 @@ class Task(ABC):
     """Longest window in tokens, unless told otherwise."""
     learns: ClassVar[bool] = True
     """Whether an encoder can be fine-tuned on it."""
-    model_class: ClassVar[type[Any]]
-    """An ``AutoModelFor…`` of transformers: the encoder with the task's output layer."""
+    model_class: ClassVar[Any]
+    """The encoder with the task's output layer: an ``AutoModelFor…`` of transformers, or an
+    `OwnOutput`."""
     settings: ClassVar[tuple[str, ...]] = ("max_length",)
     """Fields of `TaskConfig` that decide the windows."""
     words: ClassVar[tuple[str, str]] = ("texts", "items")
     """What people call that which `group` keeps together, and the items."""
     linked: ClassVar[bool] = False
     """Whether `grouping` knows more than `group`: of new data it then says what is held out."""
+    ratios: ClassVar[tuple[str, ...]] = ()
+    """Metrics whose parts `parts` says of an item, the task's own first; the others are those that
+    `Scores` has of spans, classes and scores."""
     tunes: bool = False
     """Whether scoring fits something, a threshold, on the split ``tune``."""
 
@@ -134,8 +136,8 @@ class Task(ABC):
         return dict(windows.labels)
 
     def labels(self, windows: Windows) -> Labels:
-        """What the encoder learns, by name: (windows,) each."""
-        return dict(windows.labels)
+        """What the encoder learns, by name: (windows,) each, or (tokens,) of tokens."""
+        return {**windows.labels, **windows.token_labels}
 
     @abstractmethod
     def loss(self, output: Any, batch: Batch) -> Tensor:
@@ -152,6 +154,23 @@ class Task(ABC):
     def logits(self, output: Any) -> dict[str, Tensor]:
         """What is kept of the model's output, by name: (batch, seq) or (batch, …)."""
 
+    def window_logits(self, output: Any, batch: Batch) -> dict[str, list[Tensor]]:
+        """What is kept of each window of a batch, by name: (rows, …) each.
+
+        Of spans there is a row for each of its tokens, of classes one; a task whose logits are of
+        something else, such as words, says here which they are.
+
+        Args:
+            output: what the model gave for ``batch.inputs``.
+            batch: with marks; its labels are not read.
+        """
+        spans = self.kind == "span"
+        lengths = batch.attention_mask.sum(1).tolist() if spans else [1] * len(batch.input_ids)
+        return {
+            name: [of[:n] if spans else of[None] for of, n in zip(values, lengths, strict=True)]
+            for name, values in self.logits(output).items()
+        }
+
     @abstractmethod
     def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> Tensor:
         """The mean loss of a head over the examples of a batch, () float32.
@@ -164,6 +183,27 @@ class Task(ABC):
     def outputs(self, config: TaskConfig) -> int:
         """Logits of a classification head: how many classes there are, 1 of a score."""
         return 2
+
+    def parts(self, item: Any, answer: Any) -> dict[str, tuple[float, float]]:
+        """What an answer to an item adds to each of `ratios`: what is right, and of how much.
+
+        The metric is 100 times the sum of the first over the sum of the second. Differences and
+        intervals are drawn from these.
+
+        Args:
+            item: with what is right.
+            answer: as in `Scores.predictions`.
+        """
+        return {}
+
+    def answer_text(self, answer: Any, classes: Sequence[str]) -> Any:
+        """An answer as people read it: of a class its name.
+
+        Args:
+            answer: as in `Scores.predictions`, or what is right.
+            classes: their names, where there are any.
+        """
+        return classes[answer] if classes and isinstance(answer, int) else answer
 
     @abstractmethod
     def score(self, dev: Logits, tune: Logits | None) -> Scores:

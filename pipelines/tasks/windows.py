@@ -9,7 +9,7 @@ them, is one (`sentences.windows`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,12 @@ class Windows:
     (inclusive) token of the first gold answer, counted inside the window, or 0, the first special
     token, if there is none or it is not wholly in this window. Of sentences ``label``: the class,
     −1 where there is none, or the score, NaN where there is none."""
+    marks: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    """(tokens,) each: what an output layer of a task's own reads beside the text, such as where
+    words begin, as keyword arguments of the model; −1 of tokens that are not marked."""
+    token_labels: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    """(tokens,) each: what is right of tokens, where windows alone do not say it; −1 of tokens that
+    nothing is learned of."""
 
     @property
     def first_token(self) -> npt.NDArray[np.int64]:
@@ -67,4 +73,6 @@ class Windows:
             self.n_tokens[rows].copy(),
             self.item_index[rows].copy(),
             {name: values[rows].copy() for name, values in self.labels.items()},
+            {name: values[tokens].copy() for name, values in self.marks.items()},
+            {name: values[tokens].copy() for name, values in self.token_labels.items()},
         )

@@ -71,6 +71,7 @@ class Exits(Variant):
     not computed: with weight on the last alone it is plain fine-tuning, bit for bit.
     """
 
+    kinds = ("span", "classification")
     needs = "layers"
     reads_states = True
     weighted: ClassVar[bool] = True

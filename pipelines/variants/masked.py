@@ -201,7 +201,7 @@ def masked_loss(model: PreTrainedModel, batch: Batch, ids: Tensor, chosen: Tenso
         ids: (batch, seq) the same with masks.
         chosen: (batch, seq) which words are guessed.
     """
-    states = model.base_model(**{**batch.inputs, "input_ids": ids}).last_hidden_state[chosen]
+    states = model.base_model(**{**batch.text, "input_ids": ids}).last_hidden_state[chosen]
     weight = model.get_input_embeddings().weight
     logits = head_of(model)(states, weight)
     losses = F.cross_entropy(logits, batch.input_ids[chosen], reduction="none")

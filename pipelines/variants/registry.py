@@ -9,8 +9,8 @@ from bertvision.errors import InputError, did_you_mean
 from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
-    from bertvision.models import Kind
     from bertvision.pipelines.encoders.loading import PretrainedEncoder
+    from bertvision.pipelines.tasks.registry import TaskKind
     from bertvision.pipelines.variants.variant import Variant
 
 _HERE = "bertvision.pipelines.variants"
@@ -84,7 +84,7 @@ def check_names(texts: Sequence[str]) -> None:
 def fitting_depth(
     texts: Sequence[str],
     layers: int,
-    kind: Kind,
+    kind: TaskKind,
     checkpoint: PretrainedEncoder | None = None,
 ) -> int:
     """The transformer layers of an encoder with variants, after checking that each fits it.

@@ -10,7 +10,7 @@ from bertvision.errors import InputError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.workspace.records import PassRecord, RunConfig
 from bertvision.pipelines.workspace.reproduce import training_pass_command
 from bertvision.pipelines.workspace.runs import Run
@@ -161,7 +161,7 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
 
 
 def check_kind(head: str, kind: Kind, task: str) -> None:
-    """Refuse a span head where there are no spans.
+    """Refuse a head that nothing of the task can be learned by.
 
     Args:
         head: its name, for the message.
@@ -169,8 +169,9 @@ def check_kind(head: str, kind: Kind, task: str) -> None:
         task: of the workspace.
 
     Raises:
-        InputError: the task has no spans to score.
+        InputError: no head learns the task, or none of this kind.
     """
+    head_kind(task)
     if kind == "span" and find_task(task).kind != "span":
         raise InputError(
             f"{head} is a span head, but the task {task} has no spans to score: choose from "

@@ -22,6 +22,7 @@ from bertvision.pipelines.encoders.weights import weights_of
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.predict import run_over
 from bertvision.pipelines.variants.exits import NAME, ExitLayers, Exits, ExitsDetached
@@ -72,19 +73,19 @@ def exits(
         )
     if split not in ("dev", "tune"):
         raise InputError(f"--split {split}: what the last layer says is kept of dev and tune alone")
-    task = load_task(info.task.name)
+    task, kind = load_task(info.task.name), head_kind(info.task.name)
     scores = task.kind != "span" and task.outputs(info.task) == 1
     chosen = fitting_criteria(criteria, scores=scores)
     if tolerance is not None and not scores:
         raise InputError(f"--tolerance {tolerance:g} is for scores, and {task.name} has none")
-    stored = head_activations(workspace, tag, task.kind, split)
+    stored = head_activations(workspace, tag, kind, split)
     stored.layer_positions(layers[:-1])
 
     def measure() -> ExitsResult:
-        output_layers, weights = _output_layers(workspace, tag, found[0], task.kind)
+        output_layers, weights = _output_layers(workspace, tag, found[0], kind)
         windows = read_windows(workspace, tag, split)
         full, threshold = _of_the_last(workspace, tag, split, windows, stored)
-        modules = [_Exit(output_layers, i, at, task.kind) for i, at in enumerate(layers[:-1])]
+        modules = [_Exit(output_layers, i, at, kind) for i, at in enumerate(layers[:-1])]
         below = run_over(modules, task, stored, "32", f"exits {tag} {split}", layers=layers[:-1])
         logits = [Logits(_in_order(arrays, stored, windows, task), windows) for arrays in below]
         return measure_exits(

@@ -109,7 +109,7 @@ def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:
     found: dict[str, list[int]] = {}
     start = 0
     for of in data:
-        if of.task.kind == "span" or not of.task.learns:
+        if of.task.kind != "classification" or not of.task.learns:
             raise InputError(
                 f"{name_of(of)} has no texts of their own to be told apart: give data sets of "
                 "sentences, such as mr,subj, or a file with --task csv"

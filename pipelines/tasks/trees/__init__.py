@@ -1,1 +1,1 @@
-"""Treebanks in CoNLL-U: words with their parts of speech, heads and relations."""
+"""Treebanks in CoNLL-U: words with their parts of speech, heads and relations; parsing them."""

@@ -157,8 +157,12 @@ def _word(line: Line, fields: list[str], number: int) -> _Word:
         _refuse(line, f"the UPOS {upos!r} must be one of {', '.join(UPOS)}")
     if head != "0" and not _NUMBER.fullmatch(head):
         _refuse(line, f"the HEAD {head!r} must be the number of a word, or 0 of the root")
-    if not relation.strip("_ "):
-        _refuse(line, f"the DEPREL {relation!r} must name the relation to the head, such as nsubj")
+    if not relation.strip("_") or " " in relation:
+        _refuse(
+            line,
+            f"the DEPREL {relation!r} must name the relation to the head, such as nsubj, without "
+            "spaces",
+        )
     return _Word(line, form, upos, int(head), relation)
 
 

@@ -1,0 +1,230 @@
+"""Dependency parsing as the selection of heads: ``--task parsing --data FOLDER``, from CoNLL-U.
+
+Every word chooses its head among the other words and the root, and its relation to it, by the
+biaffine layer of Dozat & Manning (2017) on the encoder; an answer is the best tree (`best_tree`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertvision.errors import InputError, counted
+from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.own_output import OwnOutput
+from bertvision.pipelines.tasks.scores import Scores
+from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.trees.attachment import Tree, attached, named, written
+from bertvision.pipelines.tasks.trees.biaffine import Biaffine, ParseOutput, allowed_arcs
+from bertvision.pipelines.tasks.trees.spanning import best_tree
+from bertvision.pipelines.tasks.trees.treebank import TreebankTask
+from bertvision.pipelines.tasks.trees.words import NO_WORD, words_of_tokens
+from bertvision.pipelines.tasks.windows import Windows
+
+log = logging.getLogger(__name__)
+
+
+class ParsingTask(Task):
+    """Sentences whose words learn their heads and relations, read as `TreebankTask` reads them."""
+
+    kind = "tree"
+    headline = "las"
+    max_length = 128
+    model_class = OwnOutput(Biaffine)
+    ratios = ("las", "uas")
+    words = ("sentences", "sentences")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._treebank = TreebankTask(name)
+
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """A logit for each relation, by its name."""
+        names = config.classes
+        return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+
+    def outputs(self, config: TaskConfig) -> int:
+        """How many relations there are."""
+        return len(config.classes)
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Those of train, dev and test that a folder holds; that of a file by its name."""
+        return self._treebank.splits(source)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read the trees of a split, whose relations are classes: those of the training data."""
+        found = self._treebank.read(source, split, config)
+        names = config.classes or tuple(sorted({r for s in found.items for r in s.relations}))
+        number = {name: i for i, name in enumerate(names)}
+        items = [Tree(s, tuple(number.get(r, -1) for r in s.relations)) for s in found.items]
+        unknown = Counter(r for s in found.items for r in s.relations if r not in number)
+        if unknown:
+            log.warning(
+                "%s of %s in %s are not in the training data (%s): they count as wrong in LAS",
+                *(counted(len(unknown), "relation"), counted(unknown.total(), "word"), split),
+                ", ".join(sorted(unknown)),
+            )
+        return TaskData(items, found.sha256, found.skipped, names)
+
+    def check_data(self, items: Sequence[Tree], source: str) -> None:
+        """Refuse data in which no word has another word to hang on.
+
+        Raises:
+            InputError: all sentences are of one word.
+        """
+        if all(len(item.labels) < 2 for item in items):
+            raise InputError(
+                f"{source}: no sentence has two words, so that no head can be learned from it: "
+                "give a treebank with longer sentences"
+            )
+
+    def windows(self, items: Sequence[Tree], tokenizer: Any, config: TaskConfig) -> Windows:
+        """One window for each sentence, with the first token of each word marked.
+
+        A word without a token in its window, because it is cut off or the tokenizer drops all its
+        characters, has no mark: its relation is not learned, nor those of words that hang on it,
+        and it counts as wrong. How many there are is said.
+        """
+        windows = self._treebank.windows([x.sentence for x in items], tokenizer, config)
+        words, heads, relations = (np.full(len(windows.input_ids), -1, np.int32) for _ in range(3))
+        unseen = 0
+        for item, begin, count in zip(items, windows.first_token, windows.n_tokens, strict=True):
+            tokens = slice(begin, begin + count)
+            of_tokens = words_of_tokens(item.sentence.words, windows.offset_mapping[tokens])
+            seen, first = np.unique(of_tokens, return_index=True)
+            first, seen = first[seen != NO_WORD], seen[seen != NO_WORD]
+            place = np.full(len(item.labels) + 1, -1)  # of each word's first token; of the root 0
+            place[0], place[seen + 1] = 0, first
+            words[begin + first] = seen
+            heads[begin + first] = place[np.array(item.sentence.heads)[seen]]
+            relations[begin + first] = np.array(item.labels)[seen]
+            unseen += len(item.labels) - len(seen)
+        if unseen:
+            log.warning(
+                "%d of %s have no token in their window (%d tokens, --max-length): they are not "
+                "learned, and count as wrong where parses are scored",
+                *(unseen, counted(sum(len(item.labels) for item in items), "word")),
+                config.max_length,
+            )
+        relations[heads < 0] = -1
+        gold = {"heads": heads, "relations": relations}
+        return replace(windows, marks={"words": words}, token_labels=gold)
+
+    def table(self, items: Sequence[Tree]) -> pa.Table:
+        """The table of `TreebankTask`, and the relations as classes."""
+        labels = pa.array([item.labels for item in items], pa.list_(pa.int32()))
+        found = self._treebank.table([item.sentence for item in items])
+        return found.append_column("labels", labels)
+
+    def items_of(self, table: pa.Table) -> list[Tree]:
+        """The inverse of `table`."""
+        sentences = self._treebank.items_of(table.drop_columns(["labels"]))
+        labels = table.column("labels").to_pylist()
+        return [Tree(s, tuple(of)) for s, of in zip(sentences, labels, strict=True)]
+
+    def loss(self, output: ParseOutput, batch: Batch) -> Tensor:
+        """Cross entropies of the head and of its relation, the mean over a window's words, summed.
+
+        The relation is that to the gold head (Dozat & Manning 2017, section 3.2).
+        """
+        heads, relations = batch.labels["heads"], batch.labels["relations"]
+        lowest = torch.finfo(torch.float32).min
+        arcs = output.logits.float().masked_fill(~allowed_arcs(batch.marks["words"]), lowest)
+        losses = functional.cross_entropy(
+            arcs.transpose(1, 2), heads, ignore_index=-1, reduction="none"
+        )  # (batch, seq)
+        window, token = (relations >= 0).nonzero(as_tuple=True)
+        logits = output.relations(
+            output.dependents[window, token], output.heads[window, heads[window, token]]
+        )
+        relation_losses = functional.cross_entropy(
+            logits, relations[window, token], reduction="none"
+        )
+        losses = losses.index_put((window, token), relation_losses, accumulate=True)
+        return (losses.sum(1) / (heads >= 0).sum(1).clamp_min(1)).sum()
+
+    def logits(self, output: ParseOutput) -> dict[str, Tensor]:
+        """Scores of all pairs of tokens, (batch, seq, seq)."""
+        return {"logits": output.logits}
+
+    def window_logits(self, output: ParseOutput, batch: Batch) -> dict[str, list[Tensor]]:
+        """Keep of each window ``arcs`` (words · (words + 1),) and ``relations`` (words, relations).
+
+        Arcs are scores of each word with the root and with each word, its own being 0; relations
+        are those to the heads of the best tree. Words are those with a token in the window.
+        """
+        found: dict[str, list[Tensor]] = {"arcs": [], "relations": []}
+        for i, words in enumerate(batch.marks["words"]):
+            tokens = (words >= 0).nonzero().squeeze(1).to(output.logits.device)
+            nodes = torch.cat([tokens.new_zeros(1), tokens])
+            arcs = output.logits[i][tokens][:, nodes].float()
+            heads = nodes[torch.from_numpy(best_tree(arcs.cpu().numpy())).to(nodes.device)]
+            relations = output.relations(output.dependents[i, tokens], output.heads[i, heads])
+            found["arcs"].append(arcs.flatten())
+            found["relations"].append(relations)
+        return found
+
+    def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> NoReturn:
+        """No head learns trees."""
+        raise InputError(
+            f"no head can be trained on {self.name}, which learns a tree over words: its encoder's "
+            "scores are those of `bertvision finetune`"
+        )
+
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
+        """UAS and LAS in per cent of all words, and the parses (see `attachment`).
+
+        Raises:
+            InputError: the logits are not finite.
+        """
+        windows = dev.windows
+        marks = windows.marks["words"]
+        ends = np.cumsum(windows.n_tokens, dtype=np.int64)
+        arc, word = 0, 0
+        predictions, counts = {}, []
+        for index, begin, end in zip(
+            windows.item_index, ends - windows.n_tokens, ends, strict=True
+        ):
+            item = windows.items[index]
+            seen = marks[begin:end][marks[begin:end] >= 0]
+            n = len(seen)
+            heads = best_tree(dev.arrays["arcs"][arc : arc + n * (n + 1)].reshape(n, n + 1))
+            labels = dev.arrays["relations"][word : word + n].argmax(axis=1)
+            arc, word = arc + n * (n + 1), word + n
+            numbers = np.append(0, seen + 1)  # of the words that were seen, behind the root
+            said: list[int | None] = [None] * len(item.labels)
+            relation = [-1] * len(item.labels)
+            for at, head, label in zip(seen, heads, labels, strict=True):
+                said[at], relation[at] = int(numbers[head]), int(label)
+            predictions[item.id] = written(said, relation)
+            counts.append(attached(predictions[item.id], item))
+        total = sum(count.words for count in counts)
+        metrics: dict[str, int | float] = {
+            "uas": 100 * sum(count.heads for count in counts) / total,
+            "las": 100 * sum(count.labelled for count in counts) / total,
+            "total": len(counts),
+            "words": total,
+            "unseen": total - word,
+        }
+        return Scores({"argmax": {"threshold": None, "metrics": metrics}}, predictions, {})
+
+    def parts(self, item: Tree, answer: Any) -> dict[str, tuple[float, float]]:
+        """Count the words of a sentence that are right, and all of them, by metric."""
+        found = attached(str(answer), item)
+        return {"las": (found.labelled, found.words), "uas": (found.heads, found.words)}
+
+    def answer_text(self, answer: Any, classes: Sequence[str]) -> str:
+        """A parse with the names of relations."""
+        return named(str(answer), classes)
