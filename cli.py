@@ -41,6 +41,7 @@ from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.text import printable
 
 # Read by torch at its first allocation: huge pages make CPU training up to twice as fast.
@@ -126,6 +127,7 @@ def _main(
     logger, handler = logging.getLogger("bertvision"), _Lines()
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
+    quiet = quiet or not this_rank().first
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when a command imports it

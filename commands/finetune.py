@@ -24,6 +24,14 @@ def finetune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the workspace's run; needs no options.")
     ] = False,
+    devices: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes that train together, a GPU for each where there are GPUs; they share "
+            "every batch (docs/scaling.md).",
+        ),
+    ] = 1,
     workspace: Workspace = None,
     as_json: Json = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.text import printable
 from bertvision.pipelines.workspace.job_options import DATA, LABEL, PAIR, TEXT
 
@@ -112,6 +113,11 @@ def runs_verb(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:
-    """Print a result to stdout: as JSON, or as the table that ``table`` makes of it."""
+    """Print a result to stdout: as JSON, or as the table that ``table`` makes of it.
+
+    Of several ranks the first prints.
+    """
+    if not this_rank().first:
+        return
     text = json.dumps(result, indent=2, allow_nan=False) if as_json else printable(table(result))
     typer.echo(text)

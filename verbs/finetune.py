@@ -15,7 +15,7 @@ from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.data import check_source
 from bertvision.verbs.arguments.options import chosen, takes
-from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of
+from bertvision.verbs.arguments.reading import StrPath, Tags, at_least, parse_tags, path_of
 from bertvision.verbs.experiment import Status
 
 
@@ -25,6 +25,7 @@ def finetune(
     options: FinetuneOptions | None = None,
     save_at: Tags | None = None,
     resume: bool = False,
+    devices: int = 1,
     workspace: StrPath | None = None,
     **changes: Any,
 ) -> Status:
@@ -44,6 +45,8 @@ def finetune(
         save_at: fractions of an epoch to snapshot at, such as ``0,0.1,0.3,1`` (default 1);
             ``2+3`` is the mean of two.
         resume: continue the workspace's run; needs no options.
+        devices: processes that train together, a GPU for each where there are GPUs; they share
+            every batch, so that its size is that of one process.
         workspace: folder of the experiment; by default the one you stand in, or else the current
             folder becomes one.
 
@@ -55,7 +58,9 @@ def finetune(
         InputError: an option, the model or the data is wrong.
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved.
+        RankLostError: one of several processes ended; names it, and the same call goes on.
     """
+    at_least(devices, 1, "--devices")
     options = checked(chosen(FinetuneOptions, options, changes), save_at)
     try:
         find_workspace(workspace)
@@ -63,6 +68,12 @@ def finetune(
         if resume:
             raise
         check_new(options)
+    if devices > 1:
+        from bertvision.pipelines.finetuning.devices import finetune_on
+
+        return Status.model_validate(
+            finetune_on(devices, path_of(workspace), options, resume=resume)
+        )
     from bertvision.pipelines.finetuning.finetune import finetune as run
 
     return Status.model_validate(run(path_of(workspace), options, resume=resume))

@@ -1,8 +1,9 @@
-"""Fine-tuning BERT on a task, with snapshots at fractions of an epoch.
+"""Fine-tuning BERT on a task, with snapshots at fractions of an epoch, by one process or several.
 
 Snapshots are a pure function of the workspace's settings: the order of batches depends on (seed,
-epoch), dropout on (seed, step, batch), and a resumed run continues at an optimiser step. On one CPU
-they are the same bit for bit, however often the run was interrupted.
+epoch), dropout on (seed, step, batch, rank), and a resumed run continues at an optimiser step. On
+one CPU they are the same bit for bit, however often the run was interrupted; with several ranks
+too, of which there must be as many each time.
 """
 
 from __future__ import annotations
@@ -17,37 +18,32 @@ import pytorch_lightning as pl
 from transformers import PreTrainedModel
 
 from bertvision.errors import DiskSpaceError, InputError, counted
-from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.distilling import find_logits, teacher_of
+from bertvision.pipelines.finetuning.due import DueSnapshots
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.module import FinetuneModule
-from bertvision.pipelines.finetuning.steps import Step, StepLoader, steps_per_epoch
+from bertvision.pipelines.finetuning.steps import StepLoader, steps_per_epoch
 from bertvision.pipelines.precision import device, resolve_precision
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
-from bertvision.pipelines.training.lightning import (
-    Clock,
-    TrainingLog,
-    quiet_lightning,
-    seconds_per_step,
-    trainer,
-)
+from bertvision.pipelines.training.group import Group, joined
+from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.registry import load_variants
-from bertvision.pipelines.variants.variant import Variant, whole
+from bertvision.pipelines.variants.variant import Variant
 from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot, load_pretrained, pretrained
 from bertvision.pipelines.workspace.records import is_snapshot
-from bertvision.pipelines.workspace.snapshots import save_snapshot
 from bertvision.pipelines.workspace.status import status
-from bertvision.pipelines.workspace.workspace import FILE, Workspace
+from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +76,11 @@ def finetune(
         DiskSpaceError: the disk cannot hold the snapshots; no step was taken.
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
+        RankLostError: another rank ended, or was stopped.
     """
+    rank = this_rank()
+    if not rank.first:
+        return _follow(root, resume_every_seconds)
     if options.distil is not None:
         find_logits(options.distil)  # before a workspace is made
     workspace = open_workspace(root, options, resume=resume)
@@ -89,6 +89,8 @@ def finetune(
             f"workspace {workspace.root} is for hidden states alone, without a task: make another "
             "one with --workspace, --model, --task and --data (or --train and --dev)"
         )
+    for variant in load_variants(workspace.config.finetune.variant):
+        variant.check_shared(rank.count)
     tags = workspace.config.finetune.tags
     with exclusive(workspace.root / ".finetune.lock", f"fine-tuning in {workspace.root}"):
         made = all(is_snapshot(workspace.snapshot_dir(tag)) for tag in tags)
@@ -96,7 +98,9 @@ def finetune(
         if made and (scored or not evaluate):
             log.info("every snapshot of %s is there: nothing to do", workspace.root)
         started = time.monotonic()
-        steps = 0 if made else _train(workspace, resume_every_seconds)
+        with joined() as group:
+            (go,) = group.first_says(int(not made))
+            steps = _train(workspace, group, resume_every_seconds) if go else 0
         seconds = time.monotonic() - started if steps else 0.0
         (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
         for tag in tags:
@@ -107,8 +111,20 @@ def finetune(
     return {**status(workspace), "seconds": seconds, "steps": steps}
 
 
-def _train(workspace: Workspace, resume_every_seconds: float) -> int:
-    """Train to the last snapshot; returns the steps taken by this process."""
+def _follow(root: Path | None, resume_every_seconds: float) -> dict[str, Any]:
+    """What another rank than the first does: its part of every step, and nothing else.
+
+    The first makes the workspace, holds its lock, writes and scores.
+    """
+    with joined() as group:
+        (go,) = group.first_says(0)
+        workspace = Workspace.find(root)
+        steps = _train(workspace, group, resume_every_seconds) if go else 0
+    return {**status(workspace), "seconds": 0.0, "steps": steps}
+
+
+def _train(workspace: Workspace, group: Group, resume_every_seconds: float) -> int:
+    """Train to the last snapshot; returns the steps taken by this call."""
     config = workspace.config
     settings = config.finetune
     checkpoint = pretrained(workspace)
@@ -121,23 +137,28 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
     clock = Clock()
     folder = workspace.root / "finetune"
     variants = load_variants(settings.variant)
-    saver = _Snapshots(workspace, model, tokenizer, per_epoch, clock, folder / "log.csv", variants)
-    saver.check()
-    _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
-    saver.save(0)
+    log_file = folder / "log.csv"
+    saver = DueSnapshots(workspace, model, tokenizer, per_epoch, clock, log_file, variants)
+    if group.rank.first:
+        saver.check()
+        _check_space(workspace, model, sum(not saver.made([tag]) for tag in settings.tags))
+        saver.save(0)
     missing = [step for step, tags in saver.due.items() if not saver.made(tags)]
-    if not missing:
+    # as the first sees the files: a file system may show what it has just written late to others
+    soonest, last = group.first_says(min(missing, default=0), max(missing, default=0))
+    if not last:
         return 0
     loader = StepLoader(
         windows,
         task.labels(windows),
         batch_size=settings.batch_size,
         accumulate=settings.accumulate,
-        steps=max(missing),
+        steps=last,
         seed=settings.seed,
         order=settings.order,
         pad_id=pad_id(tokenizer, model.config),
         token_types=takes_token_types(model),
+        share=group.share,
     )
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
@@ -150,17 +171,21 @@ def _train(workspace: Workspace, resume_every_seconds: float) -> int:
         variants=variants,
         frozen=frozen,
         teacher=teacher,
+        group=group,
     )
-    training_log = TrainingLog(saver.log_file, max(missing), "fine-tuning", ["loss", "lr"])
+    training_log = TrainingLog(log_file, last, "fine-tuning", ["loss", "lr"])
+    writing: list[pl.Callback] = [training_log, clock, saver]
     with quiet_lightning(), resume_file.guard():
         trainer(
             folder,
-            [training_log, clock, saver, resume_file],
+            [*(writing if group.rank.first else [clock]), resume_file],
+            group,
             max_epochs=1,
             logger=False,
             precision="bf16-mixed" if module.precision == "bf16" else "32-true",
-        ).fit(module, loader, ckpt_path=resume_file.find(before=min(missing)), weights_only=True)
-    resume_file.finish()
+        ).fit(module, loader, ckpt_path=resume_file.find(before=soonest), weights_only=True)
+    if group.rank.first:
+        resume_file.finish()
     if frozen is not None:
         frozen.remove()
     return module.steps_taken
@@ -199,69 +224,3 @@ def _check_space(workspace: Workspace, model: PreTrainedModel, snapshots: int) -
             f"of {size(weights)} and the file to resume from; {size(free)} are free: free some "
             "space, save fewer snapshots with --save-at or name another --workspace"
         )
-
-
-class _Snapshots(pl.Callback):
-    """Saves the snapshots that are due at a step and not there yet."""
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        per_epoch: int,
-        clock: Clock,
-        log_file: Path,
-        variants: Sequence[Variant],
-    ) -> None:
-        self.workspace = workspace
-        self.variants = variants
-        self.model = model
-        self.tokenizer = tokenizer
-        self.per_epoch = per_epoch
-        self.clock = clock
-        self.log_file = log_file
-        self.due: dict[int, list[SnapshotTag]] = {}
-        for tag in (tag for tag in workspace.config.finetune.tags if not tag.is_mean):
-            self.due.setdefault(tag.step(per_epoch), []).append(tag)
-
-    def check(self) -> None:
-        """Refuse several names for the weights of one step, unless some were made before.
-
-        Raises:
-            InputError: tags fall on one step, and none of their snapshots is there.
-        """
-        for step, tags in self.due.items():
-            if len(tags) > 1 and not any(self.made([tag]) for tag in tags):
-                raise InputError(
-                    f"--save-at {','.join(tags)}: all of them fall on step {step} of the "
-                    f"{counted(self.per_epoch, 'step')} of an epoch and would be one snapshot: "
-                    f"name one of them; delete {self.workspace.root / FILE}, which names them "
-                    "all, or start another --workspace"
-                )
-
-    def made(self, tags: list[SnapshotTag]) -> bool:
-        return all(is_snapshot(self.workspace.snapshot_dir(tag)) for tag in tags)
-
-    def save(self, step: int) -> None:
-        for tag in self.due.get(step, []):
-            if not self.made([tag]):
-                save_snapshot(
-                    self.workspace.snapshot_dir(tag),
-                    whole(self.variants, self.model),
-                    self.tokenizer,
-                    self.workspace.config,
-                    tag=tag,
-                    step=step,
-                    steps_per_epoch=self.per_epoch,
-                    seconds=self.clock.seconds if step else 0.0,
-                    seconds_per_step=seconds_per_step(self.log_file) if step else None,
-                    trained_parameters=sum(
-                        p.numel() for p in self.model.parameters() if p.requires_grad
-                    ),
-                )
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
-    ) -> None:
-        self.save(batch.number + 1)

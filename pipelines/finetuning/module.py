@@ -15,8 +15,10 @@ from bertvision.errors import WorkspaceError
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
+from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.teacher import Teacher
 from bertvision.pipelines.variants.variant import Groups, Variant
 from bertvision.pipelines.workspace.config import FinetuneConfig
@@ -40,11 +42,12 @@ class FinetuneModule(pl.LightningModule):
         variants: Sequence[Variant] = (),
         frozen: FrozenLayers | None = None,
         teacher: Teacher | None = None,
+        group: Group | None = None,
     ) -> None:
         """Train ``model``; ``digest`` of the workspace's settings guards the resume file.
 
         Where lower layers are ``frozen`` in a store, they are not run. A ``teacher`` is learned
-        from beside the labels.
+        from beside the labels. A ``group`` of several ranks takes each step together.
         """
         super().__init__()
         self.automatic_optimization = False
@@ -52,6 +55,7 @@ class FinetuneModule(pl.LightningModule):
         self.variants = variants
         self.frozen = frozen
         self.teacher = teacher
+        self.group = group or Group(Rank())
         self.task = task
         self.settings = settings
         self.precision = resolve_precision(settings.precision)
@@ -93,15 +97,16 @@ class FinetuneModule(pl.LightningModule):
         lr = learning_rate(self.settings, step.number, self.total_steps)
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("scale", 1.0)
-        windows = sum(len(batch.input_ids) for batch in step.batches)
         total = torch.zeros((), device=self.device)
         optimizer.zero_grad()
         for i, batch in enumerate(step.batches):
-            torch.manual_seed(_dropout_seed(self.settings.seed, step.number, i))
-            loss = self._loss(batch, step.rows[i]) / windows
+            torch.manual_seed(self._dropout_seed(step.number, i))
+            loss = self._loss(batch, step.rows[i]) / step.windows
             with autocast("32", self.device):
                 self.manual_backward(loss)
             total += loss.detach()
+        self.group.sum(total)
+        self.group.sum_gradients(self.model.parameters())
         if self.settings.gradient_clip:
             # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
@@ -110,6 +115,13 @@ class FinetuneModule(pl.LightningModule):
             variant.after_step(self.model, step.number + 1)
         self.steps_taken += 1
         return {"loss": total, "log": {"loss": total, "lr": lr}}
+
+    def _dropout_seed(self, step: int, batch: int) -> int:
+        """The same whenever the step is taken; another on each of several ranks."""
+        of = f"{self.settings.seed}/{step}/{batch}"
+        rank = self.group.rank
+        of += "" if rank.alone else f"/{rank.number}"
+        return int.from_bytes(hashlib.sha256(of.encode()).digest()[:8], "big")
 
     def _loss(self, batch: Batch, rows: Int64Array) -> Tensor:
         """What is minimised, summed over the windows of a batch."""
@@ -151,7 +163,3 @@ def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> floa
     if settings.decay == "linear":
         return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
     return settings.lr
-
-
-def _dropout_seed(seed: int, step: int, batch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{batch}".encode()).digest()[:8], "big")

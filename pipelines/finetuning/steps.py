@@ -6,7 +6,7 @@ groups they hold almost none, and the order is still random at the scale of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -24,9 +24,11 @@ class Step(NamedTuple):
     number: int
     """Steps taken before this one, over all epochs."""
     batches: list[Batch]
-    """One, or several whose gradients add up."""
+    """One, or several whose gradients add up; of several ranks this one's share of each."""
     rows: list[Int64Array]
     """Numbers of the windows of each batch."""
+    windows: int
+    """How many the step is computed from, on all ranks."""
 
 
 def plan_batches(
@@ -92,8 +94,12 @@ class StepLoader:
         order: Order = "shuffled",
         pad_id: int,
         token_types: bool = True,
+        share: Callable[[Int64Array], Int64Array] = lambda rows: rows,
     ) -> None:
-        """Prepare ``steps`` optimiser steps over ``windows`` with ``labels``, (windows,) each."""
+        """Prepare ``steps`` optimiser steps over ``windows`` with ``labels``, (windows,) each.
+
+        Of each batch a rank gets the ``share`` of its windows; where that is none, no batch.
+        """
         self.windows = windows
         self.labels = labels
         self.batch_size = batch_size
@@ -103,6 +109,7 @@ class StepLoader:
         self.order = order
         self.pad_id = pad_id
         self.token_types = token_types
+        self.share = share
         self.steps_per_epoch = steps_per_epoch(len(windows), batch_size, accumulate)
         self._first_token = windows.first_token
         self._next = 0
@@ -130,12 +137,13 @@ class StepLoader:
             epoch, step = divmod(self._next, self.steps_per_epoch)
             plan = self._plan(epoch)
             while step < self.steps_per_epoch and self._next < self.steps:
-                rows = plan[step * self.accumulate : (step + 1) * self.accumulate]
+                together = plan[step * self.accumulate : (step + 1) * self.accumulate]
+                rows = [own for own in map(self.share, together) if len(own)]
                 batches = [self._batch(r) for r in rows]
                 number = self._next
                 self._next += 1
                 step += 1
-                yield Step(number, batches, rows)
+                yield Step(number, batches, rows, sum(map(len, together)))
 
     def state_dict(self) -> dict[str, int]:
         """The number of steps handed out."""

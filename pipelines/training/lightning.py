@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from bertvision.errors import NonFiniteError
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.training.group import Group
 
 
 class TrainingLog(pl.Callback):
@@ -163,15 +164,15 @@ def quiet_lightning() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trainer(folder: Path, callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
-    """A Trainer on one device that writes nothing of its own into ``folder``."""
+def trainer(folder: Path, callbacks: list[pl.Callback], group: Group, **options: Any) -> pl.Trainer:
+    """A Trainer on the devices of a group that writes nothing of its own into ``folder``."""
     return pl.Trainer(
-        devices=1,
         callbacks=callbacks,
         default_root_dir=folder,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        **group.trainer_options(),
         **options,
     )

@@ -6,6 +6,7 @@ minutes and when SIGINT or SIGTERM ask the process to stop, and removed when tra
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from bertvision.errors import BertvisionError, WorkspaceError
 from bertvision.featurestore.storage.durable import write_durably
+from bertvision.pipelines.training.group import RankLostError
 
 
 class StoppedError(BertvisionError):
@@ -49,6 +51,8 @@ class ResumeFile(pl.Callback):
         self.every_seconds = every_seconds
         self._written = 0.0
         self._signum: int | None = None
+        self._stopped = False
+        self._starter = os.getppid()
 
     def find(self, *, before: int | None = None) -> str | None:
         """The file as ``trainer.fit(ckpt_path=…)`` takes it; None where there is none.
@@ -80,11 +84,17 @@ class ResumeFile(pl.Callback):
 
         Raises:
             StoppedError: a signal came; the file was written.
+            RankLostError: it came to another rank; the file was written.
         """
         with self._signals(), suppress(SIGTERMException):
             yield
         if self._signum is not None:
             raise StoppedError(self._signum)
+        if self._stopped:
+            raise RankLostError(
+                "another rank was asked to stop; all steps taken are saved: run the same command "
+                "again to continue"
+            )
 
     def finish(self) -> None:
         """Remove the file, once what was trained is saved."""
@@ -118,13 +128,22 @@ class ResumeFile(pl.Callback):
             self._write_if_due(trainer)
 
     def _write_if_due(self, trainer: pl.Trainer) -> None:
-        stop = self._signum is not None
-        if stop or time.monotonic() - self._written >= self.every_seconds:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        first, together = trainer.is_global_zero, trainer.strategy.reduce_boolean_decision
+        if trainer.world_size > 1 and os.getppid() != self._starter:
+            self._signum = signal.SIGTERM  # what started the ranks was killed, and cannot stop them
+        due = first and time.monotonic() - self._written >= self.every_seconds
+        # ranks must agree: one that went on alone would wait for the others in its next step
+        if not together(due or self._signum is not None, all=False):
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if first:
             write_durably(self.path, trainer.save_checkpoint)
-            self._written = time.monotonic()
-        if stop:
-            trainer.should_stop = True
+        else:
+            trainer.save_checkpoint(self.path)  # waits for the first, and writes nothing
+        trainer.strategy.barrier()  # nobody leaves before the file has its name
+        self._written = time.monotonic()
+        if together(self._signum is not None, all=False):
+            self._stopped = trainer.should_stop = True
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -22,9 +22,11 @@ from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.training.best_epoch import BestEpoch
 from bertvision.pipelines.training.datamodule import ActivationDataModule
+from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.module import HeadsModule
 from bertvision.pipelines.training.plan import TrainingPass
@@ -158,6 +160,7 @@ def _run(
             trainer(
                 folder,
                 [training_log, clock, *([best] if best else []), resume],
+                Group(Rank()),
                 max_epochs=epochs,
                 logger=_tensorboard(workspace, tag) if tensorboard else False,
                 precision="bf16-mixed" if options.precision == "bf16" else "32-true",

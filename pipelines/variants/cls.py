@@ -43,6 +43,7 @@ class _Normalised(Variant):
     """What the output layer reads goes through a layer of this kind first."""
 
     kinds = ("classification",)
+    alone = "has statistics of whole batches"
     layer: type[nn.Module]
 
     def build(self, model: PreTrainedModel) -> None:

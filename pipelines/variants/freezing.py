@@ -56,3 +56,5 @@ class FreezeStored(Freeze):
     Its gradients are those of `Freeze`, up to the rounding of what is stored: float32 where the
     training is in float32, bfloat16 where it is in bfloat16.
     """
+
+    alone = "reads its states from a store that one process writes and removes"

@@ -32,6 +32,8 @@ class Variant:
     """What stands behind the colon, such as ``layers``; None where nothing may."""
     reads_states: ClassVar[bool] = False
     """Whether its `loss` reads the hidden states of all layers."""
+    alone: ClassVar[str | None] = None
+    """Why several processes cannot share its batches, after its name; None where they can."""
     state: tuple[str, ...] = ()
     """Names of tensors that it adds to the model's own, so that snapshots keep them."""
     checkpoint: Path | None = None
@@ -79,6 +81,21 @@ class Variant:
         Raises:
             InputError: names both.
         """
+
+    def check_shared(self, processes: int) -> None:
+        """Refuse to be trained by several processes, each with its share of every batch.
+
+        Args:
+            processes: how many there are.
+
+        Raises:
+            InputError: it needs whole batches, or has to be alone for another reason.
+        """
+        if self.alone is not None and processes > 1:
+            raise InputError(
+                f"--variant {self} {self.alone}, so that {processes} processes cannot share it: "
+                "train it with one (--devices 1)"
+            )
 
     def depth(self, layers: int) -> int:
         """How many transformer layers there are after it."""

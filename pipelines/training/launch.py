@@ -1,0 +1,199 @@
+"""Ranks on this machine: one command in several processes, watched until the last has ended.
+
+What `torchrun` does, with an end that says in a sentence which rank ended the run, and how.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from bertvision.errors import InputError
+from bertvision.pipelines.training.group import PATIENCE, RankLostError
+from bertvision.pipelines.training.resume import StoppedError
+
+_GRACE = 10.0
+"""Seconds that ranks have to end after one of them failed, before they are killed."""
+_PROGRAM = (sys.executable, "-m", "bertvision")
+
+
+def check_devices(devices: int) -> None:
+    """Refuse more devices than there are, and ranks that would start ranks.
+
+    Raises:
+        InputError: names what is allowed.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InputError(
+            f"--devices {devices}: this process was started by torchrun, whose --nproc-per-node "
+            "says how many there are: leave --devices out"
+        )
+    if torch.cuda.is_available() and devices > (there := torch.cuda.device_count()):
+        raise InputError(
+            f"--devices {devices}: this machine has {there}; give 1 to {there}, or start the "
+            "command with torchrun on several machines"
+        )
+
+
+def launch(arguments: Sequence[str], devices: int, program: Sequence[str] = _PROGRAM) -> str:
+    """Run a command as ranks 0 to ``devices`` - 1, and wait until all have ended.
+
+    SIGINT and SIGTERM are passed on to all of them. Where a rank fails, the others are asked to
+    end, and are killed where they have not after ten seconds.
+
+    Args:
+        arguments: of the command.
+        devices: how many ranks.
+        program: that takes them.
+
+    Returns:
+        What rank 0 printed to stdout; that of the others is thrown away.
+
+    Raises:
+        StoppedError: a signal to this process stopped them.
+        RankLostError: a rank failed; names it, and how it ended.
+    """
+    store = meeting_place()
+    threads = str(max(1, (os.cpu_count() or 1) // devices))
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryFile() as printed, _passed_on(ranks) as stopped_by:
+        try:
+            for number in range(devices):
+                own = environment(store, number, devices)
+                ranks.append(
+                    subprocess.Popen(
+                        [*program, *arguments],
+                        env={"OMP_NUM_THREADS": threads, **os.environ, **own},
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL if number else printed,
+                        start_new_session=True,  # Ctrl-C is for this process, which passes it on
+                    )
+                )
+            if (signum := stopped_by()) is not None:  # it came before all were there to hear it
+                for rank in ranks:
+                    rank.send_signal(signum)
+            order = _wait(ranks)
+        finally:
+            for rank in ranks:
+                rank.kill()  # of one that ended it does nothing
+        _judge([(number, ranks[number].returncode) for number in order], stopped_by())
+        printed.seek(0)
+        return printed.read().decode()
+
+
+def meeting_place() -> TCPStore:
+    """Where ranks of this machine find each other, as long as it is held."""
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+
+
+def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
+    """What `torchrun` would set for a rank of this machine.
+
+    Args:
+        store: the `meeting_place`.
+        number: of the rank.
+        count: of all ranks.
+    """
+    return {
+        **{"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)},
+        **{"RANK": str(number), "LOCAL_RANK": str(number), "GROUP_RANK": "0"},
+        **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
+        **{"TORCHELASTIC_RUN_ID": "bertvision", "TORCHELASTIC_RESTART_COUNT": "0"},
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, and not in rank 0
+    }
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Wait for all ranks; once one has failed, not long for the others. Gives their order."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def watch(number: int) -> None:
+        ranks[number].wait()
+        ended.put(number)
+
+    for number in range(len(ranks)):
+        threading.Thread(target=watch, args=(number,), daemon=True).start()
+    order: list[int] = []
+    deadline: float | None = None
+    while len(order) < len(ranks):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            order.append(ended.get(timeout=left))
+        except queue.Empty:
+            for rank in ranks:
+                rank.kill()
+            deadline = None
+            continue
+        if ranks[order[-1]].returncode and deadline is None:
+            deadline = time.monotonic() + _GRACE
+            for rank in ranks:
+                rank.terminate()
+    return order
+
+
+def _judge(ends: Sequence[tuple[int, int]], stopped_by: int | None) -> None:
+    """Raise where a rank failed.
+
+    Args:
+        ends: rank and return code of each, in the order in which they ended.
+        stopped_by: the signal that was passed on to them, if one was.
+    """
+    failed = [(number, code) for number, code in ends if code]
+    if not failed:
+        return
+    lost = RankLostError.exit_code
+    if stopped_by is not None and all(
+        code in (128 + stopped_by, -stopped_by, lost) for _, code in failed
+    ):
+        raise StoppedError(stopped_by)
+    number, code = next((end for end in failed if end[1] != lost), failed[0])
+    if code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    elif code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        how = f"was stopped by {signal.Signals(code - 128).name}"
+    else:
+        how = f"ended with status {code}; what it said is above"
+    error = RankLostError(
+        f"rank {number} of {len(ends)} {how}. The others were ended too; what was saved before is "
+        "whole, and the same command goes on from it"
+    )
+    error.exit_code = code if code > 0 else 128 - code
+    raise error
+
+
+@contextmanager
+def _passed_on(
+    ranks: Sequence[subprocess.Popen[bytes]],
+) -> Iterator[Callable[[], int | None]]:
+    """Pass SIGINT and SIGTERM on to ranks; gives what tells the first that came."""
+    came: list[int] = []
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        for rank in ranks:
+            rank.send_signal(signum)
+
+    def first() -> int | None:
+        return came[0] if came else None
+
+    if threading.current_thread() is not threading.main_thread():
+        yield first
+        return
+    previous = {s: signal.signal(s, pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield first
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
