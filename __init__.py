@@ -44,6 +44,7 @@ _MODULES = {
     "pipelines.workspace.workspace": ("Workspace",),
     "pipelines.extraction.pooled_split": ("PooledSplit",),
     "featurestore.store": ("ActivationStore",),
+    "featurestore.writing.appending": ("ActivationWriter",),
     "featurestore.split": ("ActivationSplit",),
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
@@ -96,6 +97,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
     from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
+    from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
     from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput

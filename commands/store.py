@@ -13,6 +13,7 @@ from bertvision.errors import (
     BertvisionError,
     CorruptStoreError,
     FormatVersionError,
+    IncompleteSplitError,
     InputError,
     counted,
 )
@@ -72,8 +73,8 @@ def store_verify(
     for name in names:
         try:
             found[name] = _split(workspace, store, name).verify()
-        except (CorruptStoreError, FormatVersionError) as error:
-            found[name] = [f"{name}: {error}"]
+        except (CorruptStoreError, FormatVersionError, IncompleteSplitError) as error:
+            found[name] = [str(error) if str(error).startswith(name) else f"{name}: {error}"]
     show(found, as_json, _verdicts)
     if any(found.values()):
         raise typer.Exit(1)

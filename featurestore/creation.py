@@ -105,48 +105,53 @@ def create_split(
     check_record_size(contents.plan, len(spec.layers))
     digest = examples_digest(contents.examples, FORMAT)
     calibration = calibrate() if encoding.quantised else None
-    group = f"{ROOT}/{ledger.name}"
+    fields = described(spec, contents) | {"examples_sha256": digest}
+    values = _metadata_arrays(contents, calibration)
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
-        storage.sweep(FOLDER)
-        if first := all(split != spec.split for _, split in split_names(storage)):
-            remove_examples(storage, spec.split)  # what is left of one that is gone
-        write_examples(storage, spec.split, contents.examples)
-        storage.remove(group)  # of an interrupted creation
+        storage.remove(f"{ROOT}/{ledger.name}")  # of an interrupted creation
         try:
-            record = SplitRecord(
-                **_described(spec, contents),
-                arrays=_write_arrays(storage, group, _metadata_arrays(contents, calibration)),
-                examples_sha256=digest,
-            )
-        except (ValidationError, InputError) as error:
-            storage.remove(group)
-            if first:  # or the corrected examples would be others than those of this attempt
-                remove_examples(storage, spec.split)
-            reason = error if isinstance(error, InputError) else error.errors()[0]["msg"]
-            raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
-        _write_metadata(storage, record)
+            record = write_beside(ledger, fields, values, contents.examples)
+        except InputError:
+            storage.remove(f"{ROOT}/{ledger.name}")
+            raise
         ledger.commit_split(record)
 
 
-def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> None:
-    """Check that a split was begun from exactly the same things.
+def write_beside(
+    ledger: Ledger, fields: Mapping[str, Any], values: Values, examples: pa.Table
+) -> SplitRecord:
+    """Write all that a split has beside its shards; only its record is left to be committed.
+
+    The caller holds the store's lock and the split's, which has no record yet, or a growing one.
+
+    Args:
+        ledger: of the split.
+        fields: of the record, but for the arrays.
+        values: the arrays.
+        examples: the text side.
 
     Raises:
-        ProvenanceError: it was not; the message names the first field that differs.
+        InputError: the format cannot hold it.
+        ProvenanceError: the store has this split with other examples.
     """
-    stored = ledger.read_split()
-    # not validated: what was stored of another encoding, say, need not fit to this one
-    wanted = SplitRecord.model_construct(
-        **_described(spec, contents),
-        arrays=stored.arrays,
-        examples_sha256=examples_digest(contents.examples, stored.format),
-    )
-    if difference := stored.difference(wanted):
-        field, there, here = difference
-        raise ProvenanceError(
-            f"{ledger.name} in {ledger.storage} was written with {field.strip()} = {there!r}, "
-            f"now it is {here!r}: use the same, or another store"
-        )
+    storage, split = ledger.storage, ledger.split
+    storage.sweep(FOLDER)
+    if first := not any(
+        name == split and not Ledger(storage, tag, name).is_growing
+        for tag, name in split_names(storage)
+    ):
+        remove_examples(storage, split)  # what is left of one that is gone
+    write_examples(storage, split, examples)
+    try:
+        written = write_arrays(storage, f"{ROOT}/{ledger.name}", values)
+        record = SplitRecord(**fields, arrays=written)
+    except (ValidationError, InputError) as error:
+        if first:  # or the corrected examples would be others than those of this attempt
+            remove_examples(storage, split)
+        reason = error if isinstance(error, InputError) else error.errors()[0]["msg"]
+        raise InputError(f"{ledger.name} cannot be stored: {reason}") from None
+    write_metadata(storage, record)
+    return record
 
 
 def mend_split(
@@ -179,8 +184,8 @@ def mend_split(
             *(ledger.storage, record.split, contents.examples),
             *(record.examples_sha256, record.format),
         )
-    _write_arrays(ledger.storage, arrays.group_key(record), values)
-    _write_metadata(ledger.storage, record)
+    write_arrays(ledger.storage, arrays.group_key(record), values)
+    write_metadata(ledger.storage, record)
 
 
 def write_shared(storage: Storage, spec: SplitSpec, contents: SplitContents) -> None:
@@ -189,38 +194,14 @@ def write_shared(storage: Storage, spec: SplitSpec, contents: SplitContents) -> 
         storage.sweep(FOLDER)
         if not has_examples(storage, spec.split):  # what is there is checked by who reads it
             write_examples(storage, spec.split, contents.examples)
-        _write_root(storage)
+        write_root(storage)
 
 
-def _write_root(storage: Storage) -> None:
+def write_root(storage: Storage) -> None:
     """Write the metadata above the splits; the caller holds the store's lock."""
     for key, content in arrays.root_files(split_records(storage)).items():
         # even where the same is there: a killed writer may not have flushed it
         storage.write(f"{ROOT}/{key}", content)
-
-
-def remove_split(ledger: Ledger) -> None:
-    """Remove a split, in an order that a kill at any moment leaves nothing false.
-
-    First the shards are taken back, so that the split counts as unfinished, and extraction could go
-    on with it; then go their files, the split's record, what it shared with others, and last its
-    folder. What is left after a kill is removed by the same call. The caller holds the split's
-    lock.
-    """
-    storage, group = ledger.storage, f"{ROOT}/{ledger.name}"
-    for shard in sorted(ledger.shards()):
-        ledger.retract_shard(shard)
-    for name in ("hidden_states", "scale"):
-        storage.remove(f"{group}/{name}/c")
-    ledger.retract_split()
-    with store_lock(storage):
-        left = split_names(storage)
-        if ledger.split not in (split for _, split in left):
-            remove_examples(storage, ledger.split)
-        _write_root(storage)
-        # the folder last: as long as it is there, the same call goes on
-        last_of_tag = ledger.tag not in (tag for tag, _ in left)
-        storage.remove(f"{ROOT}/{ledger.tag}" if last_of_tag else group)
 
 
 def store_lock(storage: Storage) -> AbstractContextManager[None]:
@@ -228,11 +209,11 @@ def store_lock(storage: Storage) -> AbstractContextManager[None]:
     return storage.lock("ledger/.lock", "writing the store", wait=True)
 
 
-_Values = dict[str, tuple[Callable[[], npt.NDArray[Any]], tuple[str, ...]]]
+Values = dict[str, tuple[Callable[[], npt.NDArray[Any]], tuple[str, ...]]]
 """By name what makes an array, which is large, and the names of its dimensions."""
 
 
-def _write_arrays(storage: Storage, group: str, values: _Values) -> dict[str, ArrayRecord]:
+def write_arrays(storage: Storage, group: str, values: Values) -> dict[str, ArrayRecord]:
     """Write the arrays that go with the plan, of which one at a time is in memory; describe them.
 
     Raises:
@@ -252,31 +233,32 @@ def _write_arrays(storage: Storage, group: str, values: _Values) -> dict[str, Ar
     return described
 
 
-def _write_metadata(storage: Storage, record: SplitRecord) -> None:
+def write_metadata(storage: Storage, record: SplitRecord) -> None:
     """Write the metadata of a split's Zarr group and of its shards."""
     for key, content in arrays.group_files(record).items():
         storage.write(f"{arrays.group_key(record)}/{key}", content)
 
 
-def _metadata_arrays(contents: SplitContents, calibration: Calibration | None) -> _Values:
+def _metadata_arrays(contents: SplitContents, calibration: Calibration | None) -> Values:
     plan = contents.plan
-    found: _Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
+    found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     for name, values in contents.per_example.items():
-        dims = ("example", *_more_dims(name, values))
+        dims = ("example", *more_dims(name, values))
         found[name] = (partial(values.__getitem__, plan.example_id), dims)
     for name, values in contents.per_token.items():
-        found[name] = (partial(plan.place, values, 0), ("token", *_more_dims(name, values)))
+        found[name] = (partial(plan.place, values, 0), ("token", *more_dims(name, values)))
     if calibration is not None:
         for name, values in calibration.arrays().items():
             found[name] = (values.copy, ("layer", "hidden")[: values.ndim])
     return found
 
 
-def _more_dims(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
+def more_dims(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
+    """Names of the dimensions of an array behind its first."""
     return tuple(f"{name}_{axis}" for axis in range(1, values.ndim))
 
 
-def _described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
+def described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
     """The fields of a split's record that are known before anything is written."""
     plan = contents.plan
     return {
@@ -295,5 +277,10 @@ def _described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
         "plan_sha256": plan.digest,
         "requires": tuple(sorted(FEATURES)),
         "provenance": dict(spec.provenance),
-        "versions": {name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")},
+        "versions": library_versions(),
     }
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that write a split."""
+    return {name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")}

@@ -54,7 +54,7 @@ class SplitSource(NamedTuple):
         return _open(self)
 
 
-def to_dask(split: SplitReader, layers: Sequence[int] | None = None) -> da.Array:
+def to_dask(split: SplitReader, layers: Sequence[int | str] | None = None) -> da.Array:
     """The real tokens of a split, decoded, as float32 (token, layer, hidden).
 
     One chunk per shard (their lengths differ: fill is left out), so that no task reads a shard
@@ -149,7 +149,7 @@ def decoded_layers(
         yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding)[:, 0]
 
 
-def to_dataset(split: SplitReader, layers: Sequence[int] | None = None) -> xr.Dataset:
+def to_dataset(split: SplitReader, layers: Sequence[int | str] | None = None) -> xr.Dataset:
     """A split as a lazy dataset over its real tokens.
 
     Returns:

@@ -57,7 +57,9 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         )
 
     def read(
-        self, examples: Sequence[int] | npt.NDArray[np.integer], layers: Sequence[int] | None = None
+        self,
+        examples: Sequence[int] | npt.NDArray[np.integer],
+        layers: Sequence[int | str] | None = None,
     ) -> ActivationBatch:
         """Read some examples, packed in the order given.
 
@@ -181,13 +183,13 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             self, layers, batch_size=batch_size, shuffle=shuffle, seed=seed, **options
         )
 
-    def dask(self, layers: Sequence[int] | None = None) -> da.Array:
+    def dask(self, layers: Sequence[int | str] | None = None) -> da.Array:
         """Real tokens as a lazy float32 array (token, layer, hidden), a chunk per shard."""
         from bertvision.featurestore.lazy import to_dask
 
         return to_dask(self, layers)
 
-    def to_xarray(self, layers: Sequence[int] | None = None) -> xr.Dataset:
+    def to_xarray(self, layers: Sequence[int | str] | None = None) -> xr.Dataset:
         """The split as a lazy dataset (see `lazy.to_dataset`)."""
         from bertvision.featurestore.lazy import to_dataset
 

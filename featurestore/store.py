@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from bertvision.errors import (
     CorruptStoreError,
     FormatVersionError,
+    IncompleteSplitError,
     StoreNotFoundError,
     UnknownNameError,
     counted,
@@ -22,6 +24,7 @@ from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
+from bertvision.featurestore.writing.offer import WritableStore
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 12  # that a repr shows
 
 
-class ActivationStore(Mapping[str, "SnapshotSplits"]):
+class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
     """A folder of activations: snapshots by tag, each with its splits.
 
     >>> store = bertvision.ActivationStore.open("activations")
@@ -114,12 +117,18 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         return len(self.tags())
 
     def splits(self) -> list[ActivationSplit]:
-        """All splits of all snapshots."""
-        return [snapshot[split] for snapshot in self.values() for split in snapshot]
+        """All splits of all snapshots, but for those that examples are still added to."""
+        from bertvision.featurestore.split import ActivationSplit
+
+        return [ActivationSplit(self.storage, s.tag, s.split) for s in self.stored_splits()]
 
     def stored_splits(self) -> list[StoredSplit]:
-        """All splits of all snapshots as the ledger describes them, which is light."""
-        return [StoredSplit(self.storage, *names) for names in split_names(self.storage)]
+        """The same as the ledger describes them, which is light."""
+        found = []
+        for names in split_names(self.storage):
+            with suppress(IncompleteSplitError):
+                found.append(StoredSplit(self.storage, *names))
+        return found
 
     def stored_bytes(self, tag: str, split: str) -> int:
         """Bytes of the committed shards of a split; a damaged record counts nothing.
@@ -143,8 +152,8 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             LockedError: another process is writing it.
             InputError: the store can only be read.
         """
-        from bertvision.featurestore.creation import remove_split
         from bertvision.featurestore.delegation import withdraw
+        from bertvision.featurestore.writing.removal import remove_split
 
         ledger = self._ledger(tag, split)
         with ledger.lock():
@@ -211,6 +220,8 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
     def _describe(self, split: str) -> str:
         try:
             return Ledger(self.store.storage, self.tag, split).read_split().describe()
+        except IncompleteSplitError:
+            return "still being written"
         except (CorruptStoreError, FormatVersionError):
             return "not readable: `bertvision store verify` says why"
 

@@ -5,6 +5,7 @@ Commands that only say what there is stand on it; `reader.SplitReader` adds the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,21 @@ class StoredSplit:
         """``tag/split``."""
         return f"{self.tag}/{self.split}"
 
-    def layer_positions(self, layers: Sequence[int] | None) -> list[int]:
+    @property
+    def layer_names(self) -> list[str]:
+        """Names of the stored layers, where they were given to `ActivationStore.writer`."""
+        try:
+            names = json.loads(str(self.record.provenance.get("layer_names", "")))
+        except ValueError:
+            return []
+        fits = isinstance(names, list) and len(names) == len(self.record.layers)
+        return [str(name) for name in names] if fits else []
+
+    def layer_positions(self, layers: Sequence[int | str] | None) -> list[int]:
         """Positions on the stored layer axis of hidden-state indices (negative ones from the end).
+
+        Args:
+            layers: indices, or names where the layers have some; None is all.
 
         Raises:
             InputError: a layer is not stored, or named twice.
@@ -52,16 +66,18 @@ class StoredSplit:
         stored = self.record.layers
         if layers is None:
             return list(range(len(stored)))
-        wanted = [stored[layer] if -len(stored) <= layer < 0 else layer for layer in layers]
+        known: dict[int | str, int | str] = dict(zip(self.layer_names, stored, strict=False))
+        known |= {position - len(stored): layer for position, layer in enumerate(stored)}
+        wanted = [known.get(layer, layer) for layer in layers]
         for given, layer in zip(layers, wanted, strict=True):
             if layer not in stored:
                 raise InputError(
                     f"layer {given} is not stored in {self.name}: "
-                    f"it holds {', '.join(map(str, stored))}"
+                    f"it holds {', '.join(self.layer_names or map(str, stored))}"
                 )
         if len(set(wanted)) != len(wanted) or not wanted:
             raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
-        return [stored.index(layer) for layer in wanted]
+        return [stored.index(int(layer)) for layer in wanted]
 
     def committed_shards(self) -> list[int]:
         """Shards that the split's record counts and the ledger names."""

@@ -71,7 +71,7 @@ class ActivationLoader:
         split: ActivationSplit,
         *,
         batch_size: int = 16,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[int | str] | None = None,
         shuffle: bool = True,
         seed: int = 0,
         rank: int = 0,

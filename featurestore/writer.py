@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from bertvision.errors import InputError
 from bertvision.featurestore.creation import (
     SplitContents,
     SplitSpec,
-    check_split,
     create_split,
     mend_split,
     write_shared,
@@ -30,12 +24,13 @@ from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardRecord
-from bertvision.featurestore.format.shard import example_checksums, shard_key
-from bertvision.featurestore.format.shardfile import compress
+from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import ChangedError, Storage
+from bertvision.featurestore.writing.origin import check_split
+from bertvision.featurestore.writing.shards import ShardContent
 
 
 def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
@@ -97,48 +92,23 @@ class SplitWriter:
             LockedError: the right to write was lent, and taken away; or another process writes the
                 shard.
         """
-        record, encoding = self.split.record, self.split.encoding
+        record = self.split.record
         examples = self.plan.examples_of(shard)
-        rows = (self.plan.tokens_of(shard), len(record.layers))
-        wanted: dict[str, tuple[int, ...]] = {
-            "codes": (*rows, encoding.codes_size(record.hidden_size))
-        }
-        if encoding.quantised:
-            wanted["scale"] = (*rows, *encoding.scale_shape(record.hidden_size))
-        given = {"codes": codes} | ({} if scale is None else {"scale": scale})
-        shapes = {name: tuple(values.shape) for name, values in given.items()}
-        if shapes != wanted:
-            raise InputError(f"shard {shard} of {record.encoding} takes {wanted}, not {shapes}")
-        if codes.dtype == torch.bfloat16:
-            codes = codes.view(torch.uint16)
-        lengths = self.plan.n_tokens[examples.start : examples.stop]
-        checksums: list[list[int]] = []
-        chunks = self._layers(codes.numpy(), [0, *np.cumsum(lengths).tolist()], checksums)
-        content = {"hidden_states": chunks}
-        if scale is not None:
-            whole = np.zeros((record.shard_tokens, *scale.shape[1:]), encoding.scale_dtype)
-            whole[: len(scale)] = scale.numpy()
-            content["scale"] = iter([whole])
+        lengths = self.plan.n_tokens[examples.start : examples.stop].tolist()
+        content = ShardContent(record, shard, lengths, codes, scale, nonfinite)
+        pieces = content.files()
         with full_disk_named(self.ledger.storage):
             self._check_right()
             # before the versions: what is written after them is seen by them
             if (others := self._committed_by_others(shard)) is not None:
                 return others
-            keys = {name: self._key(name, shard) for name in content}
+            keys = {name: shard_key(record, name, shard) for name in pieces}
             yields = self._grant is not None
             written = ShardAttempt(self.ledger, shard, keys, yields=yields)
             try:
-                for name, pieces in content.items():
-                    written.write(name, pieces)
-                committed = ShardRecord(
-                    shard=shard,
-                    split_sha256=record.identity,
-                    examples=len(examples),
-                    tokens=rows[0],
-                    nonfinite=nonfinite,
-                    files=written.files,
-                    checksums=base64.b64encode(np.array(checksums, "<u8").tobytes()).decode(),
-                )
+                for name, chunks in pieces.items():
+                    written.write(name, chunks)
+                committed = content.record(record.identity, written.files)
                 self._check_right()
                 written.commit(committed)
             except ChangedError:
@@ -160,20 +130,6 @@ class SplitWriter:
         in the last bit: it leaves a committed shard alone.
         """
         return self.ledger.find_shard(shard, self.split.record) if self._grant else None
-
-    def _key(self, name: str, shard: int) -> str:
-        return shard_key(self.split.record, name, shard)
-
-    def _layers(
-        self, codes: npt.NDArray[Any], offsets: list[int], checksums: list[list[int]]
-    ) -> Iterator[npt.NDArray[Any] | bytes]:
-        """The chunks of a shard, one per layer with its fill; notes the examples' checksums."""
-        record = self.split.record
-        chunk: npt.NDArray[Any] = np.zeros((record.shard_tokens, codes.shape[2]), codes.dtype)
-        for layer in range(codes.shape[1]):
-            chunk[: len(codes)] = codes[:, layer]
-            checksums.append(example_checksums(chunk, offsets))
-            yield compress(chunk, record.compression)
 
 
 def granted_writer(grant: Grant) -> SplitWriter:

@@ -164,8 +164,8 @@ PUBLIC = """
     cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze
     Row Rows ensure_features load_head
-    Workspace PooledSplit ActivationStore ActivationSplit ActivationBatch ActivationLoader
-    TokenStream TokenBatch
+    Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
+    ActivationLoader TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions

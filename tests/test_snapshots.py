@@ -10,11 +10,11 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertvision.errors import InputError, StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.loading import (
     find_pretrained,
     load_model,
     load_tokenizer,
-    tokenizer_digest,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.config import TaskConfig

@@ -27,7 +27,7 @@ from zarr.storage import MemoryStore
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.names import CompressionName
-from bertvision.featurestore.format.records import ROOT, ArrayRecord, SplitRecord
+from bertvision.featurestore.format.records import ROOT, ArrayRecord, Layout, SplitRecord
 from bertvision.featurestore.format.shardfile import (
     ZSTD_LEVEL,
     decompress,
@@ -41,7 +41,7 @@ _MAX_CHUNK_BYTES = 1 << 25
 _CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
 
 
-def group_key(record: SplitRecord) -> str:
+def group_key(record: Layout) -> str:
     """Key of a split's group."""
     return f"{ROOT}/{record.tag}/{record.split}"
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bertvision.errors import CorruptStoreError, FormatVersionError, InputError
+from bertvision.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    IncompleteSplitError,
+    InputError,
+)
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import SplitRecord
@@ -30,12 +35,12 @@ def splits_of(storage: Storage, tag: str) -> Iterator[str]:
 
 
 def split_records(storage: Storage) -> list[SplitRecord]:
-    """The records of all splits that can be read; damaged ones are left out."""
+    """The records of all splits that can be read; damaged and growing ones are left out."""
     found = []
     for tag, split in split_names(storage):
         try:
             found.append(Ledger(storage, tag, split).read_split())
-        except (CorruptStoreError, FormatVersionError):
+        except (CorruptStoreError, FormatVersionError, IncompleteSplitError):
             continue  # whoever opens that split is told
     return found
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import AbstractContextManager, suppress
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from bertvision.errors import (
     CorruptStoreError,
     FormatVersionError,
+    IncompleteSplitError,
     StoreNotFoundError,
+    counted,
 )
 from bertvision.featurestore.format.records import (
     FEATURES,
     FORMAT,
+    GROWING,
     ROOT,
     Header,
     ShardRecord,
@@ -32,7 +36,14 @@ from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storag
 
 LEDGER = "ledger"
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
+_PART = re.compile(r"\.part-\d+\.lock", re.ASCII)
 _Record = TypeVar("_Record", bound=BaseModel)
+
+
+class _Begun(Header):
+    """What is looked at of a record whose split may be growing."""
+
+    final: Any = None
 
 
 class Ledger:
@@ -50,11 +61,21 @@ class Ledger:
         """Whether the split was created (its plan committed)."""
         return self.storage.size(f"{self._key}/split.json") is not None
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether examples are still added to the split: it has neither plan nor table yet."""
+        with suppress(FileNotFoundError, CorruptStoreError):
+            key = f"{self._key}/split.json"
+            begun = self._parse(_Begun, key, self.storage.read(key))
+            return GROWING in begun.requires and begun.final is None
+        return False
+
     def read_split(self) -> SplitRecord:
         """The split's record.
 
         Raises:
             StoreNotFoundError: the split does not exist.
+            IncompleteSplitError: examples are still added to it, and it has no plan yet.
             FormatVersionError: it was written in a newer format.
             CorruptStoreError: the record does not parse or tells of another split, or it is
                 missing although shards are recorded.
@@ -77,10 +98,17 @@ class Ledger:
                 f"reads format {FORMAT.split('.')[0]}: install a newer one"
             )
         # first: the rest may be different by what it requires
-        if unknown := sorted(set(self._parse(Header, key, text).requires) - FEATURES):
+        requires = set(self._parse(Header, key, text).requires)
+        if unknown := sorted(requires - FEATURES - {GROWING}):
             raise FormatVersionError(
                 f"{self.storage}/{key} needs {', '.join(unknown)}, which this bertvision does not "
                 "know: install a newer one"
+            )
+        if GROWING in requires:
+            raise IncompleteSplitError(
+                f"{self.name} in {self.storage} is still being written, "
+                f"{counted(len(self.shards()), 'shard')} so far: `store.writer(...)` with the same "
+                "arguments goes on with it, and its `finish()` makes it readable"
             )
         record = self._parse(SplitRecord, key, text)
         if (record.tag, record.split) != (self.tag, self.split):
@@ -203,13 +231,36 @@ class Ledger:
                 total += sum(file.bytes for file in record.files.values()) if record else 0
         return total
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Hold the split for writing.
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the split for writing, alone.
 
         Raises:
-            LockedError: another process holds it.
+            LockedError: another process holds it, or one of its parts.
         """
-        return self.storage.lock(f"{self._key}/.lock", f"writing {self.name}")
+        with ExitStack() as held:
+            held.enter_context(self.storage.lock(f"{self._key}/.lock", f"writing {self.name}"))
+            for name in sorted(filter(_PART.fullmatch, self.storage.names(self._key))):
+                what = f"adding examples to {self.name}"
+                held.enter_context(self.storage.lock(f"{self._key}/{name}", what))
+            yield
+
+    @contextmanager
+    def lock_part(self, part: int) -> Iterator[None]:
+        """Hold a part of the split for adding examples, beside others that hold other parts.
+
+        Raises:
+            LockedError: another process holds the part, or all of the split.
+        """
+        what = f"adding examples to part {part} of {self.name}"
+        with ExitStack() as held:
+            with self.commit_lock(), self.storage.lock(f"{self._key}/.lock", what):
+                held.enter_context(self.storage.lock(f"{self._key}/.part-{part}.lock", what))
+            yield
+
+    def commit_lock(self) -> AbstractContextManager[None]:
+        """Hold what the parts of a split write one after another; waits for it."""
+        return self.storage.lock(f"{self._key}/.commit.lock", f"writing {self.name}", wait=True)
 
     def sweep(self) -> None:
         """Remove what killed writers left in the ledger."""

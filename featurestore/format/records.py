@@ -29,8 +29,12 @@ FEATURES = frozenset({"split_sha256", "table_digest"})
 """What this version knows of the names that a split's ``requires`` may hold, and writes there: its
 shards are bound to it, and the digest of its examples is of columns."""
 
+GROWING = "growing"
+"""What ``requires`` names beside `FEATURES` while examples are still added to a split: its record
+has no plan yet (see `writing.growing`)."""
+
 _Count = Annotated[int, Field(ge=1, le=1 << 48)]
-_Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
+Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
 _MOST_DECODED_BYTES = 1 << 26
 _IDENTITY = (
     *("tag", "split", "encoding", "compression", "layers", "hidden_size", "shard_tokens"),
@@ -89,7 +93,7 @@ class ArrayRecord(_Record):
         "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
         "float16", "float32", "float64",
     ]  # fmt: skip
-    dims: tuple[_Identifier, ...] = Field(min_length=1, max_length=4)
+    dims: tuple[Identifier, ...] = Field(min_length=1, max_length=4)
     shape: tuple[_Count, ...] = Field(min_length=1, max_length=4)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
@@ -110,8 +114,8 @@ Provenance = dict[str, str | int | float | bool | None]
 """What activations, or anything else, were made from; any difference is refused."""
 
 
-class SplitRecord(Header):
-    """What the ledger says of a split: written once, before the first shard.
+class Layout(Header):
+    """What a split is of and how its shards lie, which is known before its examples are.
 
     Attributes:
         tag: the snapshot.
@@ -120,14 +124,7 @@ class SplitRecord(Header):
         compression: of their chunks.
         layers: indices of the stored hidden states; 0 is the embedding output.
         hidden_size: channels of a hidden state.
-        examples: how many the split has.
-        tokens: real tokens of all examples.
-        shards: how many the plan has.
         shard_tokens: capacity of a shard.
-        permutation_seed: of the stored order; None where the data's order was kept.
-        plan_sha256: digest of the plan.
-        arrays: that are written with the plan, by name.
-        examples_sha256: of the examples table's content.
         provenance: what the activations were computed from; any difference is refused.
         versions: of the libraries that wrote it; differences are allowed.
     """
@@ -138,20 +135,13 @@ class SplitRecord(Header):
     compression: CompressionName = "none"
     layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(min_length=1, max_length=9999)
     hidden_size: _Small
-    examples: _Count
-    tokens: _Count
-    shards: Annotated[int, Field(ge=1, le=10**9)]
     shard_tokens: _Small
-    permutation_seed: int | None
-    plan_sha256: str
-    arrays: dict[_Identifier, ArrayRecord]
-    examples_sha256: str
     provenance: Provenance
     versions: dict[str, str]
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        """See that it does not contradict itself, before memory is spent on what it says."""
+    def _check_layout(self) -> Self:
+        """See that a reader takes its chunks, and knows its layers apart."""
         encoding = get_encoding(self.encoding)
         width = encoding.codes_size(self.hidden_size)
         chunk = self.shard_tokens * width * encoding.code_bytes
@@ -162,6 +152,34 @@ class SplitRecord(Header):
             )
         if list(self.layers) != sorted(set(self.layers)):
             raise ValueError("layers do not increase")
+        return self
+
+
+class SplitRecord(Layout):
+    """What the ledger says of a split: written once, before the first shard or after the last.
+
+    Attributes:
+        examples: how many the split has.
+        tokens: real tokens of all examples.
+        shards: how many the plan has.
+        permutation_seed: of the stored order; None where the data's order was kept.
+        plan_sha256: digest of the plan.
+        arrays: that are written with the plan, by name.
+        examples_sha256: of the examples table's content.
+    """
+
+    examples: _Count
+    tokens: _Count
+    shards: Annotated[int, Field(ge=1, le=10**9)]
+    permutation_seed: int | None
+    plan_sha256: str
+    arrays: dict[Identifier, ArrayRecord]
+    examples_sha256: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """See that it does not contradict itself, before memory is spent on what it says."""
+        encoding = get_encoding(self.encoding)
         due: dict[str, tuple[str, tuple[str, ...]]] = {
             name: (dtype, ("example",)) for name, dtype in PLAN_DTYPES.items()
         }

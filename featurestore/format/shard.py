@@ -15,7 +15,7 @@ from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.arrays import group_key
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import ShardRecord, SplitRecord
+from bertvision.featurestore.format.records import Layout, ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
     CRC_BYTES,
     INDEX_BYTES,
@@ -28,13 +28,13 @@ from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Stora
 ADVICE = "`bertvision store verify` lists all damage, `bertvision store repair` mends it"
 
 
-def shard_key(record: SplitRecord, name: str, shard: int) -> str:
+def shard_key(record: Layout, name: str, shard: int) -> str:
     """Key of the file of one array's shard."""
     more = 1 + (name == "hidden_states" or bool(_scale_row(record)))
     return f"{group_key(record)}/{name}/c/{shard}" + "/0" * more
 
 
-def _scale_row(record: SplitRecord) -> tuple[int, ...]:
+def _scale_row(record: Layout) -> tuple[int, ...]:
     return get_encoding(record.encoding).scale_shape(record.hidden_size)
 
 

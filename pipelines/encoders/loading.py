@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from bertvision.errors import InputError
 from bertvision.pipelines.encoders.hub import VOCABULARIES, fetch, read_config
 from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
 from bertvision.pipelines.encoders.weights import check_loading, weight_files
-from bertvision.pipelines.records import digest_of
 
 
 class PretrainedEncoder(NamedTuple):
@@ -217,17 +215,6 @@ def load_tokenizer(folder: Path) -> Any:
     if not tokenizer.is_fast:
         raise InputError(f"the tokenizer in {folder} gives no character offsets (not a fast one)")
     return tokenizer
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Hex sha256 of everything that decides a fast tokenizer's output.
-
-    Padding and truncation are left out: they are state of the last call, not of the tokenizer.
-    """
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    definition.pop("padding", None)
-    definition.pop("truncation", None)
-    return digest_of(definition)
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.loading import (
     load_model,
     load_tokenizer,
     quiet_transformers,
-    tokenizer_digest,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.files import new_folder

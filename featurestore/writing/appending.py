@@ -1,0 +1,276 @@
+"""ActivationWriter: hidden states that any code makes → a split, one example after another.
+
+Examples may come in any order and be of any length: a shard is planned as it fills, and what it
+holds, keys and lengths included, is committed with it. So a writer that was killed goes on where it
+was. `finish` then makes an ordinary split of it, which all readers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.names import NonFinite
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.durable import full_disk_named
+from bertvision.featurestore.writing.buffer import Example, ShardBuffer
+from bertvision.featurestore.writing.columns import check_same, rows_of
+from bertvision.featurestore.writing.committed import Committed
+from bertvision.featurestore.writing.finishing import finish
+from bertvision.featurestore.writing.growing import (
+    KEY_CHARACTERS,
+    Column,
+    GrowingLedger,
+    GrowingRecord,
+)
+from bertvision.featurestore.writing.growth import begin, commit, keys_due
+
+
+class ActivationWriter:
+    """Adds examples to a split; made by `ActivationStore.writer`.
+
+    It holds the split, or its part of it, until it is closed. Used in ``with``, it writes what it
+    holds at the end of the block; where the block ends by an error, that is dropped, as after a
+    kill: the examples of the shard that was being filled.
+
+    Several processes write one split by naming different parts; so may several threads, each with a
+    writer of its own.
+
+    >>> store = bertvision.ActivationStore.create("states")
+    >>> states = torch.randn(5, 2, 8)  # (seq, layers, hidden)
+    >>> with store.writer("0e", "speech", hidden_size=8, layers=["conv", "top"]) as writer:
+    ...     if "clip-1" not in writer:  # after a kill it is not computed again
+    ...         writer.add("clip-1", states, labels={"speaker": 3})
+    ...     split = writer.finish()
+    >>> split[0].shape  # (seq, hidden, layers)
+    torch.Size([5, 8, 2])
+    """
+
+    def __init__(
+        self,
+        ledger: GrowingLedger,
+        wanted: GrowingRecord,
+        *,
+        stats: ChannelStats | None,
+        nonfinite: NonFinite,
+        part: int,
+    ) -> None:
+        self._ledger, self._storage, self._part = ledger, ledger.storage, part
+        self._held = ExitStack()
+        self._open = True
+        with full_disk_named(self._storage):
+            state = ledger.state()
+            if isinstance(state, GrowingRecord) and state.final is not None:
+                finish(ledger)  # which was killed
+            self._held.enter_context(ledger.lock_part(part))
+            try:
+                with ledger.commit_lock():
+                    state = begin(ledger, wanted, stats)
+                self._due = keys_due(self._storage, ledger.tag, ledger.split)
+                self._growing = state if isinstance(state, GrowingRecord) else None
+                if self._growing is None:
+                    table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
+                    self._keys = set(table["id"].to_pylist())
+                    return
+                self._committed = Committed(ledger, self._growing)
+                self._committed.refresh()
+            except BaseException:
+                self._held.close()
+                raise
+        self._keys = set(self._committed.keys)
+        self._columns: Mapping[str, Column] | None = self._committed.columns
+        self._buffer = ShardBuffer(self._growing, nonfinite)
+
+    def __repr__(self) -> str:
+        return f"<ActivationWriter {self._ledger.name}: {len(self):,} examples>"
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an example was added: here, or as far as was committed when this was opened."""
+        return isinstance(key, (str, int)) and str(key) in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[str]:
+        """Keys of the examples, sorted."""
+        return iter(sorted(self._keys))
+
+    @property
+    def unwritten(self) -> list[str]:
+        """Keys of the examples that a kill would lose now: those of the shard being filled."""
+        return [] if self._growing is None else list(self._buffer.keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._let_go()
+
+    def add(
+        self,
+        key: str | int,
+        hidden_states: Tensor | npt.NDArray[Any],
+        *,
+        input_ids: object = None,
+        labels: Mapping[str, object] | None = None,
+        fields: Mapping[str, object] | None = None,
+    ) -> None:
+        """Add an example.
+
+        It is on the disk once its shard is full, or after `flush`, `close` or `finish`.
+
+        Args:
+            key: its name, which no other example of the split has; a number is its digits.
+            hidden_states: (seq, layers, hidden) float, on any device; copied.
+            input_ids: (seq,) token ids, or None; of all examples or none.
+            labels: arrays of the example as a whole, by name; of each example the same ones.
+            fields: arrays of its tokens, by name, (seq, …) each; likewise.
+
+        Raises:
+            InputError: the key is there already, or what is given cannot be stored.
+            NonFiniteError: the hidden states hold NaN or infinity, or do not fit the encoding.
+            DiskSpaceError: the disk is full; what was committed stays whole.
+        """
+        self._require_open()
+        name = self._new_key(key)
+        states = self._checked(name, hidden_states)
+        rows, columns = rows_of(len(states), input_ids, labels or {}, fields or {})
+        if self._columns is not None:
+            check_same(columns, self._columns, f"example {name!r}")
+        if not self._buffer.has_room(name, len(states)):
+            self.flush()
+        self._buffer.put(Example(name, states, rows))
+        self._columns = columns
+        self._keys.add(name)
+
+    def flush(self) -> None:
+        """Write the examples of the shard that is being filled, as a shard that stays as it is.
+
+        A shard is as long on the disk whatever it holds, so this is for the end, not for each
+        example.
+
+        Raises:
+            InputError: another process committed one of them meanwhile.
+            DiskSpaceError: the disk is full.
+        """
+        self._require_open()
+        if self._growing is None or not self._buffer.keys:
+            return
+        with full_disk_named(self._storage):
+            columns = self._columns or {}
+            commit(self._ledger, self._growing, self._committed, self._buffer, columns)
+        self._buffer.clear()
+        self._keys |= self._committed.keys
+
+    def close(self) -> None:
+        """Write what it holds and let go of the split, which can be gone on with later.
+
+        Raises:
+            DiskSpaceError: the disk is full.
+        """
+        if self._open:
+            try:
+                self.flush()
+            finally:
+                self._let_go()
+
+    def finish(self) -> ActivationSplit:
+        """Write what it holds, and make the split complete: it takes no more examples then.
+
+        Stored order is that in which shards were committed; ``plan.example_id`` is the place of an
+        example among the sorted keys, which are the column ``id`` of `ActivationSplit.table`.
+
+        Returns:
+            The split, which is read as any other.
+
+        Raises:
+            InputError: it has no example.
+            ProvenanceError: another snapshot has the split with other examples.
+            CorruptStoreError: a shard is damaged.
+            LockedError: another process is adding examples.
+        """
+        if self._due is not None and (lacking := self._due - self._keys) and self._open:
+            raise InputError(
+                f"{self._ledger.name} lacks {len(lacking):,} of the {len(self._due):,} examples "
+                f"that the split has in other snapshots, {min(lacking)!r} first: add them before "
+                "it is finished"
+            )
+        self.close()
+        with full_disk_named(self._storage):
+            finish(self._ledger)
+        return ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
+
+    def _let_go(self) -> None:
+        self._open = False
+        self._held.close()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise InputError(
+                f"the writer of {self._ledger.name} is closed: make another one with the same "
+                "arguments to go on"
+            )
+
+    def _new_key(self, key: str | int) -> str:
+        name = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+        if not isinstance(name, str) or not 0 < len(name) <= KEY_CHARACTERS:
+            raise InputError(
+                f"{key!r} is no key: give a text of 1 to {KEY_CHARACTERS} characters, or a number"
+            )
+        if not name.isprintable():
+            raise InputError(f"{key!r} is no key: it has characters that cannot be printed")
+        if self._growing is None:
+            raise InputError(
+                f"{self._ledger.name} is complete and takes no more examples: remove it with "
+                f"`store.remove({self._ledger.tag!r}, {self._ledger.split!r})`, or write to "
+                "another split"
+            )
+        if name in self._keys:
+            raise InputError(
+                f"{self._ledger.name} has an example {name!r} already: leave out what it has, "
+                "`if key not in writer`"
+            )
+        if self._due is not None and name not in self._due:
+            raise InputError(
+                f"{name!r} is no example of {self._ledger.split} in other snapshots, and a split "
+                "has the same ones in each: choose another name for the split"
+            )
+        return name
+
+    def _checked(self, name: str, hidden_states: Tensor | npt.NDArray[Any]) -> Tensor:
+        """Hidden states as a tensor of the split's shape."""
+        layout = self._growing
+        assert layout is not None
+        states = torch.as_tensor(hidden_states)
+        wanted = (len(layout.layers), layout.hidden_size)
+        shape = tuple(states.shape)
+        if len(shape) != 3 or shape[1:] != wanted or not states.is_floating_point():
+            turned = len(shape) == 3 and shape[:0:-1] == wanted
+            hint = "; transpose(1, 2) puts layers before channels" if turned else ""
+            raise InputError(
+                f"example {name!r} is {states.dtype} of shape {shape}: give floats of (seq, "
+                f"{wanted[0]} layers, {wanted[1]} channels){hint}"
+            )
+        if not 1 <= shape[0] <= layout.shard_tokens:
+            raise InputError(
+                f"example {name!r} has {shape[0]} tokens: a shard holds examples of 1 to "
+                f"{layout.shard_tokens}; begin the split with a larger shard_tokens, of several "
+                "times the longest example"
+            )
+        return states

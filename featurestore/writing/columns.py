@@ -1,0 +1,186 @@
+"""What is given beside hidden states: checked, and kept in a file for each shard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from bertvision.errors import CorruptStoreError, InputError
+from bertvision.featurestore.format.layout import PLAN_ARRAYS
+from bertvision.featurestore.format.records import ArrayRecord, ShardFile
+from bertvision.featurestore.writing.growing import ROWS, Column, GrowingLedger, GrowingShard
+
+Rows = dict[str, npt.NDArray[Any]]
+"""Arrays of one example by name: (seq, …) of its tokens, or (…) of itself."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,79}", re.ASCII)
+_TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"}
+_DTYPES = get_args(ArrayRecord.model_fields["dtype"].annotation)
+_MOST_BYTES = 1 << 30
+_MOST_AXES = 3  # of an entry
+
+
+def rows_of(
+    seq: int,
+    input_ids: object,
+    labels: Mapping[str, object],
+    fields: Mapping[str, object],
+) -> tuple[Rows, dict[str, Column]]:
+    """The arrays of an example, and what they are.
+
+    Args:
+        seq: its tokens.
+        input_ids: (seq,) token ids, or None.
+        labels: of the example, by name.
+        fields: of its tokens, by name, (seq, …) each.
+
+    Raises:
+        InputError: a name or a value cannot be stored.
+    """
+    rows: Rows = {}
+    columns = {}
+    given = {} if input_ids is None else {"input_ids": input_ids}
+    both: tuple[tuple[Literal["token", "example"], Mapping[str, object]], ...]
+    both = ("token", given | dict(fields)), ("example", labels)
+    for per, named in both:
+        for name, value in named.items():
+            if name in rows or (name == "input_ids" and named is labels):
+                raise InputError(f"{name!r} is given twice: name each array once")
+            _check_name(name)
+            array = _as_array(name, value)
+            if name == "input_ids":
+                array = _token_ids(array)
+            if per == "token" and (array.ndim < 1 or len(array) != seq):
+                raise InputError(
+                    f"field {name!r} has shape {array.shape}: its first axis must be that of the "
+                    f"{seq} tokens; what an example has as a whole is one of its labels"
+                )
+            entry = array.shape[1:] if per == "token" else array.shape
+            if len(entry) > _MOST_AXES or 0 in entry:
+                raise InputError(
+                    f"{name!r} has entries of shape {entry}: at most {_MOST_AXES} axes are "
+                    "stored, none of them empty"
+                )
+            rows[name] = array
+            columns[name] = Column(per=per, dtype=array.dtype.name, shape=entry)
+    return rows, columns
+
+
+def check_same(columns: Mapping[str, Column], there: Mapping[str, Column], what: str) -> None:
+    """Check that an example has the arrays that the examples before it have.
+
+    Args:
+        columns: what it has.
+        there: what they have.
+        what: names it, for the message.
+
+    Raises:
+        InputError: a name is missing or new, or an array of another kind.
+    """
+    for name in sorted({*columns, *there}):
+        one, other = columns.get(name), there.get(name)
+        if one != other:
+            raise InputError(
+                f"{what} has {f'{name!r}: {one}' if one else f'no {name!r}'}, the examples before "
+                f"it {f'have {other}' if other else 'have none'}: give every example the same "
+                "arrays, of one type and shape"
+            )
+
+
+def write_rows(
+    ledger: GrowingLedger,
+    shard: int,
+    rows: Sequence[Rows],
+    columns: Mapping[str, Column],
+) -> ShardFile | None:
+    """Write the arrays of a shard's examples; nothing where there are none.
+
+    Raises:
+        InputError: they are more than a reader takes.
+    """
+    if not columns:
+        return None
+    arrays = {}
+    for name, column in columns.items():
+        values = [row[name] for row in rows]
+        joined = np.concatenate(values) if column.per == "token" else np.stack(values)
+        arrays[name] = np.ascontiguousarray(joined)
+    if (size := sum(array.nbytes for array in arrays.values())) > _MOST_BYTES:
+        raise InputError(
+            f"the arrays beside the hidden states of a shard have {size:,} bytes, "
+            f"{_MOST_BYTES:,} at most are stored: take fewer tokens to a shard"
+        )
+    data = save(arrays)
+    ledger.storage.write(ledger.rows_key(shard), data)
+    return ShardFile(bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+
+
+def read_rows(ledger: GrowingLedger, record: GrowingShard) -> Rows:
+    """The arrays of a shard's examples: (tokens, …) or (examples, …) each.
+
+    Raises:
+        CorruptStoreError: the file is missing, changed, or not what its record says.
+    """
+    if not record.columns:
+        return {}
+    key = ledger.rows_key(record.shard)
+    try:
+        data = ledger.storage.read(key, 2 * _MOST_BYTES)
+        if xxhash.xxh3_128_hexdigest(data) != record.files[ROWS].xxh3_128:
+            raise CorruptStoreError(f"{ledger.storage}/{key} was changed on the disk")
+        rows: Rows = load(data)
+    except FileNotFoundError:
+        raise CorruptStoreError(f"{ledger.storage}/{key} is missing") from None
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise CorruptStoreError(f"{ledger.storage}/{key} is damaged: {error}") from None
+    size = {"token": record.tokens, "example": record.examples}
+    wanted = {n: (c.dtype, (size[c.per], *c.shape)) for n, c in record.columns.items()}
+    if {name: (array.dtype.name, array.shape) for name, array in rows.items()} != wanted:
+        raise CorruptStoreError(f"{ledger.storage}/{key} holds other arrays than were recorded")
+    return rows
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} is no name of an array: use 1 to 80 of a-z, 0-9 and '_', beginning with a "
+            "letter"
+        )
+    if name in _TAKEN or name.startswith("error_"):
+        raise InputError(f"{name!r} is a name that the store uses itself: choose another one")
+
+
+def _as_array(name: str, value: object) -> npt.NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.bfloat16:
+            raise InputError(
+                f"{name!r} is bfloat16, which is stored of hidden states alone: cast "
+                "it to float16 or float32"
+            )
+        value = value.detach().cpu().numpy()
+    try:
+        array = np.array(value)  # a copy: the caller may use its memory again
+    except ValueError as error:
+        raise InputError(f"{name!r} is no array: {error}") from None
+    if array.dtype.name not in _DTYPES:
+        raise InputError(
+            f"{name!r} is {array.dtype}: numbers and truth values are stored; texts "
+            "belong in a table of your own, under the keys"
+        )
+    return array
+
+
+def _token_ids(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or np.any(ids != ids.astype(np.int32)):
+        raise InputError(
+            f"input_ids are {ids.dtype} of shape {ids.shape}: give (seq,) whole numbers below 2^31"
+        )
+    return ids.astype(np.int32)

@@ -1,0 +1,179 @@
+"""Finish a growing split: its plan and arrays are put together, its shards bound to its record.
+
+What comes out is a split as extraction writes it, which every reader of the format knows. A finish
+that is killed is ended by the next one: as soon as the split's record is known it stands in the
+growing one, and from then on everything else follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
+from bertvision.featurestore.creation import (
+    SplitContents,
+    SplitSpec,
+    Values,
+    described,
+    more_dims,
+    store_lock,
+    write_beside,
+    write_root,
+)
+from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.examples import examples_digest
+from bertvision.featurestore.format.layout import PLAN_ARRAYS
+from bertvision.featurestore.format.ledger import LEDGER
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.records import FORMAT
+from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.writing.columns import read_rows
+from bertvision.featurestore.writing.committed import read_shards
+from bertvision.featurestore.writing.growing import (
+    ROWS,
+    GrowingLedger,
+    GrowingRecord,
+    GrowingShard,
+)
+
+
+def finish(ledger: GrowingLedger) -> None:
+    """Make a growing split a complete one; one that is complete stays as it is.
+
+    Raises:
+        InputError: there is no example in it, or the format cannot hold what was given beside them.
+        IncompleteSplitError: a shard in the middle is missing.
+        CorruptStoreError: a shard is damaged.
+        ProvenanceError: another snapshot has the split with other examples.
+        LockedError: another process is adding examples.
+    """
+    with ledger.lock():
+        growing = ledger.state()
+        if isinstance(growing, GrowingRecord):
+            ledger.sweep()
+            if growing.final is None:
+                growing = _with_final(ledger, growing)
+            _bind(ledger, growing)
+        # of a finish too that was killed when all else was done
+        ledger.storage.remove(f"{LEDGER}/{ledger.name}/rows")
+        with store_lock(ledger.storage):
+            write_root(ledger.storage)
+
+
+def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
+    """Bind the shards to the final record and commit it; the caller holds the lock."""
+    final = growing.final
+    assert final is not None
+    for shard in sorted(ledger.shards()):
+        if record := ledger.read_growing(shard, growing):
+            ledger.commit_shard(record.plain(final), ledger.shard_version(shard))
+    ledger.commit_growing(final)
+
+
+def _with_final(ledger: GrowingLedger, growing: GrowingRecord) -> GrowingRecord:
+    """Write everything beside the shards, and the record that comes of it into the growing one."""
+    shards = _whole_shards(ledger, growing)
+    keys = pa.array([key for record in shards for key in record.keys], pa.string())
+    order = pc.sort_indices(keys)
+    table = pa.table({"id": keys.take(order)})
+    if len(pc.unique(keys)) < len(keys):
+        raise CorruptStoreError(f"{ledger.name}: two of its shards hold the same example")
+    plan = _plan(shards, order.to_numpy(), growing.shard_tokens)
+    spec = SplitSpec(
+        tag=growing.tag,
+        split=growing.split,
+        encoding=growing.encoding,
+        layers=growing.layers,
+        hidden_size=growing.hidden_size,
+        provenance=growing.provenance,
+        compression=growing.compression,
+    )
+    fields = described(spec, SplitContents(plan, {}, {}, table))
+    fields["examples_sha256"] = examples_digest(table, FORMAT)
+    with store_lock(ledger.storage):
+        final = write_beside(ledger, fields, _values(ledger, growing, shards, plan), table)
+        finishing = growing.model_copy(update={"final": final})
+        ledger.commit_growing(finishing)
+    return finishing
+
+
+def _whole_shards(ledger: GrowingLedger, growing: GrowingRecord) -> list[GrowingShard]:
+    """The records of all shards, whose files are there."""
+    numbers = sorted(ledger.shards())
+    if not numbers:
+        raise InputError(f"{ledger.name} has no example yet: add some before it is finished")
+    if numbers != list(range(len(numbers))):
+        missing = min(set(range(numbers[-1])) - set(numbers))
+        raise IncompleteSplitError(
+            f"{ledger.name} lacks shard {missing}, which was removed: add its examples again, "
+            "those that `key in writer` does not know"
+        )
+    shards = list(read_shards(ledger, growing, numbers))
+    for record in shards:
+        for name, file in record.files.items():
+            if name == ROWS:
+                key = ledger.rows_key(record.shard)
+            else:
+                key = shard_key(growing, name, record.shard)
+            if (size := ledger.storage.size(key)) != file.bytes:
+                there = "is missing" if size is None else f"has {size} bytes"
+                raise CorruptStoreError(
+                    f"{ledger.name} shard {record.shard}: {name} {there}, the ledger says "
+                    f"{file.bytes} bytes"
+                )
+    return shards
+
+
+def _plan(shards: Sequence[GrowingShard], order: npt.NDArray[Any], shard_tokens: int) -> ShardPlan:
+    """The plan that the shards were filled by; rows of the examples' table are in key order."""
+    examples = [record.examples for record in shards]
+    n = np.array([length for record in shards for length in record.lengths], np.int64)
+    shard = np.repeat(np.arange(len(shards)), examples)
+    first = np.cumsum(n) - n
+    starts = np.repeat(first[np.cumsum([0, *examples[:-1]])], examples)
+    rank = np.empty(len(n), np.int64)
+    rank[order] = np.arange(len(n))
+    plan = ShardPlan(
+        example_id=rank,
+        n_tokens=n.astype(np.int32),
+        first_token=shard * shard_tokens + first - starts,
+        shard=shard.astype(np.int32),
+        shard_tokens=shard_tokens,
+        seed=None,
+    )
+    plan.check()
+    return plan
+
+
+def _values(
+    ledger: GrowingLedger, growing: GrowingRecord, shards: Sequence[GrowingShard], plan: ShardPlan
+) -> Values:
+    """What makes each array beside the hidden states, and its dimensions."""
+    found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
+    group = arrays.group_key(growing)
+    for name, record in growing.arrays.items():
+        found[name] = partial(arrays.read_array, ledger.storage, group, name, record), record.dims
+    for name, column in shards[0].columns.items():
+        entries = plan.n_shards * plan.shard_tokens if column.per == "token" else len(plan)
+
+        def gathered(name: str = name, entries: int = entries) -> npt.NDArray[Any]:
+            column = shards[0].columns[name]
+            out = np.zeros((entries, *column.shape), column.dtype)
+            for record in shards:
+                begin = int(plan.shard_starts[record.shard])
+                if column.per == "token":
+                    begin = record.shard * plan.shard_tokens
+                rows = read_rows(ledger, record)[name]
+                out[begin : begin + len(rows)] = rows
+            return out
+
+        dims = (column.per, *more_dims(name, np.empty((1, *column.shape), np.uint8)))
+        found[name] = gathered, dims
+    return found

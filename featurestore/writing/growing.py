@@ -1,0 +1,149 @@
+"""The records of a growing split: examples are added to it, and its plan with each shard.
+
+While a split grows its ``split.json`` names ``growing`` among what it requires, so that no reader
+takes it for a split with a plan, and a shard's record tells the keys and lengths of its examples.
+`finishing` turns all of them into the records of an ordinary split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bertvision.errors import CorruptStoreError, IncompleteSplitError
+from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.records import (
+    ArrayRecord,
+    Identifier,
+    Layout,
+    ShardRecord,
+    SplitRecord,
+)
+
+KEY_CHARACTERS = 256
+ROWS = "rows"
+"""What a shard's record calls the file of what lies beside its hidden states."""
+
+
+class Column(BaseModel):
+    """An array beside the hidden states, the same in all shards.
+
+    Attributes:
+        per: what it has an entry for.
+        dtype: NumPy's name of its type.
+        shape: of an entry.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    per: Literal["token", "example"]
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape or ''} of each {self.per}".replace("  ", " ")
+
+
+class GrowingRecord(Layout):
+    """What the ledger says of a split as long as examples are added to it.
+
+    Attributes:
+        writing: drawn at random when the split was begun; its shards are bound to it.
+        arrays: channel statistics and what the encoding loses, once they are known.
+        final: the split's record, once all examples are there and it is being finished.
+    """
+
+    writing: str = Field(pattern="^[0-9a-f]{32}$")
+    arrays: dict[Identifier, ArrayRecord] = {}
+    final: SplitRecord | None = None
+
+    @property
+    def identity(self) -> str:
+        """What the records of its shards name."""
+        return hashlib.sha256(f"{self.tag}/{self.split} {self.writing}".encode()).hexdigest()
+
+
+_Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARACTERS)]
+
+
+class GrowingShard(ShardRecord):
+    """What the ledger says of a committed shard of a growing split.
+
+    Attributes:
+        keys: (examples,) of its examples.
+        lengths: (examples,) tokens of each.
+        columns: what its rows file holds, by name.
+    """
+
+    growing: Literal[True] = True
+    keys: tuple[_Key, ...]
+    lengths: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...]
+    columns: dict[Identifier, Column] = {}
+
+    def plain(self, split: SplitRecord) -> ShardRecord:
+        """The record that is left of it in the finished split."""
+        fields = {name: getattr(self, name) for name in ShardRecord.model_fields}
+        files = {name: file for name, file in self.files.items() if name != ROWS}
+        return ShardRecord(**fields | {"files": files, "split_sha256": split.identity})
+
+
+class GrowingLedger(Ledger):
+    """The records of a split that may be growing."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is growing, or being finished."""
+        return isinstance(self.state(), GrowingRecord)
+
+    def state(self) -> GrowingRecord | SplitRecord | None:
+        """The split's record; None where there is none yet.
+
+        Raises:
+            CorruptStoreError: it is damaged, or missing although shards are recorded.
+            FormatVersionError: it was written in a newer format.
+        """
+        key = f"{LEDGER}/{self.name}/split.json"
+        if not self.exists and not self.shards():
+            return None
+        try:
+            return self.read_split()
+        except IncompleteSplitError:
+            record = self._parse(GrowingRecord, key, self.storage.read(key))
+        if (record.tag, record.split) != (self.tag, self.split):
+            raise CorruptStoreError(f"{self.storage}/{key} is the record of another split")
+        return record
+
+    def commit_growing(self, record: GrowingRecord | SplitRecord) -> None:
+        """Commit the split's record in place of the one that is there; a lock is held."""
+        key = f"{LEDGER}/{self.name}/split.json"
+        self._commit(key, record, self.storage.version(key))
+
+    def read_growing(self, shard: int, growing: GrowingRecord) -> GrowingShard | None:
+        """The record of a shard; None where there is none, or it is of the final split already.
+
+        Raises:
+            CorruptStoreError: it is damaged, of another split, or contradicts itself.
+        """
+        key = self._shard_key(shard)
+        try:
+            text = self.storage.read(key)
+        except FileNotFoundError:
+            return None
+        found = self._parse(ShardRecord, key, text)
+        final = growing.final and growing.final.identity
+        if found.shard != shard or found.split_sha256 not in (growing.identity, final):
+            raise CorruptStoreError(
+                f"{self.storage}/{key} is not the record of shard {shard} of this {self.name}"
+            )
+        if found.split_sha256 == final:
+            return None
+        record = self._parse(GrowingShard, key, text)
+        fits = record.tokens == sum(record.lengths) <= growing.shard_tokens
+        if not fits or not record.examples == len(record.keys) == len(record.lengths):
+            raise CorruptStoreError(f"{self.storage}/{key} contradicts itself")
+        return record
+
+    def rows_key(self, shard: int) -> str:
+        """Key of the file of what lies beside the hidden states of a shard."""
+        return f"{LEDGER}/{self.name}/rows/{shard:05d}.safetensors"

@@ -1,0 +1,167 @@
+"""Begin a growing split, and commit what fills a shard of it, beside other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from bertvision.errors import InputError, LockedError
+from bertvision.featurestore.creation import Values, write_arrays
+from bertvision.featurestore.delegation import ShardAttempt
+from bertvision.featurestore.format.arrays import group_key, read_array
+from bertvision.featurestore.format.calibration import Calibration
+from bertvision.featurestore.format.contents import split_names
+from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.examples import read_examples
+from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.records import SplitRecord
+from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.writing.buffer import ShardBuffer
+from bertvision.featurestore.writing.columns import write_rows
+from bertvision.featurestore.writing.committed import Committed
+from bertvision.featurestore.writing.growing import (
+    ROWS,
+    Column,
+    GrowingLedger,
+    GrowingRecord,
+    GrowingShard,
+)
+from bertvision.featurestore.writing.origin import check_layout
+
+
+def begin(
+    ledger: GrowingLedger, wanted: GrowingRecord, stats: ChannelStats | None
+) -> GrowingRecord | SplitRecord:
+    """Create a growing split, or find the one that is to be gone on with.
+
+    The caller holds a part of the split and what its parts write one after another.
+
+    Args:
+        ledger: of the split.
+        wanted: its record, where there is none yet.
+        stats: channel statistics that were given, or None.
+
+    Returns:
+        Its record; of a split that is complete, an ordinary one.
+
+    Raises:
+        ProvenanceError: it was begun from something else.
+    """
+    state = ledger.state()
+    if state is None:
+        ledger.storage.remove(group_key(wanted))  # what was left of one that is gone
+        ledger.storage.remove(f"{LEDGER}/{ledger.name}/rows")
+        ledger.commit_growing(wanted)
+        state = wanted
+    check_layout(ledger, state, wanted)
+    if stats is None or not isinstance(state, GrowingRecord):
+        return state
+    if not state.arrays:
+        return _with_stats(ledger, state, Calibration(stats))
+    if not all(map(torch.equal, stats, _stats(ledger, state))):
+        raise InputError(
+            f"{ledger.name} was begun with other channel statistics: leave them out to go on with "
+            "those that it has"
+        )
+    return state
+
+
+def commit(
+    ledger: GrowingLedger,
+    begun: GrowingRecord,
+    committed: Committed,
+    buffer: ShardBuffer,
+    columns: Mapping[str, Column],
+) -> None:
+    """Write what a buffer holds as the next shard, durably, and commit it.
+
+    Args:
+        ledger: of the split, a part of which the caller holds.
+        begun: its record when that part was opened.
+        committed: what its shards hold; the new one is added.
+        buffer: with at least one example.
+        columns: the arrays that each of them has.
+
+    Raises:
+        InputError: another process committed one of the examples, or other arrays.
+        LockedError: the split was removed or finished meanwhile.
+    """
+    with ledger.commit_lock():
+        growing = ledger.state()
+        if not isinstance(growing, GrowingRecord) or growing.writing != begun.writing:
+            raise LockedError(
+                f"{ledger.name} in {ledger.storage} was removed or replaced while examples were "
+                "added to it: those of the last shard were not stored"
+            )
+        if buffer.waits:
+            if not growing.arrays:
+                growing = _with_stats(ledger, growing, buffer.calibrate())
+            buffer.use(_stats(ledger, growing))
+        committed.refresh()
+        committed.check(buffer.keys, columns)
+        shard = committed.next_shard()
+        content = buffer.content(shard)
+        pieces = content.files()
+        keys = {name: shard_key(growing, name, shard) for name in pieces}
+        written = ShardAttempt(ledger, shard, keys, yields=False)
+        for name, chunks in pieces.items():
+            written.write(name, chunks)
+        rows = write_rows(ledger, shard, buffer.rows, columns)
+        files = written.files | ({ROWS: rows} if rows else {})
+        plain = content.record(growing.identity, files)
+        record = GrowingShard(
+            **{name: getattr(plain, name) for name in type(plain).model_fields},
+            keys=tuple(buffer.keys),
+            lengths=tuple(buffer.lengths),
+            columns=dict(columns),
+        )
+        written.commit(record)
+        committed.add(record)
+
+
+def keys_due(storage: Storage, tag: str, split: str) -> set[str] | None:
+    """The keys that a split of this name has in another snapshot, and must have in this one.
+
+    Returns:
+        None where there is none yet.
+
+    Raises:
+        InputError: it was not written by keys.
+        CorruptStoreError: its table is damaged.
+    """
+    for other, name in split_names(storage):
+        ledger = Ledger(storage, other, split)
+        if name != split or other == tag or GrowingLedger(storage, other, name).grows:
+            continue
+        record = ledger.read_split()
+        table = read_examples(storage, split, record.examples_sha256, record.format)
+        if table.column_names != ["id"]:
+            raise InputError(
+                f"the store has a split {split!r} of other examples, in {other}: a split has the "
+                "same ones in every snapshot; choose another name"
+            )
+        return set(table["id"].to_pylist())
+    return None
+
+
+def _stats(ledger: GrowingLedger, growing: GrowingRecord) -> ChannelStats:
+    group = group_key(growing)
+    mean, std = (
+        torch.from_numpy(read_array(ledger.storage, group, name, growing.arrays[name]))
+        for name in ("channel_mean", "channel_std")
+    )
+    return ChannelStats(mean, std)
+
+
+def _with_stats(ledger: GrowingLedger, growing: GrowingRecord, found: Calibration) -> GrowingRecord:
+    """Write channel statistics, and the record that names them."""
+    values: Values = {
+        name: (array.copy, ("layer", "hidden")[: array.ndim])
+        for name, array in found.arrays().items()
+    }
+    arrays = write_arrays(ledger.storage, group_key(growing), values)
+    growing = growing.model_copy(update={"arrays": arrays})
+    ledger.commit_growing(growing)
+    return growing

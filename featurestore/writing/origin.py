@@ -1,0 +1,79 @@
+"""What a split was made from: who goes on with one must come from the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from bertvision.errors import InputError, ProvenanceError
+from bertvision.featurestore.creation import SplitContents, SplitSpec, described
+from bertvision.featurestore.format.examples import examples_digest
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.records import Layout, SplitRecord, first_difference
+
+_COMPARED = {"encoding", "compression", "layers", "hidden_size", "shard_tokens"}
+
+
+def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> None:
+    """Check that a split was begun from exactly the same things.
+
+    Raises:
+        ProvenanceError: it was not; the message names the first field that differs.
+    """
+    stored = ledger.read_split()
+    # not validated: what was stored of another encoding, say, need not fit to this one
+    wanted = SplitRecord.model_construct(
+        **described(spec, contents),
+        arrays=stored.arrays,
+        examples_sha256=examples_digest(contents.examples, stored.format),
+    )
+    _refuse(ledger, stored.difference(wanted))
+
+
+def check_layout(ledger: Ledger, stored: Layout, wanted: Layout) -> None:
+    """Check that a split that grows, or has grown, is the one that is to be gone on with.
+
+    Raises:
+        ProvenanceError: it is another one; the message names the first field that differs.
+    """
+    _refuse(ledger, first_difference(_compared(stored), _compared(wanted)))
+
+
+def _compared(layout: Layout) -> dict[str, object]:
+    """Fields that must be the same, causes first."""
+    causes = {f" {name}": value for name, value in layout.provenance.items()}
+    return causes | layout.model_dump(include=_COMPARED)
+
+
+def _refuse(ledger: Ledger, difference: tuple[str, object, object] | None) -> None:
+    if difference:
+        field, there, here = difference
+        raise ProvenanceError(
+            f"{ledger.name} in {ledger.storage} was written with {field.strip()} = {there!r}, "
+            f"now it is {here!r}: use the same, or another store"
+        )
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hex sha256 of everything that decides a fast tokenizer's output.
+
+    Padding and truncation are left out: they are state of the last call, not of the tokenizer.
+
+    Args:
+        tokenizer: a fast one of transformers, or of the library tokenizers.
+
+    Raises:
+        InputError: it is neither.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        raise InputError(
+            f"{type(tokenizer).__name__} is no fast tokenizer, whose definition has a digest: "
+            'leave it out, and name it in the provenance, such as {"tokenizer": "…"}'
+        )
+    definition = json.loads(backend.to_str())
+    definition.pop("padding", None)
+    definition.pop("truncation", None)
+    text = json.dumps(definition, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,354 @@
+"""Hidden states that any code makes become a split: whatever their order, lengths and ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertvision import ActivationLoader, ActivationSplit, ActivationStore
+from bertvision.errors import (
+    IncompleteSplitError,
+    InputError,
+    LockedError,
+    NonFiniteError,
+    ProvenanceError,
+)
+
+LAYERS, HIDDEN = 3, 8
+SHAPE: dict[str, Any] = {"hidden_size": HIDDEN, "layers": list(range(LAYERS)), "shard_tokens": 64}
+LENGTHS = {"d": 40, "a": 17, "f": 1, "b": 64, "e": 30, "c": 33, "g": 9}
+"""Keys and lengths in the order in which they are added: four shards."""
+
+
+def states(key: str) -> Tensor:
+    """Hidden states (seq, layers, hidden) that are a function of the key."""
+    generator = torch.Generator().manual_seed(ord(key[0]))
+    return torch.randn(LENGTHS[key], LAYERS, HIDDEN, generator=generator)
+
+
+def write(store: ActivationStore, keys: str = "dafbecg", **options: Any) -> list[str]:
+    """Add what is not there yet; returns the keys that were added."""
+    added = []
+    with store.writer("0e", "train", **(SHAPE | {"encoding": "float32"} | options)) as writer:
+        for key in keys:
+            if key not in writer:
+                writer.add(key, states(key))
+                added.append(key)
+        writer.finish()
+    return added
+
+
+def check(split: ActivationSplit, tolerance: float = 0.0) -> None:
+    """Every example is there under its key, once, with the values that were given."""
+    keys = split.table()["id"].to_pylist()
+    assert keys == sorted(LENGTHS)
+    stored = [keys[row] for row in split.plan.example_id.tolist()]
+    assert sorted(stored) == keys
+    for key, found in zip(stored, split, strict=True):
+        truth = states(key).transpose(1, 2)
+        assert float((found - truth).norm()) <= tolerance * float(truth.norm()), key
+    assert split.verify() == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ActivationStore:
+    return ActivationStore.create(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tolerance"),
+    [("float32", 0), ("float16", 1e-3), ("bfloat16", 1e-2), ("int8", 1e-2), ("int4", 2e-1)],
+)
+def test_what_is_added_is_read_again_in_every_encoding(
+    store: ActivationStore, encoding: str, tolerance: float
+) -> None:
+    write(store, encoding=encoding)
+    split = ActivationStore.open(str(store.storage))["0e/train"]
+    check(split, tolerance)
+    assert split.plan.n_shards == 4
+
+
+def test_a_finished_split_is_one_that_readers_of_today_know(store: ActivationStore) -> None:
+    write(store)
+    split = store["0e/train"]
+    assert set(split.record.requires) == {"split_sha256", "table_digest"}
+    assert split.info()["complete"]
+    batches = list(ActivationLoader(split, batch_size=3, seed=1))
+    assert sorted(int(i) for batch in batches for i in batch.examples) == list(range(7))
+    assert split.dask(layers=[1]).compute().shape == (sum(LENGTHS.values()), 1, HIDDEN)
+    assert store.to_xarray()["0e/train"]["hidden_states"].shape[0] == sum(LENGTHS.values())
+    assert not list(Path(str(store.storage)).rglob("*.safetensors"))
+
+
+def test_a_split_that_grows_is_refused_by_name_and_shown_as_such(store: ActivationStore) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"))
+    with pytest.raises(IncompleteSplitError, match=r"0e/train .* is still being written, 1 shard"):
+        store["0e/train"]
+    assert "still being written" in repr(store["0e"])
+    assert store.splits() == store.stored_splits() == []
+    write(store, encoding="int8")
+    assert len(store.stored_splits()) == 1
+
+
+def test_token_ids_labels_and_fields_lie_beside_the_states(store: ActivationStore) -> None:
+    def beside(key: str) -> dict[str, Any]:
+        n = LENGTHS[key]
+        return {
+            "input_ids": list(range(n)),
+            "labels": {"label": ord(key), "pair": np.array([n, n + 1], np.int16)},
+            "fields": {
+                "loss_mask": torch.arange(n) % 2 == 0,
+                "aux": torch.full((n, 2), float(n), dtype=torch.float16),
+            },
+        }
+
+    keys = "dafbecg"
+    for part in (keys[:4], keys[4:]):  # in two sittings
+        with store.writer("0e", "train", **SHAPE) as writer:
+            for key in part:
+                writer.add(key, states(key), **beside(key))
+    with store.writer("0e", "train", **SHAPE) as writer:
+        split = writer.finish()
+    names = sorted(LENGTHS)
+    assert split.label_names == ["label", "pair"]
+    arrays = {name: split.array(name) for name in ("input_ids", "loss_mask", "aux")}
+    assert [array.dtype for array in arrays.values()] == [np.int32, np.bool_, np.float16]
+    for i, row in enumerate(split.plan.example_id):
+        key = names[row]
+        given, n, first = beside(key), LENGTHS[key], int(split.plan.first_token[i])
+        assert split.labels["label"][i] == ord(key)
+        assert split.labels["pair"][i].tolist() == [n, n + 1]
+        assert arrays["input_ids"][first : first + n].tolist() == given["input_ids"]
+        for name, value in given["fields"].items():
+            assert np.array_equal(arrays[name][first : first + n], value.numpy())
+    assert split.verify() == []
+    assert split.read([0]).labels["label"].tolist() == [ord(names[split.plan.example_id[0]])]
+
+
+def test_layers_may_have_names_that_are_read_by(store: ActivationStore) -> None:
+    options = SHAPE | {"layers": ["embed", "mlp.out", "resid"]}
+    write(store, **options)
+    split = store["0e/train"]
+    assert split.layer_names == ["embed", "mlp.out", "resid"]
+    assert torch.equal(split.read([0], layers=["resid"]).codes, split.read([0], layers=[2]).codes)
+    with pytest.raises(InputError, match="layer mlp is not stored .* holds embed, mlp.out, resid"):
+        split.read([0], layers=["mlp"])
+
+
+def test_examples_of_one_token_are_taken_for_poolings(store: ActivationStore) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        for i in range(100):
+            writer.add(i, states("a")[i % 17 : i % 17 + 1])
+        split = writer.finish()
+    assert split.error_names == ["pooled"]
+    assert float(split.encoding_error["pooled"].max()) < 0.01
+    assert len(split) == 100
+
+
+def test_channel_statistics_may_be_given(store: ActivationStore) -> None:
+    given = (np.full((LAYERS, HIDDEN), 0.5), np.full((LAYERS, HIDDEN), 2.0))
+    with store.writer("0e", "train", **SHAPE, channel_stats=given) as writer:
+        writer.add("a", states("a"))
+    other = (given[0] + 1, given[1])
+    with pytest.raises(InputError, match="begun with other channel statistics"):
+        store.writer("0e", "train", **SHAPE, channel_stats=other)
+    with store.writer("0e", "train", **SHAPE) as writer:
+        split = writer.finish()
+    assert split.stats is not None
+    assert torch.equal(split.stats.std, torch.full((LAYERS, HIDDEN), 2.0))
+
+
+def test_nan_is_refused_by_key_or_replaced_and_counted(store: ActivationStore) -> None:
+    bad = states("a")
+    bad[3, 1, 2] = torch.nan
+    with store.writer("0e", "train", **SHAPE) as writer:
+        with pytest.raises(NonFiniteError, match="example 'a'"):
+            writer.add("a", bad)
+        writer.add("b", states("b"))
+        writer.add("c", states("c"))  # the shard before it is encoded by now
+        with pytest.raises(NonFiniteError, match="example 'a'"):
+            writer.add("a", bad)
+    with store.writer("0e", "train", **SHAPE, nonfinite="record") as writer:
+        writer.add("a", bad)
+        split = writer.finish()
+    assert split.info()["nonfinite"] == 1
+    assert len(split) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("x", torch.zeros(4, HIDDEN, LAYERS)), r"transpose\(1, 2\)"),
+        (("x", torch.zeros(4, LAYERS, HIDDEN, dtype=torch.long)), "give floats"),
+        (("x", torch.zeros(65, LAYERS, HIDDEN)), "larger shard_tokens"),
+        (("x", torch.zeros(0, LAYERS, HIDDEN)), "0 tokens"),
+        (("", torch.zeros(4, LAYERS, HIDDEN)), "'' is no key"),
+        (("a\x1b[2J", torch.zeros(4, LAYERS, HIDDEN)), "cannot be printed"),
+        ((True, torch.zeros(4, LAYERS, HIDDEN)), "True is no key"),
+        (("a", torch.zeros(4, LAYERS, HIDDEN)), "has an example 'a' already"),
+    ],
+)
+def test_what_cannot_be_an_example_is_refused(
+    store: ActivationStore, arguments: tuple[Any, Any], message: str
+) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"))
+        with pytest.raises(InputError, match=message):
+            writer.add(*arguments)
+        assert len(writer) == 1
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ({"input_ids": [1, 2]}, "first axis must be that of the 17 tokens"),
+        ({"input_ids": [0.5] * 17}, "whole numbers"),
+        ({"labels": {"Label": 1}}, "no name of an array"),
+        ({"labels": {"n_tokens": 1}}, "the store uses itself"),
+        ({"labels": {"text": "hello"}}, "numbers and truth values"),
+        ({"labels": {"m": 1}, "fields": {"m": [1] * 17}}, "given twice"),
+        ({"fields": {"aux": torch.zeros(17, dtype=torch.bfloat16)}}, "cast it"),
+        ({}, "has no 'label', the examples before it have int64 of each example"),
+        ({"labels": {"label": 1.0}}, "float64 of each example"),
+    ],
+)
+def test_arrays_that_cannot_be_stored_or_differ_are_refused(
+    store: ActivationStore, beside: dict[str, Any], message: str
+) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("d", states("d"), labels={"label": 2})
+        with pytest.raises(InputError, match=message):
+            writer.add("a", states("a"), **beside)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": []}, "layers are"),
+        ({"layers": [2, 1]}, "layers do not increase"),
+        ({"layers": ["a", 1]}, "one of names"),
+        ({"layers": ["a", "a"]}, "name each once"),
+        ({"encoding": "int9"}, "unknown encoding"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": 7, "encoding": "int4"}, "cannot hold 7"),
+        ({"compression": "lzma"}, "compression"),
+        ({"compression": "pcodec"}, "pcodec takes values of two bytes"),
+        ({"provenance": {"model": [1]}}, "provenance.model"),
+        ({"part": -1}, "part is -1"),
+        ({"nonfinite": "ignore"}, "choose error or record"),
+        ({"tokenizer": "bert"}, "no fast tokenizer"),
+        ({"channel_stats": ([0.0], [1.0])}, r"\(3, 8\)"),
+    ],
+)
+def test_what_cannot_be_a_split_is_refused_before_anything_is_written(
+    store: ActivationStore, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        store.writer("0e", "train", **(SHAPE | options))
+    assert store.tags() == []
+
+
+def test_going_on_with_something_else_is_refused_by_the_field(store: ActivationStore) -> None:
+    options = SHAPE | {"provenance": {"model": "tiny"}}
+    with store.writer("0e", "train", **options) as writer:
+        writer.add("a", states("a"))
+    for changed, field in (
+        ({"provenance": {"model": "other"}}, "model = 'tiny'"),
+        ({"encoding": "float16"}, "encoding"),
+        ({"shard_tokens": 128}, "shard_tokens"),
+        ({"layers": ["x", "y", "z"]}, "layer_names"),
+    ):
+        with pytest.raises(ProvenanceError, match=field):
+            store.writer("0e", "train", **(options | changed))
+
+
+def test_a_complete_split_is_left_as_it_is(store: ActivationStore) -> None:
+    write(store)
+    assert write(store) == []
+    with store.writer("0e", "train", **SHAPE, encoding="float32") as writer:
+        assert list(writer) == sorted(LENGTHS)
+        with pytest.raises(InputError, match=r"complete and takes no more .*store.remove\("):
+            writer.add("z", states("a"))
+    with pytest.raises(ProvenanceError, match="encoding"):
+        store.writer("0e", "train", **SHAPE, encoding="int8")
+    check(store["0e/train"])
+
+
+def test_other_snapshots_of_a_split_have_the_same_examples(store: ActivationStore) -> None:
+    write(store)
+    with store.writer("1e", "train", **SHAPE) as writer:
+        with pytest.raises(InputError, match="'z' is no example of train in other snapshots"):
+            writer.add("z", states("a"))
+        for key in "abcdef":  # in another order
+            writer.add(key, states(key))
+        with pytest.raises(InputError, match="lacks 1 of the 7 examples .* 'g' first"):
+            writer.finish()
+        writer.add("g", states("g"))
+        check(writer.finish(), 1e-2)
+    assert [split.name for split in store.splits()] == ["0e/train", "1e/train"]
+
+
+def test_a_writer_that_ends_by_an_error_drops_the_shard_it_was_filling(
+    store: ActivationStore,
+) -> None:
+    with pytest.raises(ZeroDivisionError), store.writer("0e", "train", **SHAPE) as writer:  # noqa: PT012
+        for key in "dafb":
+            writer.add(key, states(key))
+        raise ZeroDivisionError
+    with store.writer("0e", "train", **SHAPE) as writer:
+        assert list(writer) == ["a", "d", "f"]
+    with pytest.raises(InputError, match="is closed"):
+        writer.add("b", states("b"))
+
+
+def test_a_part_has_one_writer_and_who_wants_all_waits_for_none(store: ActivationStore) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"))
+        with pytest.raises(LockedError, match="part 0 of 0e/train"):
+            store.writer("0e", "train", **SHAPE)
+        with pytest.raises(LockedError, match="adding examples to 0e/train"):
+            store.remove("0e", "train")
+        with store.writer("0e", "train", **SHAPE, part=1) as other:
+            other.add("b", states("b"))
+            with pytest.raises(LockedError, match="adding examples to 0e/train"):
+                other.finish()
+        assert len(writer.finish()) == 2
+
+
+def test_a_growing_split_can_be_removed(store: ActivationStore) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"), labels={"label": 1})
+    assert store.remove("0e", "train") > 0
+    assert store.tags() == []
+    write(store)
+    check(store["0e/train"])
+
+
+def test_nothing_to_finish_is_said(store: ActivationStore) -> None:
+    with (
+        store.writer("0e", "train", **SHAPE) as writer,
+        pytest.raises(InputError, match="no example yet"),
+    ):
+        writer.finish()
+
+
+def test_a_folder_of_other_things_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds notes.txt and is no activation store"):
+        ActivationStore.create(tmp_path)
+    made = ActivationStore.create(tmp_path / "new/store")
+    assert ActivationStore.open(str(made.storage)).tags() == []
+
+
+def test_a_store_in_an_object_store_is_written_likewise() -> None:
+    store = ActivationStore.create("memory://writer-test")
+    with store.writer("0e", "train", **SHAPE, encoding="float32") as writer:
+        writer.add("a", states("a"))
+    assert "a" not in write(store)
+    check(store["0e/train"])

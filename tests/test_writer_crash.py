@@ -1,0 +1,159 @@
+"""A writer of examples that is killed, without power or without space: what was committed stays."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Op, Recorder, in_memory
+from powerloss import PowerLoss
+from processes import run_code
+from written import check, kept, open_writer, states, write
+
+from bertvision.errors import DiskSpaceError
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    with in_memory(tmp_path) as folder:
+        yield folder
+
+
+@pytest.fixture
+def ops(memory: Path) -> list[Op]:
+    """What writing the small split does."""
+    recorder = Recorder(memory / "whole")
+    with recorder.recording():
+        write(memory / "whole")
+    check(memory / "whole")
+    return recorder.ops
+
+
+def points(ops: list[Op], most: int) -> list[int]:
+    """Some operations: of each kind of call on each kind of file one, the rest at random."""
+    kinds = {}
+    for i, op in enumerate(ops):
+        plain = tuple("#" if part.isdigit() else part for part in Path(op.path).parts)
+        kinds.setdefault((op.kind, *plain), i)
+    chosen = sorted(kinds.values())
+    random.Random(0).shuffle(chosen)
+    return sorted(chosen[:most])
+
+
+# A warm process forks one that dies for each point. What was sure is noted outside the store.
+DYING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from faults import Recorder
+from written import LENGTHS, open_writer, states
+
+torch.set_num_threads(1)
+root = Path(sys.argv[1])
+for point in sys.argv[2:]:
+    if os.fork():
+        os.wait()
+        continue
+    notes = os.open(root / f"{point}.notes", os.O_WRONLY | os.O_CREAT)
+
+    def before(i, op):
+        if i == int(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Recorder(root / point, before).recording():
+        with open_writer(root / point) as writer:
+            for key in LENGTHS:
+                ids = [ord(key)] * LENGTHS[key]
+                writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+                sure = set(writer) - set(writer.unwritten)
+                os.pwrite(notes, "".join(sorted(sure)).encode(), 0)
+            writer.finish()
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("most", [12, pytest.param(500, marks=pytest.mark.slow)])
+def test_killed_anywhere_a_writer_goes_on_where_it_was(
+    memory: Path, ops: list[Op], most: int, tried: Callable[[int, str], None]
+) -> None:
+    chosen = points(ops, most)
+    tried(len(chosen), "kills")
+    ended = run_code(DYING, memory, *chosen)
+    assert ended.returncode == 0, ended.stderr
+    for point in chosen:
+        store = memory / str(point)
+        sure = set((memory / f"{point}.notes").read_text())
+        there = kept(store)
+        # all that was sure, and no shard but the last was lost
+        assert sure <= there, ops[point]
+        assert set(write(store)) == set("dafbec") - there, ops[point]
+        check(store)
+        shutil.rmtree(store)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_after_a_power_loss_every_key_that_is_known_is_there(
+    memory: Path, ops: list[Op], count: int, tried: Callable[[int, str], None]
+) -> None:
+    rng = random.Random(0)
+    tried(count, "power losses")
+    lost = 0
+    for n in range(count):
+        cut = rng.randrange(1, len(ops) + 1)
+        disk = PowerLoss()
+        for op in ops[:cut]:
+            disk.do(op)
+        store = memory / f"disk-{n}"
+        disk.disk(store, rng)
+        sure = sum(op.kind == "fsync" and op.path == "ledger/0e/s" for op in ops[:cut])
+        there = kept(store)
+        assert set(write(store)) == set("dafbec") - there, ops[cut - 1]
+        lost += len(there) < 6
+        assert len(there) > 0 or sure < 4, ops[cut - 1]
+        check(store)
+        shutil.rmtree(store)
+    assert lost > count / 4
+
+
+@pytest.mark.parametrize("most", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_flush_or_write_that_fails_is_an_error_and_nothing_is_lost(
+    memory: Path, ops: list[Op], code: int, most: int, tried: Callable[[int, str], None]
+) -> None:
+    kind = "fsync" if code == errno.EIO else "write"
+    chosen = [i for i in points(ops, most) if ops[i].kind == kind]
+    tried(len(chosen), "faults")
+    for at in chosen:
+
+        def fail(i: int, op: Op, at: int = at) -> None:
+            if i == at:
+                raise OSError(code, "fault")
+
+        store = memory / f"{code}-{at}"
+        expected = DiskSpaceError if code == errno.ENOSPC else OSError
+        with pytest.raises(expected), Recorder(store, fail).recording():
+            write(store)
+        there = kept(store)
+        assert set(write(store)) == set("dafbec") - there, ops[at]
+        check(store)
+
+
+def test_after_a_full_disk_the_same_writer_goes_on(memory: Path) -> None:
+    full = True
+
+    def fail(i: int, op: Op) -> None:
+        if full and "hidden_states" in op.path and op.kind == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Recorder(memory / "store", fail).recording(), open_writer(memory / "store") as writer:
+        writer.add("b", states("b"), input_ids=[98] * 16, labels={"label": 98})
+        with pytest.raises(DiskSpaceError):
+            writer.add("d", states("d"), input_ids=[100] * 9, labels={"label": 100})
+        full = False
+        writer.add("d", states("d"), input_ids=[100] * 9, labels={"label": 100})
+    assert set(write(memory / "store")) == set("afec")
+    check(memory / "store")
