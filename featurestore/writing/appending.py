@@ -44,6 +44,7 @@ class ActivationWriter:
     Several processes write one split by naming different parts; so may several threads, each with a
     writer of its own.
 
+    >>> import torch
     >>> store = bertvision.ActivationStore.create("states")
     >>> states = torch.randn(5, 2, 8)  # (seq, layers, hidden)
     >>> with store.writer("0e", "speech", hidden_size=8, layers=["conv", "top"]) as writer:
