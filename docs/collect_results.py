@@ -22,8 +22,9 @@ import bertvision
 from bertvision.errors import InputError
 
 RESULTS = Path(__file__).parent / "results"
-LEFT_OUT = {"runs", "waiting"}
-"""Tables of single runs, whose seeds the others have together, and of what is to be done."""
+LEFT_OUT = {"runs", "waiting", "similarity_subsets"}
+"""Tables of single runs, whose seeds the others have together, of what is to be done, and of the
+many sub-sets of similarity, which `similarity` has as one sample."""
 
 
 def main(workspace: Path, *figures: str) -> None:

@@ -73,6 +73,7 @@ def _pruning() -> PruningResult:
     random = np.random.default_rng(0)
     return PruningResult(
         rise=random.normal(size=(2, 3)),
+        sensitivity=random.random((2, 3)),
         loss=1.5,
         left=np.linspace(1, 0, 4),
         score=np.array([80.0, 75.0, 40.0, 10.0]),

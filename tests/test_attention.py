@@ -192,7 +192,7 @@ def test_attention_of_a_snapshot_is_kept_and_taken_again(
         bertvision.attention("1e", split="test", workspace=copy)
 
 
-def test_pruning_orders_heads_by_the_loss_without_them(copy: Path) -> None:
+def test_pruning_masks_each_head_and_orders_them_by_how_the_loss_moves(copy: Path) -> None:
     found = bertvision.prune("1e", items=8, precision="32", workspace=copy)
     space = Workspace.find(copy)
     snapshot, data = load_snapshot(space.snapshot_dir("1e")), space.dataset()
@@ -211,6 +211,22 @@ def test_pruning_orders_heads_by_the_loss_without_them(copy: Path) -> None:
         assert found.loss == pytest.approx(loss(), rel=1e-5)
         gates[1, 0] = 0
         assert found.rise[1, 0] == pytest.approx(loss() - found.loss, abs=1e-5)
+        gates.fill_(1)
+        moved = np.zeros(gates.shape)  # by central differences of each window's own loss
+        for row in range(len(windows)):
+            one = collate(
+                *(windows, windows.first_token, np.array([row]), 0, data.task.labels(windows))
+            )
+            for head in np.ndindex(*gates.shape):
+                at = []
+                for gate in (1.05, 0.95):
+                    gates[head] = gate
+                    with torch.inference_mode():
+                        at.append(float(data.task.loss(snapshot.model(**one.inputs), one)))
+                gates[head] = 1
+                moved[head] += abs(at[0] - at[1]) / 0.1
+    expected = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.sensitivity, expected, atol=0.02)
     assert found.left.tolist()[0] == 1
     assert found.left.tolist()[-1] == 0
     # with all heads, and with none, the order makes no difference

@@ -312,8 +312,23 @@ def test_the_report_has_a_section_with_the_number_of_pairs(copy: Path) -> None:
     assert "40 pairs of sick" in page
     table = json.loads((copy / "report" / "tables" / "similarity.json").read_text())
     assert table["rows"][0]["scorer"] == "word overlap"
+    by_layer = json.loads((copy / "report" / "tables" / "similarity_layers.json").read_text())
+    for line in by_layer["rows"]:
+        of = [
+            row
+            for row in table["rows"]
+            if all(row[key] == line[key] for key in ("dataset", "scorer", "tag", "pooling"))
+        ]
+        of = [row for row in of if "+" not in row["layers"]]
+        for row in of:
+            number, _, best = row["layers"].partition(" ")
+            assert line[f"layer_{number}"] == row["spearman"]
+            assert (line["best"] == number) == bool(best)
+        assert of
     names = {path.stem for path in (copy / "report" / "tables").glob("*.csv")}
-    assert names == {"similarity", "similarity_subsets", "similarity_entailment"}
+    assert names == {
+        *("similarity", "similarity_layers", "similarity_subsets", "similarity_entailment")
+    }
 
 
 def test_similarities_of_other_weights_are_left_out_and_named_with_what_makes_them(

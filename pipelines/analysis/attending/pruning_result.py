@@ -25,6 +25,8 @@ class PruningResult(AnalysisResult):
     Attributes:
         rise: (layers, heads) by how much the mean loss rises where this head alone is masked;
             below 0 the encoder does better without it.
+        sensitivity: (layers, heads) by how much the loss of a window moves with the head's gate,
+            each layer's of l2 norm 1; by it heads are ordered.
         loss: mean loss with all heads, on the same items.
         left: (steps,) share of heads that are left.
         score: (steps,) with the least important masked first, in per cent.
@@ -46,8 +48,8 @@ class PruningResult(AnalysisResult):
         "Score with ever fewer attention heads: the least important masked first, and at random"
     )
     reading = (
-        "Attention heads are ordered by how much the loss rises where one alone is masked, on some "
-        "items; scores are of other items, by one rule, without a tuned threshold."
+        "Attention heads are ordered by how much the loss moves with their gate, on some items; "
+        "scores are of other items, by one rule, without a tuned threshold."
     )
     seen = (
         "Above: by how much the loss rises without a head. Below: the score over the share of "
@@ -55,6 +57,7 @@ class PruningResult(AnalysisResult):
     )
 
     rise: Annotated[Array, Axes.of("layers", "heads")]
+    sensitivity: Annotated[Array, Axes.of("layers", "heads")]
     loss: float
     left: Annotated[Array, Axes.of("steps")]
     score: Annotated[Array, Axes.of("steps")]
@@ -90,7 +93,13 @@ class PruningResult(AnalysisResult):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head, then a row for each point of the curve."""
         of_heads = [
-            {"name": self.name, "layer": layer, "head": head, "rise": float(self.rise[i, j])}
+            {
+                "name": self.name,
+                "layer": layer,
+                "head": head,
+                "rise": float(self.rise[i, j]),
+                "sensitivity": float(self.sensitivity[i, j]),
+            }
             for i, layer in enumerate(self.layers)
             for j, head in enumerate(self.heads)
         ]

@@ -17,6 +17,8 @@ FILES = f"{SimilarityFile.folder}/*/*.json"
 """Where similarities are, in a workspace."""
 _SOURCE = f"{SimilarityFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
 _COMMAND = "bertvision similarity DATA… --checkpoint TAG,TAG"
+_ENDS = ("", "_sd", "_low", "_high")
+"""Ends of keys: a value, its deviation over seeds, its interval."""
 
 
 def similarity_section(workspace: Workspace, left_out: list[str]) -> Section | None:
@@ -60,6 +62,7 @@ def _tables(rows: Sequence[Row]) -> list[Table]:
         whole = [r for r in related if r["subset"] == ALL]
         title = f"Correlation with people's scores × 100, of {_counts(whole)}"
         tables.append(_table("similarity", title, columns, whole))
+        tables += _by_layer(whole)
         parts = [r for r in related if r["subset"] != ALL]
         if parts:
             title = "The same by sub-set, with their mean and the mean weighted by pairs (wmean)"
@@ -70,6 +73,45 @@ def _tables(rows: Sequence[Row]) -> list[Table]:
         title = f"Entailment: accuracy in per cent, of {_counts(judged)}"
         tables.append(_table("similarity_entailment", title, columns, judged))
     return tables
+
+
+def _by_layer(rows: Sequence[Row]) -> list[Table]:
+    """A row for each data set, scorer, snapshot and pooling: Spearman's correlation by layer."""
+    single = [r for r in rows if str(r["number"]).isdigit()]
+    layers = sorted({int(r["number"]) for r in single})
+    if len(layers) < 2:
+        return []
+    baselines = [r for r in rows if r["number"] is None]
+    keys = ("dataset", "scorer", "tag", "pooling", "settings", "pairs", "doubts")
+    lines: dict[tuple[object, ...], Row] = {}
+    for r in single:
+        of = {key: r[key] for key in keys}
+        line = lines.setdefault(tuple(of.values()), {**of, "best": None})
+        line |= {f"layer_{r['number']}{end}": r[f"spearman{end}"] for end in _ENDS}
+        if r["best"]:
+            line["best"] = r["number"]
+    for r in baselines:
+        for line in lines.values():
+            if line["dataset"] == r["dataset"]:
+                line["overlap"] = r["spearman"]
+    columns = [Column("scorer", "scorer", "text"), Column("tag", "snapshot", "text")]
+    columns += [Column("pooling", "pooling", "text"), Column("best", "best layer", "text")]
+    columns += [Column("overlap", "word overlap")]
+    columns += [Column(f"layer_{layer}", str(layer)) for layer in layers]
+    title = (
+        "Spearman's correlation × 100 by layer (0: embeddings); the best by held-out pairs, where "
+        f"there are any; {_counts(single)}"
+    )
+    more = ["settings", "pairs", "doubts"]
+    more += [f"layer_{layer}{end}" for layer in layers for end in _ENDS[1:]]
+    return [
+        Table(
+            *("similarity_layers", title, columns, list(lines.values()), _SOURCE, _COMMAND),
+            group="dataset",
+            more=more,
+            basis="In the files 95 % intervals over pairs, and ± over seeds of the trained scorer.",
+        )
+    ]
 
 
 def _table(name: str, title: str, columns: list[Column], rows: Sequence[Row]) -> Table:
@@ -85,6 +127,7 @@ def _counts(rows: Sequence[Row]) -> str:
 
 
 def _shown(row: Row) -> Row:
+    row = row | {"number": row["layers"]}
     if not row["best"]:
         return row
     return row | {"layers": f"{row['layers']} (best on held-out pairs)"}
