@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 import typer
 
 from bertvision.commands.options import (
+    HeadDevices,
     Json,
     Precision,
     Store,
@@ -40,6 +41,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
     ] = False,
+    devices: HeadDevices = 1,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,

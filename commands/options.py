@@ -71,6 +71,15 @@ SkipBad = Annotated[
     typer.Option("--skip-bad", help="Skip malformed rows of added data, and count them."),
 ]
 Scored = Annotated[str, typer.Option("--split", help="Split that was scored.")]
+HeadDevices = Annotated[
+    int,
+    typer.Option(
+        "--devices",
+        min=1,
+        help="Processes that share the heads out among them, a GPU for each where there are GPUs "
+        "(docs/scaling.md).",
+    ),
+]
 Csv = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file too.")]
 Plot = Annotated[
     Path | None, typer.Option(help="SVG file to write; by default in analysis/ of the workspace.")

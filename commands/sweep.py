@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    HeadDevices,
     Json,
     Store,
     Workspace,
@@ -36,6 +37,7 @@ def sweep(
     ] = 1,
     options: TrainOptions,
     split: Annotated[str, typer.Option(help="Split to score.")] = "dev",
+    devices: HeadDevices = 1,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,

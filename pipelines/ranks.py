@@ -7,9 +7,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bertvision.errors import InputError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,23 @@ class Rank:
     def alone(self) -> bool:
         """Whether there is no other."""
         return self.count == 1
+
+    def part(self, items: Sequence[_T]) -> list[_T]:
+        """What of independent work is this process's own: a run of neighbours, all in one part.
+
+        Args:
+            items: the same on every rank.
+        """
+        first, after = (len(items) * n // self.count for n in (self.number, self.number + 1))
+        return list(items[first:after])
+
+    def claim_device(self) -> None:
+        """See one GPU alone, that of this rank; to be called before torch looks for any."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self.alone or seen == "":  # hidden on purpose
+            return
+        visible = [str(n) for n in range(self.local_count)] if seen is None else seen.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[self.local % len(visible)]
 
 
 def this_rank() -> Rank:

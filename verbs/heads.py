@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bertvision.errors import InputError
 from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.runs import runs_of
+from bertvision.pipelines.workspace.reproduce import option_words
+from bertvision.pipelines.workspace.runs import own_part, runs_of
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.verbs.arguments.checks import (
     check_new_heads,
@@ -24,6 +27,7 @@ from bertvision.verbs.arguments.reading import (
     Names,
     StrPath,
     Tag,
+    at_least,
     parse_choice,
     parse_names,
     parse_tag,
@@ -54,6 +58,7 @@ def train(
     fraction: float = 1.0,
     overwrite: bool = False,
     tensorboard: bool = False,
+    devices: int = 1,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
     **changes: Any,
@@ -77,6 +82,8 @@ def train(
         fraction: part of the training examples, 0 to 1; parts are nested.
         overwrite: replace heads that were trained otherwise.
         tensorboard: also log for TensorBoard, in ``heads/<snapshot>/tensorboard``.
+        devices: processes that share the heads out among them, a GPU for each where there are
+            GPUs.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL; by default the workspace's.
 
@@ -88,7 +95,13 @@ def train(
         WorkspaceError: a head of that name was trained otherwise; nothing was changed.
         IncompleteSplitError: the extraction of the split has not ended.
         LockedError: another process is training the same heads.
+        InputError: there are fewer heads, or fewer GPUs, than ``devices``.
+        RankLostError: one of several processes ended; names it, and the same call goes on.
     """
+    at_least(devices, 1, "--devices")
+    rank = this_rank()
+    if tensorboard and not (rank.alone and devices == 1):
+        raise InputError("--tensorboard is for one process: leave it out, or --devices")
     options = chosen(TrainOptions, options, changes)
     runs = runs_of(parse_names(heads), [fraction], [seed])
     tag = None if checkpoint is None else parse_tag(checkpoint)
@@ -99,9 +112,20 @@ def train(
         stored = (name for name, splits in space.stored().items() if held & set(splits))
         tag = only_tag(stored, "activations of train")
     check_training_data(space, runs, tag, options.layers)
+    if devices > 1:
+        from bertvision.pipelines.training.launch import share_out
+        from bertvision.pipelines.workspace.records import read_run_metrics
+
+        words = ["train", *(run.text for run in runs), "--checkpoint", tag]
+        words += [*option_words(options), *(["--overwrite"] if overwrite else [])]
+        share_out(words, space, runs, devices)
+        folders = (space.head_dir(tag, run.name) for run in options.named(runs))
+        return Rows(map(read_run_metrics, folders), trained_table)
+    rank.claim_device()
     from bertvision.pipelines.training.train import train as run
 
-    found = run(space, runs, tag, options, overwrite=overwrite, tensorboard=tensorboard)
+    own = own_part(runs, rank)
+    found = run(space, own, tag, options, overwrite=overwrite, tensorboard=tensorboard)
     return Rows(found, trained_table)
 
 

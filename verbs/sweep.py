@@ -55,6 +55,7 @@ def sweep(
     seeds: int = 1,
     options: TrainOptions | None = None,
     split: str = "dev",
+    devices: int = 1,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
     **changes: Any,
@@ -77,6 +78,8 @@ def sweep(
         **changes: options of the job, by keyword.
         options: these in one object; what is given by keyword goes before it.
         split: what is scored.
+        devices: processes that share the heads out among them, a GPU for each where there are
+            GPUs.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL; by default the workspace's.
 
@@ -88,9 +91,11 @@ def sweep(
         UnknownNameError: there is no such head, snapshot or stored split.
         WorkspaceError: a head was trained with other options before; nothing was changed.
         StoppedError: SIGINT or SIGTERM; all is saved.
+        RankLostError: one of several processes ended; names it, and the same call goes on.
     """
     options = chosen(TrainOptions, options, changes)
     at_least(seeds, 1, "--seeds")
+    at_least(devices, 1, "--devices")
     names, parts = parse_names(heads or ()), parse_fractions(fractions)
     sources = () if trained_on is None else parse_tags(trained_on)
     targets = () if checkpoint is None else parse_tags(checkpoint)
@@ -113,6 +118,7 @@ def sweep(
         seeds=range(seeds),
         options=options,
         split=split,
+        devices=devices,
     )
     return Rows(map(Row, sweep_rows(space, results)), sweep_table)
 

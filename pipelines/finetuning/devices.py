@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ def finetune_on(
     workspace = open_workspace(root, options, resume=resume)
     for variant in load_variants(workspace.config.finetune.variant):
         variant.check_shared(devices)
-    quiet = logging.getLogger("bertvision").getEffectiveLevel() > logging.INFO
     asked = ["finetune", "--resume", "--json", "--workspace", str(workspace.root)]
-    found: dict[str, Any] = json.loads(launch([*(["--quiet"] if quiet else []), *asked], devices))
+    found: dict[str, Any] = json.loads(launch(asked, devices))
     return found

@@ -14,15 +14,18 @@ from typing import Any
 from bertvision.errors import counted
 from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
+from bertvision.pipelines.training.launch import share_out
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.runs import Run, runs_of
+from bertvision.pipelines.workspace.reproduce import option_words
+from bertvision.pipelines.workspace.runs import Run, own_part, runs_of
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ def sweep(
     seeds: Sequence[int] = (0,),
     options: TrainOptions | None = None,
     split: str = "dev",
+    devices: int = 1,
 ) -> list[Result]:
     """Train and evaluate every combination that is not there yet.
 
@@ -53,6 +57,7 @@ def sweep(
         seeds: of initial weights, order, dropout and the choice of examples.
         options: how to train.
         split: what is scored.
+        devices: processes that share the heads out among them.
 
     Returns:
         The results of these runs on these snapshots, as `read_results` orders them.
@@ -61,13 +66,22 @@ def sweep(
         UnknownNameError: there is no such head, snapshot or stored split.
         WorkspaceError: a run was trained with other options before; nothing was changed.
         StoppedError: SIGINT or SIGTERM; all is saved.
+        RankLostError: one of several processes ended; names it.
     """
     options = options or TrainOptions()
     model, task = workspace.config.model, workspace.config.task.name
     if not heads:
         states = model.num_hidden_layers + 1
         heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
-    runs = options.named(runs_of(heads, fractions, seeds))
+    asked = runs_of(heads, fractions, seeds)
+    if devices > 1:
+        words = ["sweep", *(run.text for run in asked), *option_words(options), "--split", split]
+        for name, tags in (("--trained-on", trained_on), ("--checkpoint", checkpoints)):
+            words += [name, ",".join(tags)] if tags else []
+        share_out(words, workspace, asked, devices)  # what follows finds everything done
+    rank = this_rank()
+    rank.claim_device()
+    runs = options.named(own_part(asked, rank))
     kinds: dict[Kind, list[Run]] = {}
     for run in runs:
         kinds.setdefault(kind_of_run(run, task), []).append(run)

@@ -23,10 +23,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from bertvision.errors import InputError
 from bertvision.pipelines.training.group import PATIENCE, RankLostError
 from bertvision.pipelines.training.resume import StoppedError
+from bertvision.pipelines.workspace.runs import Run, check_shares
+from bertvision.pipelines.workspace.workspace import Workspace
 
 _GRACE = 10.0
 """Seconds that ranks have to end after one of them failed, before they are killed."""
-_PROGRAM = (sys.executable, "-m", "bertvision")
 
 
 def check_devices(devices: int) -> None:
@@ -47,7 +48,29 @@ def check_devices(devices: int) -> None:
         )
 
 
-def launch(arguments: Sequence[str], devices: int, program: Sequence[str] = _PROGRAM) -> str:
+def share_out(
+    words: Sequence[str], workspace: Workspace, runs: Sequence[Run], devices: int
+) -> None:
+    """Run a command on heads as ranks, each of which trains its own part of them.
+
+    Args:
+        words: of the command, behind ``bertvision``; it takes `own_part` of the same runs.
+        workspace: of the heads.
+        runs: the heads.
+        devices: how many ranks.
+
+    Raises:
+        InputError: there are fewer devices, or fewer heads.
+        StoppedError: see `launch`, likewise RankLostError.
+    """
+    check_devices(devices)
+    check_shares(runs, devices)
+    store = workspace.config.activations
+    places = ["--workspace", str(workspace.root), *(["--store", store] if store else [])]
+    launch([*words, *places], devices)
+
+
+def launch(arguments: Sequence[str], devices: int, program: Sequence[str] | None = None) -> str:
     """Run a command as ranks 0 to ``devices`` - 1, and wait until all have ended.
 
     SIGINT and SIGTERM are passed on to all of them. Where a rank fails, the others are asked to
@@ -56,7 +79,7 @@ def launch(arguments: Sequence[str], devices: int, program: Sequence[str] = _PRO
     Args:
         arguments: of the command.
         devices: how many ranks.
-        program: that takes them.
+        program: that takes them; by default bertvision itself.
 
     Returns:
         What rank 0 printed to stdout; that of the others is thrown away.
@@ -66,6 +89,9 @@ def launch(arguments: Sequence[str], devices: int, program: Sequence[str] = _PRO
         RankLostError: a rank failed; names it, and how it ended.
     """
     store = meeting_place()
+    if program is None:
+        quiet = ["--quiet"] if "TQDM_DISABLE" in os.environ else []
+        program = [sys.executable, "-m", "bertvision", *quiet]
     threads = str(max(1, (os.cpu_count() or 1) // devices))
     ranks: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryFile() as printed, _passed_on(ranks) as stopped_by:

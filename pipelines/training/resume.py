@@ -23,6 +23,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from bertvision.errors import BertvisionError, WorkspaceError
 from bertvision.featurestore.storage.durable import write_durably
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.training.group import RankLostError
 
 
@@ -129,7 +130,7 @@ class ResumeFile(pl.Callback):
 
     def _write_if_due(self, trainer: pl.Trainer) -> None:
         first, together = trainer.is_global_zero, trainer.strategy.reduce_boolean_decision
-        if trainer.world_size > 1 and os.getppid() != self._starter:
+        if not this_rank().alone and os.getppid() != self._starter:
             self._signum = signal.SIGTERM  # what started the ranks was killed, and cannot stop them
         due = first and time.monotonic() - self._written >= self.every_seconds
         # ranks must agree: one that went on alone would wait for the others in its next step

@@ -63,7 +63,7 @@ def _training_words(config: RunConfig, hidden_states: int | None) -> list[str]:
     everything = hidden_states is not None and config.layers == tuple(range(hidden_states + pooler))
     options = TrainOptions(**training, layers=None if everything else config.layers)
     named = {name: getattr(TrainOptions(), name) for name in config.run.settings}
-    return _words(replace(options, **named))
+    return option_words(replace(options, **named))
 
 
 def stored_options(split: StoredSplit) -> ExtractOptions:
@@ -95,7 +95,7 @@ def extraction_command(split: StoredSplit, tokens: TokenPooling) -> str:
         options = replace(options, tokens=None)
     words = ["bertvision", "extract", "--checkpoint", split.tag]
     words += ["--task", options.dataset] if options.dataset else []
-    return shlex.join(words + _words(options, "encoding"))
+    return shlex.join(words + option_words(options, "encoding"))
 
 
 def evaluation_command(run: str, trained_on: str, checkpoint: str, split: str = "dev") -> str:
@@ -119,8 +119,13 @@ def ensemble_name(members: Sequence[str], combine: str) -> str:
     return f"{combine}({', '.join('BERT' if run == 'bert' else run for run in members)})"
 
 
-def _words(options: Options, *always: str) -> list[str]:
-    """Options on a command line: that are not the default, or that ``always`` names."""
+def option_words(options: Options, *always: str) -> list[str]:
+    """Options on a command line: that are not the default, or that ``always`` names.
+
+    Args:
+        options: of a command.
+        *always: names of fields.
+    """
     words = []
     for field in fields(options):
         value, (_, option) = getattr(options, field.name), declared(type(options))[field.name]

@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag, check_name
+from bertvision.pipelines.ranks import Rank
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,6 +128,35 @@ def runs_of(heads: Iterable[str], fractions: Sequence[float], seeds: Sequence[in
     if not names or len(set(names)) != len(names):
         raise InputError(f"heads {', '.join(names) or '(none)'}: name at least one, each once")
     return runs
+
+
+def check_shares(runs: Sequence[Run], processes: int) -> None:
+    """Refuse more processes than there are heads to share out among them.
+
+    Raises:
+        InputError: says how many there may be.
+    """
+    if processes > len(runs):
+        raise InputError(
+            f"{processes} processes for {counted(len(runs), 'head')}: a head is trained by one "
+            f"process, so give --devices {len(runs)} or less"
+        )
+
+
+def own_part(runs: Sequence[Run], rank: Rank) -> list[Run]:
+    """The runs that a rank trains, those of a seed together, which share a pass over the store.
+
+    Args:
+        runs: of the command, the same on every rank.
+        rank: this one; if it is alone, all are its own, in their order.
+
+    Raises:
+        InputError: there are fewer runs than ranks.
+    """
+    if rank.alone:
+        return list(runs)
+    check_shares(runs, rank.count)
+    return rank.part(sorted(runs, key=lambda run: run.seed))
 
 
 def ranks(rows: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.int64]:
