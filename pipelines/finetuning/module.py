@@ -111,8 +111,6 @@ class FinetuneModule(pl.LightningModule):
             # not Lightning's: it refuses fused optimisers, though bf16 scales no gradient
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         optimizer.step()
-        for variant in self.variants:
-            variant.after_step(self.model, step.number + 1)
         self.steps_taken += 1
         return {"loss": total, "log": {"loss": total, "lr": lr}}
 

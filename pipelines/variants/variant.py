@@ -142,9 +142,6 @@ class Variant:
     def train(self, model: PreTrainedModel) -> None:
         """What is to be different from ``model.train()`` while it is trained."""
 
-    def after_step(self, model: PreTrainedModel, step: int) -> None:
-        """Called when ``step`` optimiser steps were taken."""
-
     def whole(self, model: PreTrainedModel) -> PreTrainedModel:
         """What a snapshot keeps of the model; another model, where it is not this one."""
         return model
