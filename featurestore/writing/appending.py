@@ -8,25 +8,24 @@ was. `finish` then makes an ordinary split of it, which all readers know.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from bertvision.errors import InputError
+from bertvision.errors import BertvisionError, InputError
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
+from bertvision.featurestore.writing.background import Background
 from bertvision.featurestore.writing.buffer import Example, ShardBuffer
-from bertvision.featurestore.writing.columns import check_same, rows_of
+from bertvision.featurestore.writing.columns import as_key, as_states, check_same, rows_of
 from bertvision.featurestore.writing.committed import Committed
 from bertvision.featurestore.writing.finishing import finish
 from bertvision.featurestore.writing.growing import (
-    KEY_CHARACTERS,
     Column,
     GrowingLedger,
     GrowingRecord,
@@ -38,8 +37,8 @@ class ActivationWriter:
     """Adds examples to a split; made by `ActivationStore.writer`.
 
     It holds the split, or its part of it, until it is closed. Used in ``with``, it writes what it
-    holds at the end of the block; where the block ends by an error, that is dropped, as after a
-    kill: the examples of the shard that was being filled.
+    holds at the end of the block; where the block ends by an error, the shard that was being filled
+    is dropped. Full shards are written in a thread while the next one fills.
 
     Several processes write one split by naming different parts; so may several threads, each with a
     writer of its own.
@@ -88,7 +87,8 @@ class ActivationWriter:
                 raise
         self._keys = set(self._committed.keys)
         self._columns: Mapping[str, Column] | None = self._committed.columns
-        self._buffer = ShardBuffer(self._growing, nonfinite)
+        self._buffer, self._spare = (ShardBuffer(self._growing, nonfinite) for _ in range(2))
+        self._background = Background(self._commit)
 
     def __repr__(self) -> str:
         return f"<ActivationWriter {self._ledger.name}: {len(self):,} examples>"
@@ -106,8 +106,11 @@ class ActivationWriter:
 
     @property
     def unwritten(self) -> list[str]:
-        """Keys of the examples that a kill would lose now: those of the shard being filled."""
-        return [] if self._growing is None else list(self._buffer.keys)
+        """Keys of the examples that a kill would lose now.
+
+        They are those of the shard that is being filled, and of the one that is being written.
+        """
+        return [] if self._growing is None else [*self._background.keys, *self._buffer.keys]
 
     def __enter__(self) -> Self:
         return self
@@ -149,35 +152,42 @@ class ActivationWriter:
             DiskSpaceError: the disk is full; what was committed stays whole.
         """
         self._require_open()
-        name = self._new_key(key)
-        states = self._checked(name, hidden_states)
+        name, growing = self._new_key(key)
+        states = as_states(name, hidden_states, growing)
         rows, columns = rows_of(len(states), input_ids, labels or {}, fields or {})
         if self._columns is not None:
             check_same(columns, self._columns, f"example {name!r}")
         if not self._buffer.has_room(name, len(states)):
-            self.flush()
+            self._hand_over()
         self._buffer.put(Example(name, states, rows))
         self._columns = columns
         self._keys.add(name)
 
     def flush(self) -> None:
-        """Write the examples of the shard that is being filled, as a shard that stays as it is.
+        """Write the examples that are not written yet, as a shard that stays as it is.
 
         A shard is as long on the disk whatever it holds, so this is for the end, not for each
         example.
 
         Raises:
-            InputError: another process committed one of them meanwhile.
-            DiskSpaceError: the disk is full.
+            InputError: another process committed one of them meanwhile: `discard` drops all.
+            DiskSpaceError: the disk is full; they are kept.
         """
         self._require_open()
-        if self._growing is None or not self._buffer.keys:
-            return
-        with full_disk_named(self._storage):
-            columns = self._columns or {}
-            commit(self._ledger, self._growing, self._committed, self._buffer, columns)
-        self._buffer.clear()
-        self._keys |= self._committed.keys
+        if self._growing is not None:
+            if self._buffer.keys:
+                self._hand_over()
+            self._background.settle()
+            self._keys |= self._committed.keys
+
+    def discard(self) -> None:
+        """Drop the examples that are not written, so that they can be added again."""
+        if self._growing is not None:
+            with suppress(BertvisionError):  # what can be written is
+                self._background.settle()
+            self._keys = self._keys.difference(self.unwritten) | self._committed.keys
+            self._background.drop()
+            self._buffer.clear()
 
     def close(self) -> None:
         """Write what it holds and let go of the split, which can be gone on with later.
@@ -217,8 +227,25 @@ class ActivationWriter:
             finish(self._ledger)
         return ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
 
+    def _hand_over(self) -> None:
+        """Let the shard that was being filled be written, and fill the next."""
+        first = self._buffer.waits
+        self._background.begin(self._buffer)
+        self._buffer, self._spare = self._spare, self._buffer
+        if first:  # for the channel statistics
+            self._background.settle()
+            if self._spare.stats is not None:
+                self._buffer.use(self._spare.stats)
+
+    def _commit(self, buffer: ShardBuffer) -> None:
+        assert self._growing is not None
+        with full_disk_named(self._storage):
+            commit(self._ledger, self._growing, self._committed, buffer, self._columns or {})
+
     def _let_go(self) -> None:
         self._open = False
+        if self._growing is not None:
+            self._background.end()
         self._held.close()
 
     def _require_open(self) -> None:
@@ -228,14 +255,8 @@ class ActivationWriter:
                 "arguments to go on"
             )
 
-    def _new_key(self, key: str | int) -> str:
-        name = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
-        if not isinstance(name, str) or not 0 < len(name) <= KEY_CHARACTERS:
-            raise InputError(
-                f"{key!r} is no key: give a text of 1 to {KEY_CHARACTERS} characters, or a number"
-            )
-        if not name.isprintable():
-            raise InputError(f"{key!r} is no key: it has characters that cannot be printed")
+    def _new_key(self, key: str | int) -> tuple[str, GrowingRecord]:
+        name = as_key(key)
         if self._growing is None:
             raise InputError(
                 f"{self._ledger.name} is complete and takes no more examples: remove it with "
@@ -252,26 +273,4 @@ class ActivationWriter:
                 f"{name!r} is no example of {self._ledger.split} in other snapshots, and a split "
                 "has the same ones in each: choose another name for the split"
             )
-        return name
-
-    def _checked(self, name: str, hidden_states: Tensor | npt.NDArray[Any]) -> Tensor:
-        """Hidden states as a tensor of the split's shape."""
-        layout = self._growing
-        assert layout is not None
-        states = torch.as_tensor(hidden_states)
-        wanted = (len(layout.layers), layout.hidden_size)
-        shape = tuple(states.shape)
-        if len(shape) != 3 or shape[1:] != wanted or not states.is_floating_point():
-            turned = len(shape) == 3 and shape[:0:-1] == wanted
-            hint = "; transpose(1, 2) puts layers before channels" if turned else ""
-            raise InputError(
-                f"example {name!r} is {states.dtype} of shape {shape}: give floats of (seq, "
-                f"{wanted[0]} layers, {wanted[1]} channels){hint}"
-            )
-        if not 1 <= shape[0] <= layout.shard_tokens:
-            raise InputError(
-                f"example {name!r} has {shape[0]} tokens: a shard holds examples of 1 to "
-                f"{layout.shard_tokens}; begin the split with a larger shard_tokens, of several "
-                "times the longest example"
-            )
-        return states
+        return name, self._growing

@@ -1,4 +1,4 @@
-"""What is given beside hidden states: checked, and kept in a file for each shard."""
+"""What is given of an example, checked; what lies beside its states is kept for each shard."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from safetensors.numpy import load, save
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
-from bertvision.featurestore.format.records import ArrayRecord, ShardFile
-from bertvision.featurestore.writing.growing import ROWS, Column, GrowingLedger, GrowingShard
+from bertvision.featurestore.format.records import ArrayRecord, Layout, ShardFile
+from bertvision.featurestore.writing.growing import (
+    KEY_CHARACTERS,
+    ROWS,
+    Column,
+    GrowingLedger,
+    GrowingShard,
+)
 
 Rows = dict[str, npt.NDArray[Any]]
 """Arrays of one example by name: (seq, …) of its tokens, or (…) of itself."""
@@ -26,6 +32,47 @@ _TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"}
 _DTYPES = get_args(ArrayRecord.model_fields["dtype"].annotation)
 _MOST_BYTES = 1 << 30
 _MOST_AXES = 3  # of an entry
+
+
+def as_key(key: object) -> str:
+    """The key of an example.
+
+    Raises:
+        InputError: it is none.
+    """
+    name = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+    if not isinstance(name, str) or not 0 < len(name) <= KEY_CHARACTERS:
+        raise InputError(
+            f"{key!r} is no key: give a text of 1 to {KEY_CHARACTERS} characters, or a number"
+        )
+    if not name.isprintable():
+        raise InputError(f"{key!r} is no key: it has characters that cannot be printed")
+    return name
+
+
+def as_states(name: str, hidden_states: object, layout: Layout) -> torch.Tensor:
+    """The hidden states of an example as a tensor of the split's shape.
+
+    Raises:
+        InputError: they have another one.
+    """
+    states = torch.as_tensor(hidden_states)
+    wanted = (len(layout.layers), layout.hidden_size)
+    shape = tuple(states.shape)
+    if len(shape) != 3 or shape[1:] != wanted or not states.is_floating_point():
+        turned = len(shape) == 3 and shape[:0:-1] == wanted
+        hint = "; transpose(1, 2) puts layers before channels" if turned else ""
+        raise InputError(
+            f"example {name!r} is {states.dtype} of shape {shape}: give floats of (seq, "
+            f"{wanted[0]} layers, {wanted[1]} channels){hint}"
+        )
+    if not 1 <= shape[0] <= layout.shard_tokens:
+        raise InputError(
+            f"example {name!r} has {shape[0]} tokens: a shard holds examples of 1 to "
+            f"{layout.shard_tokens}; begin the split with a larger shard_tokens, of several times "
+            "the longest example"
+        )
+    return states
 
 
 def rows_of(

@@ -1,0 +1,105 @@
+"""Several processes add examples to one split: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import Running
+from written import LENGTHS, check, open_writer, states
+
+from bertvision.errors import InputError, LockedError
+from bertvision.featurestore.store import ActivationStore
+
+WRITING = """
+import os, signal, sys, torch
+from written import LENGTHS, open_writer, states
+
+torch.set_num_threads(1)
+store, part, parts, dies = sys.argv[1], *map(int, sys.argv[2:])
+with open_writer(store, part) as writer:
+    print("open", flush=True)
+    for key in sorted(LENGTHS)[part::parts]:
+        if key not in writer:
+            ids = [ord(key)] * LENGTHS[key]
+            writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+            writer.flush()
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def add(writer: object, key: str) -> None:
+    beside = {"input_ids": [ord(key)] * LENGTHS[key], "labels": {"label": ord(key)}}
+    writer.add(key, states(key), **beside)  # type: ignore[attr-defined]
+
+
+def test_processes_write_one_split_and_one_that_is_killed_goes_on(tmp_path: Path) -> None:
+    def start(name: str, *arguments: object) -> Running:
+        folder = tmp_path / name
+        folder.mkdir()
+        return Running(WRITING, (tmp_path / "store", *arguments), folder, {})
+
+    ended = [
+        process.finished()
+        for process in [start(f"first-{part}", part, 3, int(part == 1)) for part in range(3)]
+    ]
+    assert [process.returncode for process in ended] == [0, -9, 0], ended
+    again = start("again", 1, 3, 0).finished()
+    assert again.returncode == 0, again.stderr
+    with open_writer(tmp_path / "store") as writer:
+        assert list(writer) == sorted(LENGTHS)
+        writer.finish()
+    check(tmp_path / "store")
+
+
+def test_an_example_that_two_processes_add_is_stored_by_one(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store", 0) as one:
+        with open_writer(tmp_path / "store", 1) as other:
+            for key in "da":
+                add(one, key)
+            add(other, "a")
+            add(other, "f")
+            one.flush()
+            with pytest.raises(InputError, match="'a' first, were stored by another process"):
+                other.flush()
+            assert set(other.unwritten) == {"a", "f"}
+            other.discard()
+            for key in "fb":
+                add(other, key)
+        for key in "ec":
+            add(one, key)
+        one.finish()
+    check(tmp_path / "store")
+
+
+def test_channel_statistics_are_those_of_whoever_filled_a_shard_first(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store", 0) as one, open_writer(tmp_path / "store", 1) as other:
+        for key in "daf":
+            add(other, key)
+        for key in "bec":
+            add(one, key)
+        other.close()
+        one.finish()
+    check(tmp_path / "store")  # it decodes each example by the same ones
+
+
+def test_arrays_of_two_processes_must_be_the_same(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store", 0) as one, open_writer(tmp_path / "store", 1) as other:
+        add(one, "d")
+        other.add("a", states("a"))
+        one.close()
+        with pytest.raises(InputError, match="no 'input_ids', the examples before it have int32"):
+            other.close()
+
+
+def test_who_finds_the_split_removed_writes_nothing_to_another(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with open_writer(store) as writer:
+        add(writer, "d")
+        # as by hand, since a writer that is open keeps `remove` away
+        (store / "ledger/0e/s/split.json").unlink()
+        with pytest.raises(LockedError, match="was removed or replaced while examples were added"):
+            writer.flush()
+        writer.discard()
+    assert ActivationStore.open(store).tags() == []
