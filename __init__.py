@@ -25,7 +25,7 @@ _MODULES = {
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
-    "verbs.latency": ("latency",),
+    "verbs.latency": ("latency", "quantise"),
     "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions", "table"),
     "verbs.analyses.probe": ("probe",),
@@ -160,6 +160,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.heads import evaluate as evaluate
     from bertvision.verbs.heads import train as train
     from bertvision.verbs.latency import latency as latency
+    from bertvision.verbs.latency import quantise as quantise
     from bertvision.verbs.logits import logits as logits
     from bertvision.verbs.repeats import repeat as repeat
     from bertvision.verbs.repeats import spread as spread

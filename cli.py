@@ -32,7 +32,7 @@ from bertvision.commands.experiment import quickstart, report, score, status
 from bertvision.commands.extract import extract
 from bertvision.commands.finetune import finetune
 from bertvision.commands.heads import evaluate, heads, train
-from bertvision.commands.latency import latency
+from bertvision.commands.latency import latency, quantise
 from bertvision.commands.logits import logits
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.repeats import repeat, spread
@@ -134,7 +134,7 @@ def _main(
 
 
 _MAIN = (finetune, status, extract, logits, train, evaluate, heads, score, quickstart)
-_LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, errors, table, report)
+_LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):

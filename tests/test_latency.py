@@ -22,7 +22,7 @@ from bertvision.pipelines.finetuning import latency as measuring
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.latency import measure_latency
 from bertvision.pipelines.finetuning.latency_record import latency_file, read_latencies
-from bertvision.pipelines.report.budget import latency_section
+from bertvision.pipelines.report.costs.budget import latency_section
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head

@@ -1,4 +1,4 @@
-"""How long answers take."""
+"""How long answers take, and what an encoder answers in 8 bits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 from bertvision.errors import counted
 from bertvision.pipelines.finetuning.latency_record import Latencies, system_name
+from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.arguments.checks import check_trained_heads, find_workspace
+from bertvision.verbs.arguments.checks import check_learns, check_trained_heads, find_workspace
 from bertvision.verbs.arguments.reading import (
     PRECISIONS,
     Names,
@@ -24,7 +26,7 @@ from bertvision.verbs.arguments.reading import (
     parse_tag,
 )
 from bertvision.verbs.rows import Shown
-from bertvision.verbs.tables import Values
+from bertvision.verbs.tables import Values, metric_cells, metric_names
 
 
 class LatencyTable(Shown, Latencies):
@@ -48,6 +50,8 @@ def latency(
     batch_size: int = 1,
     rounds: int = 5,
     precision: PrecisionName = "auto",
+    quantised: bool = False,
+    beside: Names | None = None,
     workspace: StrPath | None = None,
 ) -> LatencyTable:
     """Measure how long an answer takes: the encoder with a head beside BERT itself.
@@ -68,11 +72,14 @@ def latency(
         batch_size: windows of a forward pass.
         rounds: in each of which every system answers all windows.
         precision: arithmetic of all: auto, 32 or bf16.
+        quantised: also the encoder with 8-bit linear layers, on a CPU.
+        beside: encoders of other workspaces, such as students: ``../mrpc-4:1e``.
         workspace: folder of the experiment; by default the one you stand in.
 
     Raises:
         UnknownNameError: there is no such head or snapshot.
         WorkspaceError: a head or the snapshot is damaged.
+        InputError: an option is wrong, or does not fit this machine.
     """
     names = parse_names(heads) if heads else []
     target = None if checkpoint is None else parse_tag(checkpoint)
@@ -104,8 +111,61 @@ def latency(
         batch_size=batch_size,
         rounds=rounds,
         precision=precision,
+        in_8_bits=quantised,
+        beside=parse_names(beside) if beside else (),
     )
     return LatencyTable.model_validate(found.model_dump())
+
+
+class QuantisedTable(Shown, QuantisedScores):
+    """What an encoder scores with 8-bit linear layers, and its size."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return QuantisedScores.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return quantised_table(values)
+
+
+def quantise(checkpoint: Tag | None = None, *, workspace: StrPath | None = None) -> QuantisedTable:
+    """Score a snapshot on dev with its linear layers in 8 bits, on a CPU.
+
+    It then stands among the results as ``bert-int8``; `latency` measures it with ``quantised``.
+
+    >>> import bertvision
+    >>> scored = bertvision.quantise("1e")
+    >>> scored.layers, scored.bytes < scored.float_bytes
+    (12, True)
+
+    Args:
+        checkpoint: the snapshot; by default the only one there is.
+        workspace: folder of the experiment; by default the one you stand in.
+
+    Raises:
+        UnknownNameError: there is no such snapshot.
+        InputError: the workspace has no task, or this torch cannot quantise its encoder.
+        WorkspaceError: the snapshot or the data changed since it was made.
+    """
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    check_learns(space)
+    tag = tag or only_tag(space.snapshots(), "snapshots")
+    space.require_snapshot(tag)
+    from bertvision.pipelines.finetuning.quantised import quantise as run
+
+    return QuantisedTable.model_validate(run(space, tag).model_dump())
+
+
+def quantised_table(result: Values) -> str:
+    """Its scores, and the size of the weights beside that in float32."""
+    metrics = headline(result["rules"])
+    names = metric_names([metrics])
+    header = ["system", "snapshot", *names.values(), "8-bit layers", "size", "in float32"]
+    sizes = size(result["bytes"]), size(result["float_bytes"])
+    row = [NAME, result["snapshot"], *metric_cells(metrics, names), str(result["layers"]), *sizes]
+    return format_table(header, [row])
 
 
 def _one_of_each(space: Workspace, tag: str) -> list[str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bertvision.errors import InputError
-from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.selection import check_split
-from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.checks import check_learns, find_workspace
 from bertvision.verbs.arguments.reading import Names, StrPath, Tag, parse_names, parse_tag
 from bertvision.verbs.rows import Rows
 from bertvision.verbs.tables import Values
@@ -47,11 +45,7 @@ def logits(
     splits = parse_names(split)
     tag = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace)
-    if not find_task(space.config.task.name).learns:
-        raise InputError(
-            "this workspace is for hidden states alone: its encoder has no output layer, and so no "
-            "logits; they are kept in a workspace that `bertvision finetune` made"
-        )
+    check_learns(space)
     tag = tag or only_tag(space.snapshots(), "snapshots")
     space.require_snapshot(tag)
     for name in splits:

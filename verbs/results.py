@@ -35,7 +35,7 @@ def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row
         workspace: folder of the experiment; by default the one you stand in.
 
     Returns:
-        A row for each result: ``system`` (bert, head or ensemble), ``name``, ``run``,
+        A row for each result: ``system`` (bert, quantised, head or ensemble), ``name``, ``run``,
         ``trained_on``, ``checkpoint``, ``fraction``, ``seed``, the task's ``score`` and every
         metric in per cent, ``difference`` from BERT at the snapshot scored on, costs, ``file`` and
         ``command``.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import torch
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import digests_in, sha256_of_files, write_json
@@ -12,8 +15,10 @@ from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
-from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
+
+S = TypeVar("S", bound=BertScores)
 
 
 def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
@@ -35,22 +40,61 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
         WorkspaceError: the snapshot or the data changed since it was made.
     """
     folder = workspace.bert_dir(tag)
-    info = read_snapshot_info(workspace.snapshot_dir(tag))
-    splits = [split for split in ("tune", "dev") if split in workspace.splits()]
-    metrics_path = folder / "metrics.json"
-    if metrics_path.is_file():
-        scores = read_record(metrics_path, BertScores, BERT_COMMAND)
-        kept = ["predictions.json", *(f"{split}.safetensors" for split in splits)]
-        if scores.weights_sha256 == info.weights_sha256 and _are_kept(folder, kept, scores):
-            return scores
-    snapshot, task = load_snapshot(workspace.snapshot_dir(tag)), load_task(info.task.name)
-    made = {split: logits_on(workspace, tag, split, snapshot, task) for split in splits}
+    if (held := kept_scores(workspace, tag, folder, BertScores, BERT_COMMAND)) is not None:
+        return held
+    scores = scored(workspace, load_snapshot(workspace.snapshot_dir(tag)), folder)
+    write_record(folder / "metrics.json", scores)
+    return scores
+
+
+def kept_scores(
+    workspace: Workspace, tag: str, folder: Path, kind: type[S], command: str
+) -> S | None:
+    """The scores in a folder, where they and what they were made of are of a snapshot's weights.
+
+    Args:
+        workspace: with the snapshot.
+        tag: of the snapshot.
+        folder: with ``metrics.json``; files in it that are damaged are removed.
+        kind: of the record.
+        command: what makes it again, for messages.
+
+    Raises:
+        StoreNotFoundError: there is no such snapshot.
+        WorkspaceError: the record is damaged.
+    """
+    info, path = read_snapshot_info(workspace.snapshot_dir(tag)), folder / "metrics.json"
+    if not path.is_file():
+        return None
+    scores = read_record(path, kind, command)
+    kept = ["predictions.json", *(f"{split}.safetensors" for split in _splits(workspace))]
+    same = scores.weights_sha256 == info.weights_sha256
+    return scores if same and _are_kept(folder, kept, scores) else None
+
+
+def scored(
+    workspace: Workspace, snapshot: Snapshot, folder: Path, where: torch.device | None = None
+) -> BertScores:
+    """Run a snapshot over tune and dev, and score it on dev; its answers are kept in a folder.
+
+    Args:
+        workspace: with the data.
+        snapshot: as it is to be run.
+        folder: for its logits and predictions.
+        where: see `logits_on`.
+    """
+    info, splits = snapshot.info, _splits(workspace)
+    task = load_task(info.task.name)
+    made = {
+        split: logits_on(workspace, info.tag, split, snapshot, task, folder=folder, where=where)
+        for split in splits
+    }
     used = made if task.tunes else {"dev": made["dev"]}
     logits = {split: each for split, (each, _) in used.items()}
     found = task.score(logits["dev"], logits.get("tune"))
     write_json(folder / "predictions.json", found.predictions)
-    scores = BertScores(
-        snapshot=str(SnapshotTag(tag)),
+    return BertScores(
+        snapshot=str(SnapshotTag(info.tag)),
         weights_sha256=info.weights_sha256,
         split="dev",
         rules=found.rules,
@@ -60,8 +104,10 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
             folder, ["predictions.json", *(f"{split}.safetensors" for split in splits)]
         ),
     )
-    write_record(metrics_path, scores)
-    return scores
+
+
+def _splits(workspace: Workspace) -> list[str]:
+    return [split for split in ("tune", "dev") if split in workspace.splits()]
 
 
 def _are_kept(folder: Path, names: Sequence[str], scores: BertScores) -> bool:

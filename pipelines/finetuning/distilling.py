@@ -12,7 +12,7 @@ from bertvision.pipelines.tasks.logits import WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.teacher import Teacher, TeacherFile
-from bertvision.pipelines.workspace.snapshots import teacher_at
+from bertvision.pipelines.workspace.snapshots import snapshot_at
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -23,10 +23,10 @@ def find_logits(place: str) -> TeacherFile:
         place: ``FOLDER:TAG``.
 
     Raises:
-        InputError: as of `teacher_at` and `TeacherFile.find`; UnknownNameError, WorkspaceError and
+        InputError: as of `snapshot_at` and `TeacherFile.find`; UnknownNameError, WorkspaceError and
             ProvenanceError likewise.
     """
-    workspace, tag = teacher_at(place)
+    workspace, tag = snapshot_at(place)
     return TeacherFile.find(workspace, tag, elsewhere=True)
 
 
@@ -44,7 +44,7 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
     settings = workspace.config.finetune
     if settings.distil is None:
         return None
-    other, _ = teacher_at(settings.distil)
+    other, _ = snapshot_at(settings.distil)
     held = find_logits(settings.distil)
     if held.weights_sha256 != settings.teacher_sha256:
         raise ProvenanceError(

@@ -72,7 +72,7 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
     task, found = load_task(snapshot.info.task.name), []
     for split in splits:
         logits, seconds = logits_on(workspace, tag, split, snapshot, task)
-        path = _path(workspace, tag, split)
+        path = workspace.bert_dir(tag) / f"{split}.safetensors"
         found.append(
             KeptLogits(
                 tag=tag,
@@ -87,27 +87,44 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
 
 
 def logits_on(
-    workspace: Workspace, tag: str, split: str, snapshot: Snapshot, task: Task
+    workspace: Workspace,
+    tag: str,
+    split: str,
+    snapshot: Snapshot,
+    task: Task,
+    *,
+    folder: Path | None = None,
+    where: torch.device | None = None,
 ) -> tuple[Logits, float]:
     """A snapshot's logits, read or made, and the wall time of the forward passes in seconds.
+
+    Args:
+        workspace: whose windows they are of.
+        tag: of the snapshot.
+        split: of the workspace's own data.
+        snapshot: that leaves them.
+        task: that it was fine-tuned for.
+        folder: where they are kept; None is the encoder's own.
+        where: device that it is run on, in float32; None is this machine's accelerator, and the
+            precision of the workspace.
 
     Raises:
         WorkspaceError: what is kept is damaged, or of other windows.
     """
     weights, windows = snapshot.info.weights_sha256, workspace.windows(split, snapshot.tokenizer)
     index = WindowIndex.of(workspace.items(split), windows)
-    path = _path(workspace, tag, split)
+    path = (folder or workspace.bert_dir(tag)) / f"{split}.safetensors"
     seconds = _seconds(path, weights)
     command = f"bertvision logits --checkpoint {tag}" if split == "train" else BERT_COMMAND
     if seconds is not None:
         return Logits.load(path, index, command), seconds
-    precision = resolve_precision(workspace.config.finetune.precision)
+    precision = resolve_precision("32" if where else workspace.config.finetune.precision)
     parts, spent, files = [], 0.0, []
     for first in range(0, len(windows), _PART):
         whole = len(windows) <= _PART
         file = path if whole else path.with_name(f".{split}-{first}.safetensors")
         some, desc = windows.part(first, first + _PART), f"BERT {tag} {split}"
-        part, seconds = _part(file, snapshot, task, some, precision, desc)
+        part, seconds = _part(file, snapshot, task, some, precision, desc, where)
         parts.append(part.arrays)
         spent += seconds
         files.append(file)
@@ -122,7 +139,13 @@ def logits_on(
 
 
 def _part(
-    path: Path, snapshot: Snapshot, task: Task, windows: Windows, precision: Precision, desc: str
+    path: Path,
+    snapshot: Snapshot,
+    task: Task,
+    windows: Windows,
+    precision: Precision,
+    desc: str,
+    where: torch.device | None,
 ) -> tuple[Logits, float]:
     """The logits on some windows, read or made and kept, and their seconds."""
     index = WindowIndex.of([], windows)
@@ -136,14 +159,11 @@ def _part(
         padding=pad_id(snapshot.tokenizer, snapshot.model.config),
         precision=precision,
         desc=desc,
+        where=where,
     )
     logits, text = Logits(arrays, index), f"{seconds:.3f}"
     logits.save(path, _made_by(snapshot, text))
     return logits, float(text)
-
-
-def _path(workspace: Workspace, tag: str, split: str) -> Path:
-    return workspace.bert_dir(tag) / f"{split}.safetensors"
 
 
 def _made_by(snapshot: Snapshot, seconds: str) -> dict[str, str]:
@@ -170,24 +190,26 @@ def predict_logits(
     precision: Precision,
     desc: str | None,
     tokens_per_batch: int | None = None,
+    where: torch.device | None = None,
 ) -> tuple[dict[str, Float32Array], float]:
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
 
     Args:
-        model: with the output layer of ``task``; it is moved to this machine's accelerator.
+        model: with the output layer of ``task``; it is moved to the device.
         task: what it was fine-tuned for.
         windows: what to run it over.
         padding: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
         desc: name of the progress bar; None shows none.
         tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
+        where: device; None is this machine's accelerator.
 
     Returns:
         The logits by name as `Task.window_logits` gives them, in the order of the windows:
         (tokens,) of spans, (windows, …) of classes; and the wall time of the forward passes in
         seconds.
     """
-    where = device()
+    where = where or device()
     budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
     model.to(where).eval()  # type: ignore[arg-type]
     first_token, token_types = windows.first_token, takes_token_types(model)

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import load_model, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.latency_record import Latencies, Latency, latency_file
+from bertvision.pipelines.finetuning.quantised import quantised
+from bertvision.pipelines.finetuning.quantised_record import NAME
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import write_record
@@ -29,7 +32,7 @@ from bertvision.pipelines.tasks.batch import Batch, collate
 from bertvision.pipelines.training.trained_head import LoadedHead, load_head
 from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot, snapshot_at
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -41,6 +44,8 @@ class _System(NamedTuple):
     layers: int
     """Transformer layers that are run."""
     answer: Callable[[Batch], object]
+    weights_sha256: str | None = None
+    """Digest of an encoder of another workspace."""
 
 
 def measure_latency(
@@ -52,6 +57,8 @@ def measure_latency(
     batch_size: int = 1,
     rounds: int = 5,
     precision: str = "auto",
+    in_8_bits: bool = False,
+    beside: Sequence[str] = (),
 ) -> Latencies:
     """Measure seconds per window of BERT and of heads on it, and keep them in the workspace.
 
@@ -65,6 +72,9 @@ def measure_latency(
         batch_size: windows of a forward pass.
         rounds: in each of which every system answers all windows; one more goes before them.
         precision: arithmetic of all: auto, 32 or bf16.
+        in_8_bits: also the encoder with 8-bit linear layers, whose other parts are in float32.
+        beside: encoders of other workspaces of the same tokenizer, ``FOLDER:TAG``, such as
+            students.
 
     Returns:
         The contents of ``latency/<tag>.json``, which an earlier measurement there gives way to.
@@ -72,13 +82,23 @@ def measure_latency(
     Raises:
         UnknownNameError: there is no such head or snapshot.
         WorkspaceError: a head or the snapshot is damaged.
+        InputError: 8 bits are asked for beside systems that run on a GPU, or an encoder beside has
+            another tokenizer.
     """
+    if in_8_bits and device().type != "cpu":
+        raise InputError(
+            f"--quantised: 8-bit layers run on a CPU, and all systems here on {device().type}; "
+            "hide the GPU (CUDA_VISIBLE_DEVICES=) to measure them beside each other"
+        )
     tag, arithmetic = SnapshotTag(tag), resolve_precision(precision)
     folder = workspace.require_snapshot(tag)
     snapshot = load_snapshot(folder)
     sample = _Sample.of(workspace, snapshot, windows, batch_size)
     encoder = cache(lambda layers: _to_device(load_model(folder, num_hidden_layers=layers)))
     systems = [_bert(snapshot.model)]
+    if in_8_bits:
+        systems.append(_in_8_bits(snapshot.model))
+    systems += [_beside(place, snapshot) for place in beside]
     for trained_on, name in trained:
         head = load_head(find_head(workspace, trained_on, name), Run.parse(name))
         deepest = min(max(head.config.layers), workspace.config.model.num_hidden_layers)
@@ -100,6 +120,7 @@ def measure_latency(
                 name=system.name,
                 trained_on=system.trained_on,
                 layers=system.layers,
+                weights_sha256=system.weights_sha256,
                 seconds=float(np.median(spent)) / sample.windows,
                 low=float(spent.min()) / sample.windows,
                 high=float(spent.max()) / sample.windows,
@@ -147,6 +168,32 @@ def _bert(model: PreTrainedModel) -> _System:
     _to_device(model)
     layers = int(model.config.num_hidden_layers)
     return _System("BERT", None, layers, lambda batch: model(**batch.to(device()).inputs))
+
+
+def _in_8_bits(model: PreTrainedModel) -> _System:
+    """The encoder with 8-bit linear layers, which take float32 alone."""
+    made, _ = quantised(model)
+
+    def answer(batch: Batch) -> object:
+        with autocast("32", device()):
+            return made(**batch.inputs)
+
+    return _System(NAME, None, int(model.config.num_hidden_layers), answer)
+
+
+def _beside(place: str, snapshot: Snapshot) -> _System:
+    """An encoder of another workspace with its output layer, which reads the same windows."""
+    workspace, tag = snapshot_at(place, "--beside")
+    other = load_snapshot(workspace.snapshot_dir(tag))
+    if other.info.tokenizer_sha256 != snapshot.info.tokenizer_sha256:
+        raise InputError(
+            f"--beside {place}: its tokenizer is another, so that it has other windows of the same "
+            "texts: measure it in its own workspace"
+        )
+    own = _bert(other.model)
+    return own._replace(
+        name=f"{workspace.root.name}:{tag}", weights_sha256=other.info.weights_sha256
+    )
 
 
 def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], object]:

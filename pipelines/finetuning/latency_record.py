@@ -19,11 +19,13 @@ class Latency(Record):
     """How long a system takes for a window."""
 
     name: str
-    """``BERT``, or a head's run."""
+    """``BERT``, the same in 8 bits, a head's run, or ``FOLDER:TAG`` of an encoder elsewhere."""
     trained_on: Tag | None = None
     """Snapshot that the head was trained on."""
     layers: Count
     """Transformer layers that are run: the encoder is cut above the last that the head takes."""
+    weights_sha256: str | None = None
+    """Digest of the weights of an encoder elsewhere."""
     seconds: float
     """Per window: median over rounds."""
     low: float

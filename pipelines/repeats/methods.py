@@ -176,7 +176,7 @@ def _run(workspace: Workspace, result: Result) -> SeedRun:
     metrics = headline(result.rules)
     (costs,) = read_costs(workspace, [result])
     trained = None
-    if result.system == "bert":
+    if result.system in ("bert", "quantised"):
         snapshot = workspace.snapshot_dir(result.checkpoint)
         trained = read_snapshot_info(snapshot).trained_parameters
     elif result.system == "head":

@@ -16,7 +16,8 @@ from bertvision.pipelines.report.analyses.layers import analysis_sections
 from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
 from bertvision.pipelines.report.analyses.rankings import rankings_section
 from bertvision.pipelines.report.analyses.similarity import similarity_section
-from bertvision.pipelines.report.budget import costs, latency_section, parameters
+from bertvision.pipelines.report.costs.budget import costs, latency_section, parameters
+from bertvision.pipelines.report.costs.compression import compression_section
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.facts import facts
 from bertvision.pipelines.report.headline import sentences
@@ -111,7 +112,13 @@ def read_contents(workspace: Workspace, *, intervals: bool = True) -> Contents:
     left_out: list[str] = []
     results = with_marks(read_rows(workspace, left_out=left_out))
     if intervals:
-        rows = [*results.bert, *results.heads, *results.ensembles, *results.others]
+        rows = [
+            *results.bert,
+            *results.quantised,
+            *results.heads,
+            *results.ensembles,
+            *results.others,
+        ]
         add_intervals(workspace, rows, left_out)
     found = _sections(workspace, results, left_out) if results.runs else []
     analyses = [
@@ -236,6 +243,7 @@ def _sections(workspace: Workspace, results: Results, left_out: list[str]) -> li
         parameters(results),
         costs(results),
         *latency_section(workspace, left_out),
+        *compression_section(workspace, results, left_out),
         ensembles(results),
         control(results),
         *other_task(results),

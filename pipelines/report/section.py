@@ -112,8 +112,8 @@ def pair(r: Mapping[str, Any]) -> tuple[SnapshotTag, SnapshotTag]:
 
 
 def order(r: Row) -> tuple[Any, ...]:
-    """BERT, heads, ensembles; by name, more data first, then by seed."""
-    system = ("bert", "head", "ensemble").index(r["system"])
+    """BERT, also in 8 bits, heads, ensembles; by name, more data first, then by seed."""
+    system = ("bert", "quantised", "head", "ensemble").index(r["system"])
     return system, r["name"], -r["fraction"], r.get("seed")
 
 

@@ -68,6 +68,7 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
     if first.group:
         groups = list(dict.fromkeys(row[first.group] for row in rows))
         rows.sort(key=lambda row: groups.index(row[first.group]))
+    rows = rows if first.joined is None else [dict(row) for row in first.joined(rows)]
     differ = _differ(rows, first)
     own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
     return replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Table:
     """What its scores rest on: items, seeds, intervals."""
     remarks: Sequence[str] = ()
     """What is to be said below it."""
+    joined: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
+    """What becomes of its rows with those of other workspaces below them; None leaves them."""
 
     @property
     def breadth(self) -> str:

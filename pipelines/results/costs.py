@@ -147,7 +147,7 @@ def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
 
 
 def _parts(workspace: Workspace, result: Result) -> _Parts:
-    if result.system == "bert":
+    if result.system in ("bert", "quantised"):
         return _Parts(True, ())
     if result.system == "head":
         return _Parts(False, (result.folder.parents[1],))

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.finetuning.quantised_record import FOLDER, NAME, RUN, quantise_command
 from bertvision.pipelines.measurements import is_current, weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned
@@ -38,7 +39,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
-System = Literal["bert", "head", "ensemble"]
+System = Literal["bert", "quantised", "head", "ensemble"]
 
 
 class Result(NamedTuple):
@@ -99,14 +100,15 @@ def read_results(
             there are now, and which is left out.
 
     Returns:
-        Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, heads,
-        ensembles), name, fraction and seed.
+        Ordered by the snapshot trained on and the one scored on (as numbers), system (BERT, BERT in
+        8 bits, heads, ensembles), name, fraction and seed.
 
     Raises:
         WorkspaceError: a file is damaged and there is no list of these; the message names it and
             the command that makes it again.
     """
     found = [*_bert(workspace, split, left_out), *_heads(workspace, split, left_out)]
+    found += _quantised(workspace, split, left_out)
     found += _ensembles(workspace, split, {result.folder for result in found}, left_out)
     systems = get_args(System)
     return sorted(
@@ -125,30 +127,50 @@ def read_results(
 
 def _bert(workspace: Workspace, split: str, left_out: list[str] | None) -> Iterator[Result]:
     for path in (workspace.root / "bert").glob("*/metrics.json"):
-        with leaving_out(left_out):
-            tag = path.parent.name
-            scores = read_record(path, BertScores, BERT_COMMAND)
-            if SnapshotTag.is_valid(tag) and scores.split == split:
-                there = weights_of_snapshot(workspace, tag)
-                weights = [(workspace.snapshot_dir(tag), scores.weights_sha256, there)]
-                if not is_current(path, weights, f"`{BERT_COMMAND}`", left_out):
-                    continue
-                yield Result(
-                    system="bert",
-                    name="BERT",
-                    run="bert",
-                    head=None,
-                    fraction=1.0,
-                    seed=0,
-                    trained_on=tag,
-                    checkpoint=tag,
-                    split=split,
-                    rules=scores.rules,
-                    folder=path.parent,
-                    command=BERT_COMMAND,
-                    sha256=scores.sha256,
-                    threshold_tuned_on=scores.threshold_tuned_on,
-                )
+        yield from _encoder(workspace, path, split, "bert", "BERT", "bert", BERT_COMMAND, left_out)
+
+
+def _quantised(workspace: Workspace, split: str, left_out: list[str] | None) -> Iterator[Result]:
+    for path in (workspace.root / FOLDER).glob("*/metrics.json"):
+        again = quantise_command(path.parent.name)
+        yield from _encoder(workspace, path, split, "quantised", NAME, RUN, again, left_out)
+
+
+def _encoder(
+    workspace: Workspace,
+    path: Path,
+    split: str,
+    system: System,
+    name: str,
+    run: str,
+    command: str,
+    left_out: list[str] | None,
+) -> Iterator[Result]:
+    """A snapshot with its own output layer; nothing where it is of another split or weights."""
+    with leaving_out(left_out):
+        tag = path.parent.name
+        scores = read_record(path, BertScores, command)
+        if SnapshotTag.is_valid(tag) and scores.split == split:
+            there = weights_of_snapshot(workspace, tag)
+            weights = [(workspace.snapshot_dir(tag), scores.weights_sha256, there)]
+            if not is_current(path, weights, f"`{command}`", left_out):
+                return
+            yield Result(
+                system=system,
+                name=name,
+                run=run,
+                head=None,
+                fraction=1.0,
+                seed=0,
+                trained_on=tag,
+                checkpoint=tag,
+                split=split,
+                rules=scores.rules,
+                folder=path.parent,
+                command=command,
+                sha256=scores.sha256,
+                threshold_tuned_on=scores.threshold_tuned_on,
+            )
 
 
 def _heads(workspace: Workspace, split: str, left_out: list[str] | None) -> Iterator[Result]:

@@ -73,6 +73,8 @@ class Results(NamedTuple):
     """How many items were scored."""
     items: str
     """What they are: ``questions``, or ``items`` of other tasks."""
+    quantised: Sequence[Row] = ()
+    """BERT with 8-bit linear layers, a row for each snapshot."""
 
     @property
     def trivial(self) -> list[Row]:
@@ -152,6 +154,7 @@ def read_rows(
         baseline=baseline,
         questions=int(first["total"]) if "total" in first else None,
         items=load_task(task).words[1],
+        quantised=[r for r in rows if r["system"] == "quantised"],
     )
 
 
@@ -168,6 +171,7 @@ def with_marks(results: Results) -> Results:
         bert=mark(results.bert, "name"),
         heads=mark(results.heads, "name"),
         ensembles=mark(results.ensembles, "name"),
+        quantised=mark(results.quantised, "name"),
         runs=mark(results.runs, "name", "run"),
     )
 

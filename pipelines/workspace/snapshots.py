@@ -167,23 +167,30 @@ def _config_digest(folder: Path) -> str:
     return digest_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
-def count_encoder_parameters(folder: Path) -> int:
+def count_encoder_parameters(folder: Path, layers: int | None = None) -> int:
     """Parameters of a snapshot's encoder, without the task's output layer.
 
     They are counted from its configuration alone. Of a span task there is no pooler among them.
+
+    Args:
+        folder: of the snapshot.
+        layers: only so many of its transformer layers, the lowest; None is all.
     """
     info = read_snapshot_info(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if layers is not None:
+        config.num_hidden_layers = layers
     with torch.device("meta"), quiet_transformers():
         model = load_task(info.task.name).model_class.from_config(config, trust_remote_code=False)
     return sum(parameter.numel() for parameter in model.base_model.parameters())
 
 
-def teacher_at(place: str) -> tuple[Workspace, SnapshotTag]:
-    """The workspace and the snapshot of a teacher.
+def snapshot_at(place: str, option: str = "--distil") -> tuple[Workspace, SnapshotTag]:
+    """The workspace and the snapshot that are meant, such as those of a teacher.
 
     Args:
         place: ``FOLDER:TAG``.
+        option: that names it, for the message.
 
     Raises:
         InputError: it is not of that form.
@@ -193,7 +200,7 @@ def teacher_at(place: str) -> tuple[Workspace, SnapshotTag]:
     folder, _, tag = place.rpartition(":")
     if not folder or not SnapshotTag.is_valid(tag):
         raise InputError(
-            f"--distil {place}: give the workspace of the teacher and its snapshot, such as "
+            f"{option} {place}: give the folder of a workspace and a snapshot there, such as "
             "../teacher:1e"
         )
     workspace = Workspace.find(Path(folder).expanduser())
@@ -205,11 +212,11 @@ def with_teacher(options: FinetuneOptions) -> FinetuneOptions:
     """The same options, with the teacher's place as a workspace keeps it.
 
     Raises:
-        InputError: as of `teacher_at`, likewise WorkspaceError and UnknownNameError.
+        InputError: as of `snapshot_at`, likewise WorkspaceError and UnknownNameError.
     """
     if options.distil is None:
         return options
-    workspace, tag = teacher_at(options.distil)
+    workspace, tag = snapshot_at(options.distil)
     return replace(options, distil=f"{workspace.root}:{tag}")
 
 
@@ -217,5 +224,5 @@ def of_teacher(options: FinetuneOptions) -> dict[str, str]:
     """What a new workspace keeps of its teacher beside the options; nothing where it has none."""
     if options.distil is None:
         return {}
-    workspace, tag = teacher_at(options.distil)
+    workspace, tag = snapshot_at(options.distil)
     return {"teacher_sha256": read_snapshot_info(workspace.snapshot_dir(tag)).weights_sha256}

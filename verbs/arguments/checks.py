@@ -8,6 +8,7 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
@@ -28,6 +29,19 @@ def find_workspace(workspace: StrPath | None, store: StrPath | None = None) -> W
         WorkspaceError: there is none.
     """
     return Workspace.find(path_of(workspace)).at(text_of(store))
+
+
+def check_learns(space: Workspace) -> None:
+    """Check that an encoder has an output layer: that its workspace has a task.
+
+    Raises:
+        InputError: it is for hidden states alone.
+    """
+    if not find_task(space.config.task.name).learns:
+        raise InputError(
+            "this workspace is for hidden states alone: its encoder has no output layer, and says "
+            "nothing; `bertvision finetune` makes a workspace whose encoder answers"
+        )
 
 
 def check_new_heads(space: Workspace, runs: Iterable[Run]) -> None:

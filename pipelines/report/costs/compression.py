@@ -1,0 +1,290 @@
+"""The table of compressed encoders: what each keeps of the score, and how much smaller and faster.
+
+The columns are those of Rogers, Kovaleva & Rumshisky (2020, arXiv:2002.12327), *A Primer in
+BERTology*, table 1: how much smaller, the share of the performance that is left, the speed-up. A
+row stands for a measurement that is there; nothing is taken from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertvision.errors import BertvisionError
+from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
+from bertvision.pipelines.analysis.records import read_analyses
+from bertvision.pipelines.finetuning.latency_record import Latencies, read_latencies
+from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores, quantise_command
+from bertvision.pipelines.measurements import weights_of_snapshot
+from bertvision.pipelines.records import leaving_out, read_record
+from bertvision.pipelines.report.captions import basis
+from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.reproduce import training_command
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
+from bertvision.pipelines.workspace.workspace import Workspace
+
+_WITHIN = 1.0
+"""Points of the score that early exits and masked heads may cost in this table."""
+_SCORE = ("score", "score_sd", "score_low", "score_high", "command", "baseline")
+
+
+def compression_section(
+    workspace: Workspace, results: Results, left_out: list[str]
+) -> list[Section]:
+    """What was measured of the last snapshot that was scored; none where nothing is compressed.
+
+    Args:
+        workspace: that it is of.
+        results: its rows.
+        left_out: gets a message for each file that is damaged and left out.
+    """
+    if not results.bert:
+        return []
+    encoder = results.bert[-1]
+    weights = weights_of_snapshot(workspace, encoder["checkpoint"])
+    if weights is None:  # removed since it was scored: nothing is known of its size
+        return []
+    found = _Encoder(workspace, encoder, weights, left_out)
+    rows = [found.row(results.baseline), *found.quantised(results), *found.heads(results)]
+    rows += [*found.exits(), *found.pruned()]
+    depth = rows[0]["layers"]
+    plain = all(r["how"] == "whole" or (r["how"], r["layers"]) == ("head", depth) for r in rows)
+    if plain and rows[0]["speed_up"] is None:
+        return []
+    lead = (
+        "What an answer takes: the encoder, as far as it is run, with what stands on it. Retention "
+        f"is what the score is above {_trivial(results)}, in per cent of the encoder's; early "
+        "exits and masked heads, which are scored on hidden states as they are stored, or on a "
+        "part of the items, are compared with all layers and heads of the same measurement. "
+        "Speed-up is measured in turns (`bertvision latency`); early exits are counted in layers "
+        "alone, and masked heads are computed all the same, so that both have none."
+    )
+    table = Table(
+        "compression",
+        f"Compressed encoders at {encoder['checkpoint']}: size, {results.score}, speed",
+        [
+            Column("name", "system", "text"),
+            Column("how", "how", "text"),
+            Column("parameters", "parameters", "count"),
+            Column("percent", "% of the encoder"),
+            Column("smaller", "smaller (×)", digits=2),
+            Column("score", results.score, sd=True, interval=True),
+            Column("retention", "retention (%)"),
+            Column("layers", "layers run"),
+            Column("speed_up", "speed-up (×)", digits=2),
+        ],
+        compared(rows),
+        "",
+        "bertvision latency --checkpoint TAG; bertvision quantise; bertvision exits TAG; "
+        "bertvision prune TAG; bertvision finetune --variant keep:K --distil FOLDER:TAG",
+        more=["bytes", "weights_sha256"],
+        trace=True,
+        basis=basis(results, [encoder]),
+        remarks=[
+            f"Early exits and masked heads are those of the least layers and heads with at most "
+            f"{_WITHIN:g} point less, chosen on what is scored."
+        ]
+        if any(row["how"] in ("early exits", "masked heads") for row in rows)
+        else [],
+        joined=compared,
+    )
+    return [Section("compression", "Compression", lead, tables=[table])]
+
+
+def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows with their size, retention and speed-up beside the first encoder's.
+
+    Rows of other workspaces than the first are compared with its encoder, where they are of the
+    same data; their speed-up is that of their encoder beside it, where it was measured in turns
+    with it, and unknown of all else.
+    """
+    first, found = rows[0], []
+    for held in rows:
+        row = dict(held)
+        same = row.get("data") == first.get("data")
+        own = row["of"] == first["of"]
+        size, whole = row["parameters"], first["parameters"]
+        row["percent"] = 100 * size / whole if size and whole else None
+        row["smaller"] = first["bytes"] / row["bytes"] if row["bytes"] and first["bytes"] else None
+        full = row["full"] if row["full"] is not None else (first["score"] if same else None)
+        trivial = row["baseline"] or 0.0
+        learned = None if full is None else full - trivial
+        row["retention"] = None
+        if learned is not None and learned > 0:
+            row["retention"] = 100 * ((row["score"] - trivial) / learned)
+        if not own:
+            row["speed_up"] = first["beside"].get(row["weights_sha256"])
+        found.append(row)
+    return found
+
+
+class _Encoder:
+    """The encoder that all rows of a workspace are of, and what was measured of it."""
+
+    def __init__(self, workspace: Workspace, row: Row, weights: str, left_out: list[str]) -> None:
+        self._workspace = workspace
+        self._encoder = row
+        self._left_out = left_out
+        self._tag: str = row["checkpoint"]
+        self._folder = workspace.snapshot_dir(self._tag)
+        self._depth = workspace.config.model.num_hidden_layers
+        self._parameters = cache(self._count)
+        self._weights = weights
+        measured = [m for m in read_latencies(workspace, []) if m.tag == self._tag]
+        self._latencies: Latencies | None = measured[0] if measured else None
+
+    def _count(self, layers: int) -> int | None:
+        try:
+            return count_encoder_parameters(self._folder, layers)
+        except (BertvisionError, ValueError, IndexError):
+            return None  # a family whose configuration says more of each layer
+
+    def _system(self, **values: Any) -> Row:
+        """A row, with what all have."""
+        parameters = values.get("parameters")
+        row: Row = {
+            "of": self._weights,
+            "weights_sha256": None,
+            "full": None,
+            "speed_up": None,
+            "beside": {},
+            "parameters": None,
+            "bytes": None if parameters is None else 4 * parameters,
+            "layers": float(self._depth),
+        }
+        return row | values
+
+    def _scored(self, row: Row) -> Row:
+        return {key: row.get(key) for key in (*_SCORE, "file")}
+
+    def _speed_up(self, name: str, trained_on: str | None = None) -> float | None:
+        for system in self._latencies.systems if self._latencies else ():
+            if (system.name, system.trained_on) == (name, trained_on):
+                return system.speed_up
+        return None
+
+    def row(self, baseline: float | None) -> Row:
+        """The encoder itself: whole, or as far as a variant left it, perhaps a student."""
+        settings = self._workspace.config.finetune
+        variant = [v for v in settings.variant if v.partition(":")[0] in ("keep", "drop")]
+        how = ["first layers"] * bool(variant) + ["distilled"] * bool(settings.distil)
+        name = " ".join(["BERT", *map(str, settings.variant)])
+        systems = self._latencies.systems if self._latencies else ()
+        return self._system(
+            **self._scored(self._encoder) | {"baseline": baseline},
+            name=name,
+            how=", ".join(how) or "whole",
+            parameters=self._parameters(self._depth),
+            speed_up=1.0 if systems else None,
+            weights_sha256=self._weights,
+            beside={s.weights_sha256: s.speed_up for s in systems if s.weights_sha256},
+        )
+
+    def quantised(self, results: Results) -> list[Row]:
+        """With 8-bit linear layers."""
+        found = []
+        for row in (r for r in results.quantised if r["checkpoint"] == self._tag):
+            with leaving_out(self._left_out):
+                path = self._workspace.root / row["file"]
+                held = read_record(path, QuantisedScores, quantise_command(self._tag))
+                found.append(
+                    self._system(
+                        **self._scored(row),
+                        name=row["name"],
+                        how="8 bits",
+                        parameters=self._parameters(self._depth),
+                        speed_up=self._speed_up(NAME),
+                    )
+                    | {"bytes": held.bytes}
+                )
+        return found
+
+    def heads(self, results: Results) -> list[Row]:
+        """Heads that were trained on this snapshot, on as many layers as they take."""
+        found = []
+        for row in results.full:
+            if not row["trained_on"] == row["checkpoint"] == self._tag:
+                continue
+            run = (self._workspace.root / row["file"].split("; ")[0]).parents[2]
+            with leaving_out(self._left_out):
+                found.append(self._head(row, run))
+        return found
+
+    def _head(self, row: Row, run: Path) -> Row:
+        config = read_run_config(run)
+        layers = min(max(config.layers), self._depth)
+        below, own = self._parameters(layers), row["parameters"]
+        command = training_command(config, self._depth + 1)
+        return self._system(
+            **self._scored(row) | {"command": f"{command}; {row['command']}"},
+            name=row["name"],
+            how="distilled head" if config.training.distil else "head",
+            layers=float(layers),
+            parameters=None if None in (below, own) else below + own,
+            speed_up=self._speed_up(run.name, self._tag),
+        )
+
+    def exits(self) -> list[Row]:
+        """The fewest layers in the mean that are as good as all but a point, by each criterion."""
+        found = []
+        for file, kept in read_analyses(self._workspace, ExitsResult, self._left_out).items():
+            result = kept.result
+            if self._tag not in kept.weights_sha256:
+                continue
+            for k, criterion in enumerate(result.criteria):
+                full = float(result.fixed[-1])
+                scores = np.nan_to_num(result.scores[k], nan=-np.inf)
+                good = np.flatnonzero(scores >= full - _WITHIN)
+                if not len(good):
+                    continue
+                at = int(good[np.argmin(result.mean_layers[k][good])])
+                found.append(
+                    self._system(
+                        name=f"exits by {criterion}",
+                        how="early exits",
+                        score=float(result.scores[k][at]),
+                        full=full,
+                        baseline=result.trivial,
+                        parameters=self._parameters(self._depth),
+                        layers=float(result.mean_layers[k][at]),
+                        file=file,
+                        command=kept.command,
+                    )
+                )
+        return found
+
+    def pruned(self) -> list[Row]:
+        """The fewest attention heads that are as good as all but a point."""
+        found = []
+        for file, kept in read_analyses(self._workspace, PruningResult, self._left_out).items():
+            result = kept.result
+            if self._tag not in kept.weights_sha256:
+                continue
+            full = float(result.score[0])
+            enough = np.flatnonzero(result.score >= full - _WITHIN)
+            at = int(enough[-1])
+            found.append(
+                self._system(
+                    name=f"{100 * float(result.left[at]):.0f} % of attention heads",
+                    how="masked heads",
+                    score=float(result.score[at]),
+                    full=full,
+                    baseline=result.trivial,
+                    file=file,
+                    command=kept.command,
+                )
+            )
+        return found
+
+
+def _trivial(results: Results) -> str:
+    return results.trivial[0]["name"].strip("()") if results.trivial else "0"
