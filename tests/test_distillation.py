@@ -346,6 +346,13 @@ def test_an_output_layer_that_learned_nothing_cannot_teach(
         TeacherFile.find(space, tag)
 
 
+def test_trees_are_not_learned_from_a_teacher(workspace: Workspace) -> None:
+    task = workspace.config.task.model_copy(update={"name": "parsing"})
+    config = workspace.config.model_copy(update={"task": task})
+    with pytest.raises(InputError, match="1e of .* cannot teach: it says a tree"):
+        TeacherFile.find(replace(workspace, config=config), "1e")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -21,6 +21,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.outputs import distillation_loss, pad_packed
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -48,7 +49,7 @@ class TeacherFile(NamedTuple):
 
         Raises:
             UnknownNameError: there is no such snapshot.
-            InputError: it is not fine-tuned.
+            InputError: it is not fine-tuned, or says neither spans nor classes nor scores.
             WorkspaceError: there are none, or they cannot be read.
             ProvenanceError: they are of other weights than the snapshot has.
         """
@@ -56,6 +57,11 @@ class TeacherFile(NamedTuple):
             raise InputError(
                 f"{tag} cannot teach: its output layer has random weights; name a snapshot that "
                 "was fine-tuned, such as 1e"
+            )
+        if find_task(workspace.config.task.name).kind == "tree":
+            raise InputError(
+                f"{tag} of {workspace.root} cannot teach: it says a tree for each sentence; what "
+                "is learned from a teacher are spans, classes and scores"
             )
         weights = read_snapshot_info(workspace.require_snapshot(tag)).weights_sha256
         path = workspace.bert_dir(tag) / "train.safetensors"
