@@ -207,7 +207,7 @@ def test_a_teacher_of_other_items_is_refused_by_what_differs(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"distil": "teacher"}, "--distil teacher: give the workspace of the teacher"),
+        ({"distil": "teacher"}, "--distil teacher: give the folder of a workspace"),
         ({"distil": None, "temperature": 3.0}, "name it with --distil FOLDER:TAG"),
         ({"temperature": 0.5}, "temperature"),
         ({"labels_weight": -0.5}, "labels.weight"),
