@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from typing_extensions import TypedDict
 
@@ -14,8 +14,10 @@ from bertvision.pipelines.results.systems import find_system, read_predictions
 from bertvision.pipelines.tasks.scores import Metric, headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
-from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.task import Task
 
 
 class Confusion(TypedDict):

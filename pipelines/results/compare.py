@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,10 @@ from bertvision.pipelines.tasks.scores import (
     trivial_score,
 )
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
-from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.task import Task
 
 _Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 _WHOLE: dict[str, _Whole] = {
@@ -253,6 +255,8 @@ def metrics_of(result: Result, task: str) -> list[Metric]:
     F1 of yes and no is not among them: it is of the whole, and accuracy says as much.
     """
     metrics = headline(result.rules)
+    from bertvision.pipelines.tasks.task import load_task  # with torch, which names do not need
+
     if ratios := load_task(task).ratios:
         return [name for ratio in ratios for name in get_args(Metric) if name == ratio]
     if "macro_f1" in metrics or "pearson" in metrics:
