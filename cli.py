@@ -40,7 +40,7 @@ from bertvision.commands.results import table
 from bertvision.commands.store import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
-from bertvision.errors import BertvisionError, BertvisionWarning
+from bertvision.errors import BertvisionError, BertvisionWarning, InputError
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.text import printable
 
@@ -127,12 +127,20 @@ def _main(
     logger, handler = logging.getLogger("bertvision"), _Lines()
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
-    quiet = quiet or not this_rank().first
+    rank = this_rank()
+    if not rank.alone and ctx.invoked_subcommand not in _SHARED:
+        raise InputError(
+            f"{ctx.invoked_subcommand} is for one process, and torchrun started {rank.count}: "
+            f"these share their work: {', '.join(sorted(_SHARED))}"
+        )
+    quiet = quiet or not rank.first
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when a command imports it
 
 
+_SHARED = {"finetune", "train", "sweep"}
+"""Commands that several ranks run together."""
 _MAIN = (finetune, status, extract, logits, train, evaluate, heads, score, quickstart)
 _LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)

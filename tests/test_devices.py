@@ -19,12 +19,14 @@ import pytest
 import torch
 from processes import Finished, running
 from safetensors.torch import load_file
+from terminal import run
 from workspaces import SETTINGS, write_squad
 
 import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import load_tokenizer
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.finetuning.kept_logits import keep_logits
 from bertvision.pipelines.training.group import RankLostError
 from bertvision.pipelines.training.launch import environment, launch, meeting_place
 from bertvision.pipelines.training.resume import StoppedError
@@ -38,6 +40,7 @@ import torch
 torch.set_num_threads(1)
 from bertvision.errors import BertvisionError
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.finetuning.kept_logits import keep_logits
 from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 root, options, rank, step, signum = sys.argv[1:]
@@ -151,6 +154,19 @@ def test_variants_learn_the_same_with_two_processes(
     exact: dict[str, Any], tmp_path: Path, variant: str
 ) -> None:
     asked = {**exact, "variant": tuple(variant.split(","))}
+    finetune(tmp_path / "one", FinetuneOptions(**asked))
+    done = ranks(tmp_path / "two", asked)
+    assert [each.returncode for each in done] == [0, 0], done
+    _same(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_teacher_teaches_two_processes_what_it_teaches_one(
+    exact: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each learns from the logits of its own windows."""
+    finetune(tmp_path / "teacher", FinetuneOptions(**exact), evaluate=False)
+    keep_logits(Workspace.find(tmp_path / "teacher"), "2e", ["train"])
+    asked = {**exact, "variant": ("keep:1",), "distil": f"{tmp_path / 'teacher'}:2e"}
     finetune(tmp_path / "one", FinetuneOptions(**asked))
     done = ranks(tmp_path / "two", asked)
     assert [each.returncode for each in done] == [0, 0], done
@@ -369,6 +385,15 @@ def test_devices_under_torchrun_are_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="--devices 2: this process was started by torchrun"):
         bertvision.finetune(**options, workspace=tmp_path / "ws", devices=2)
+
+
+def test_commands_that_share_nothing_refuse_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or every process would do the same work, and print it."""
+    for name, value in environment(meeting_place(), 1, 2).items():
+        monkeypatch.setenv(name, value)
+    done = run("status")
+    assert done.exit_code == 2
+    assert "status is for one process, and torchrun started 2" in done.stderr
 
 
 def test_a_broken_environment_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
