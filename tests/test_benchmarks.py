@@ -209,6 +209,21 @@ def test_analyses_are_measured_beside_peers_that_say_the_same(module: Any, tmp_p
     assert len(report["ratios"]) == len(kinds)
 
 
+def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -> None:
+    report_path = tmp_path / "tokens.json"
+    printed = run("tokens.py", "--quick", "--folder", tmp_path, "--json", report_path)
+    report = json.loads(report_path.read_text())
+    mapped = "np.memmap float16, random rows"
+    limit = "limit: preadv of int8 in file order, 1 thread"
+    sides = {"bertvision", mapped, limit}
+    conditions = {"stored, warm", "float32, warm", "float32, cold"}
+    assert {f"{s} | {c}" for s in sides for c in conditions} <= set(report["results"])
+    assert all(len(figures) == 2 and min(figures) > 0 for figures in report["results"].values())
+    assert report["ratios"][f"{limit} | float32, warm"] > 0
+    assert report["notes"] in ([], ["not installed: sae-lens"])
+    assert "in memory float32" in printed
+
+
 @pytest.mark.parametrize("name", ["performance", "analyses"])
 def test_the_page_shows_what_the_reports_say(module: Any, name: str) -> None:
     page = BENCHMARKS.parent / "docs" / f"{name}.md"

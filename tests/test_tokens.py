@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -222,6 +223,51 @@ def test_memory_is_that_of_the_buffer_whatever_the_size_of_the_split(tmp_path: P
     assert large < small + 2 * shard  # of 100 shards more
 
 
+def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(
+    tmp_path: Path,
+) -> None:
+    """Three in step cost 1.1 times the bytes of one, though no page outlives a round.
+
+    Streams of other seeds, which need other shards, cost three times as much.
+    """
+    made = Made([64] * 48, layers=1, hidden=1024, encoding="float32")
+    split = made.write(tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+
+    def forget() -> None:
+        for path in files:
+            with path.open("rb") as file:
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read(*options: dict[str, int]) -> tuple[int, list[list[tuple[int, int]]]]:
+        streams = [split.tokens(0, batch_size=64, buffer=4, readers=0, **o) for o in options]
+        forget()
+        before = bytes_from_disk()
+        orders: list[list[tuple[int, int]]] = [[] for _ in streams]
+        for batches in zip(*streams, strict=True):
+            for order, batch in zip(orders, batches, strict=True):
+                order += places(batch)
+            forget()
+        return bytes_from_disk() - before, orders
+
+    one, _ = read({"mix": 0})
+    if not one:
+        pytest.skip("the temporary folder is not on a disk whose reads are counted")
+    together, orders = read(*({"mix": mix} for mix in range(3)))
+    assert together <= 1.1 * one
+    assert [sorted(order) for order in orders] == [every(split)] * 3
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    apart, _ = read(*({"seed": seed} for seed in range(3)))
+    assert apart > 2 * one
+
+
+def bytes_from_disk() -> int:
+    """What this process has had the disk read so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
 def test_a_position_is_refused_in_another_stream(split: ActivationSplit) -> None:
     stream = split.tokens(0, batch_size=50, seed=1, buffer=4)
     next(iter(stream))
@@ -232,6 +278,7 @@ def test_a_position_is_refused_in_another_stream(split: ActivationSplit) -> None
         "buffer": {"buffer": 5},
         "endless": {"endless": True},
         "world_size": {"world_size": 2},
+        "mix": {"mix": 1},
         "tokens": {"without": [5]},
     }.items():
         other = split.tokens(0, **{"batch_size": 50, "seed": 1, "buffer": 4, **options})
@@ -301,3 +348,24 @@ def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:
     next(iterator)
     iterator.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("encoding", ["int8", "float32"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_vectors_may_be_kept_and_changed_though_their_memory_is_used_again(
+    tmp_path: Path, encoding: str, scaled: bool
+) -> None:
+    split = Made(LENGTHS, encoding=encoding).write(tmp_path)
+    options = {"batch_size": 50, "seed": 2, "scaled": scaled}
+    wanted = [batch.vectors.clone() for batch in split.tokens(1, **options)]
+    stream = split.tokens(1, **options)
+    kept = []
+    for vectors in stream.vectors():
+        kept.append(vectors)
+        vectors += 1
+    assert all(torch.equal(one, other + 1) for one, other in zip(kept, wanted, strict=True))
+    del kept, vectors
+    for vectors in stream.vectors():
+        vectors.zero_()
+    pools = [pool for name, pool in stream._feed._pools.items() if name[0] == "vectors"]
+    assert [len(pool._buffers) for pool in pools] == [len(wanted)]  # of the first epoch, none more

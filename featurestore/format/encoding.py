@@ -135,6 +135,7 @@ def decode(
     scale: Tensor | None = None,
     stats: ChannelStats | None = None,
     dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Decode codes on the device they are on: the inverse of `encode`.
 
@@ -143,10 +144,11 @@ def decode(
         scale: (tokens, layers, …) likewise, for the quantised encodings.
         stats: channel statistics for the quantised encodings, on the same device.
         dtype: of the result; the arithmetic is float32 whatever it is.
+        out: contiguous memory of the result's shape, dtype and device; new memory by default.
 
     Returns:
         Hidden states (tokens, layers, hidden), contiguous. Contiguous float codes of the same dtype
-        are returned as they are.
+        are returned as they are, unless there is ``out``.
 
     Raises:
         InputError: quantised codes without their scale or statistics.
@@ -154,11 +156,13 @@ def decode(
     encoding = _BY_DTYPE[codes.dtype]
     quantiser = _QUANTISERS.get(encoding.name)
     if quantiser is None:
+        if out is not None:
+            return out.copy_(codes)
         return codes.to(dtype, memory_format=torch.contiguous_format).contiguous()
     if scale is None or stats is None:
         raise InputError(f"{encoding.name} codes need their scale and channel statistics")
     shape = (*codes.shape[:2], stats.mean.shape[-1])
-    hidden_states = torch.empty(shape, dtype=dtype, device=codes.device)
+    hidden_states = torch.empty(shape, dtype=dtype, device=codes.device) if out is None else out
     scratch = _scratch(shape, codes.device)
     for block in _blocks(len(codes), len(scratch)):
         out = hidden_states[block]

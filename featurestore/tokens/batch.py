@@ -50,8 +50,7 @@ class TokenBatch:
         return len(self.examples)
 
     def __repr__(self) -> str:
-        tokens, layers, width = self.codes.shape
-        hidden = width if self.stats is None else self.stats.mean.shape[-1]
+        tokens, layers, hidden = self.shape
         dtype = str(self.codes.dtype).removeprefix("torch.")
         return (
             f"<TokenBatch: {counted(tokens, 'token')}, {counted(layers, 'layer')} × {hidden}, "
@@ -63,11 +62,22 @@ class TokenBatch:
         """(n, hidden), or (n, layers, hidden) side by side; float32, decoded at each access."""
         return self.decode()
 
-    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The vectors, (n, hidden) or (n, layers, hidden), where the codes are."""
-        states = decode(self.codes, self.scale, self.stats, dtype)
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Tokens, layers and channels."""
+        tokens, layers, width = self.codes.shape
+        return tokens, layers, width if self.stats is None else self.stats.mean.shape[-1]
+
+    def decode(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """The vectors, (n, hidden) or (n, layers, hidden), where the codes are.
+
+        Args:
+            dtype: of the vectors.
+            out: contiguous memory for them, of the batch's `shape`; new memory by default.
+        """
+        states = decode(self.codes, self.scale, self.stats, dtype, out)
         if self.factors is not None:
-            states = states * self.factors.to(dtype)[:, None]
+            states = torch.mul(states, self.factors.to(dtype)[:, None], out=out)
         return states if self.side_by_side else states[:, 0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:

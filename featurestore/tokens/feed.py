@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -54,14 +55,16 @@ class TokenFeed:
             self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
             self._factors = None
         # one pool for each use, because the buffers of one use are all about as large
-        self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
+        self._pools: defaultdict[tuple[object, ...], BufferPool] = defaultdict(BufferPool)
 
     def ring(self, first: int) -> ShardRing:
         """The memory for the batches from ``first`` on."""
         epoch, drawn = self._cuts.place(first)
         pieces = self._pieces(epoch, self._order(epoch).group_of(drawn))
         held = self._order(epoch).buffer
-        return ShardRing(self._split, self._positions, self._kept, pieces, held, self._ahead)
+        return ShardRing(
+            self._split, self._positions, self._kept, pieces, held, self._ahead, self._ring_memory
+        )
 
     def batches(self, ring: ShardRing, first: int) -> Iterator[TokenBatch]:
         """The batches from ``first`` on: without end, or to the end of its epoch."""
@@ -129,4 +132,12 @@ class TokenFeed:
         )
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-        return self._pools[dtype, shape[-1]].take(shape, dtype)
+        return self._pools["batch", dtype, shape[-1]].take(shape, dtype)
+
+    def _ring_memory(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+        return self._pools["ring", dtype, shape[-1]].take(shape, dtype)
+
+    def vectors_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for decoded vectors, used again when nobody refers to them any more."""
+        taken = self._pools["vectors", dtype].take((math.prod(shape), dtype.itemsize), np.uint8)
+        return torch.from_numpy(taken).view(dtype).view(shape)

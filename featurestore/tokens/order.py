@@ -38,6 +38,7 @@ class TokenOrder:
         buffer: pieces that are mixed at a time.
         seed: of the epoch, or None: tokens come in stored order.
         rank: of this process, which mixes in its own way.
+        mix: number of the way in which the tokens of the shards are mixed.
     """
 
     shards: npt.NDArray[np.int64]
@@ -46,6 +47,7 @@ class TokenOrder:
     buffer: int
     seed: tuple[int, int] | None
     rank: int
+    mix: int
 
     @property
     def groups(self) -> int:
@@ -89,7 +91,7 @@ class TokenOrder:
         """
         whole = np.arange(tokens)
         if self.seed is not None:
-            rng = np.random.default_rng([*self.seed, _OF_SHARD, int(self.shards[piece])])
+            rng = np.random.default_rng([*self.seed, _OF_SHARD, self.mix, int(self.shards[piece])])
             whole = rng.permutation(tokens)
         return whole[self.begin[piece] : self.end[piece]]
 
@@ -97,7 +99,7 @@ class TokenOrder:
         """How the tokens of a group, piece after piece, are permuted."""
         if self.seed is None:
             return slice(None)
-        rng = np.random.default_rng([*self.seed, _OF_GROUP, group, self.rank])
+        rng = np.random.default_rng([*self.seed, _OF_GROUP, self.mix, group, self.rank])
         return rng.permutation(int(self.starts[group + 1] - self.starts[group]))
 
     def _cut(self, counts: npt.NDArray[np.int64], part: int) -> npt.NDArray[np.int64]:
@@ -112,6 +114,7 @@ def token_order(
     buffer: int,
     rank: int = 0,
     world_size: int = 1,
+    mix: int = 0,
 ) -> TokenOrder:
     """The order of one rank's tokens in one epoch; over all ranks each token comes once.
 
@@ -125,6 +128,8 @@ def token_order(
         buffer: shards whose tokens are mixed.
         rank: of this process.
         world_size: how many processes share the epoch.
+        mix: orders of one seed need the same shards at the same time; where this differs, they mix
+            the tokens of these in other ways.
     """
     sequence = np.arange(counts.size)
     if seed is not None:
@@ -141,6 +146,7 @@ def token_order(
         buffer=buffer if seed is not None else 1,
         seed=None if seed is None else (seed, epoch),
         rank=rank,
+        mix=mix,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.featurestore.readahead import Threads
-from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.reader import Empty, SplitReader
 from bertvision.featurestore.tokens.order import TokenOrder
 from bertvision.featurestore.tokens.selection import KeptTokens
 
@@ -36,6 +36,7 @@ class ShardRing:
         pieces: in the order they are needed.
         held: pieces that are needed at a time.
         ahead: pieces that are read while these are in use; 0 reads in the caller's thread.
+        empty: makes an uninitialised array of a shape and type.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class ShardRing:
         pieces: Iterator[Piece],
         held: int,
         ahead: int,
+        empty: Empty,
     ) -> None:
         self._split, self._positions, self._kept = split, positions, kept
         self._pieces = pieces
         self._slots = held + ahead
         rows = self._slots * split.record.shard_tokens
-        self._codes, self._scale = split.buffers(rows, len(positions))
+        self._codes, self._scale = split.buffers(rows, len(positions), empty)
         self._example, self._position = np.empty(rows, np.int64), np.empty(rows, np.int64)
         self._threads = Threads(ahead, "bertvision-tokens")
         self._held: deque[Future[npt.NDArray[np.int64]]] = deque()

@@ -52,6 +52,9 @@ class TokenStream:
             iteration is an epoch, the next iteration the next epoch, and its last batch smaller.
         rank: of this process among ``world_size``.
         world_size: how many processes share each epoch.
+        mix: streams that differ in this alone read the same shards at the same time, and mix their
+            tokens in ways of their own. So processes that go about in step on one machine have each
+            shard read from the disk once, and each its own order.
         without: vocabulary indices of tokens to leave out, such as a tokenizer's
             ``all_special_ids``.
         keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
@@ -88,6 +91,7 @@ class TokenStream:
         endless: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        mix: int = 0,
         without: Collection[int] = (),
         keep: str | npt.ArrayLike | None = None,
         scaled: bool = False,
@@ -98,8 +102,8 @@ class TokenStream:
         self._positions = split.layer_positions([layers] if isinstance(layers, int) else layers)
         if buffer is None:
             buffer = default_buffer(split, len(self._positions))
-        least = {"batch_size": 1, "seed": 0, "buffer": 1, "world_size": 1, "readers": 0}
-        given = (batch_size, seed, buffer, world_size, readers)
+        least = {"batch_size": 1, "seed": 0, "buffer": 1, "world_size": 1, "mix": 0, "readers": 0}
+        given = (batch_size, seed, buffer, world_size, mix, readers)
         for (name, smallest), value in zip(least.items(), given, strict=True):
             if value < smallest:
                 raise InputError(f"{name} is {value}: it must be {smallest} or more")
@@ -107,7 +111,7 @@ class TokenStream:
             raise InputError(f"rank {rank} is outside the world of {world_size}")
         self._kept = kept_tokens(split, without, keep)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
-        self._rank, self._world, self._readers = rank, world_size, readers
+        self._rank, self._world, self._mix, self._readers = rank, world_size, mix, readers
         self._scaled = scaled
         tokens = int(self._kept.counts.sum())
         low, high = rank_bounds(tokens, rank, world_size)
@@ -174,6 +178,7 @@ class TokenStream:
             "buffer": self._buffer,
             "endless": self._cuts.endless,
             "world_size": self._world,
+            "mix": self._mix,
             "tokens": self._kept.digest,
         }
 
@@ -181,6 +186,8 @@ class TokenStream:
         self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Iterator[Tensor]:
         """The decoded vectors of the batches alone, as trainers take them.
+
+        Whoever takes them may change them in place, and keep them.
 
         Args:
             device: where codes are sent and decoded.
@@ -190,7 +197,11 @@ class TokenStream:
             (n, hidden), or (n, layers, hidden) side by side.
         """
         for batch in self:
-            yield batch.to(device).decode(dtype)
+            # filling fresh memory takes three times as long as decoding
+            on_cpu = torch.device(device).type == "cpu"
+            out = self._feed.vectors_memory(batch.shape, dtype) if on_cpu else None
+            yield batch.to(device).decode(dtype, out)
+            del batch, out
 
     def order(self, epoch: int) -> TokenOrder:
         """The order of this rank's tokens in an epoch."""
@@ -201,6 +212,7 @@ class TokenStream:
             buffer=self._buffer,
             rank=self._rank,
             world_size=self._world,
+            mix=self._mix,
         )
 
     @cached_property
