@@ -156,7 +156,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
 
     def tokens(
         self,
-        layers: int | Sequence[int] | None = None,
+        layers: int | str | Sequence[int | str] | None = None,
         *,
         batch_size: int = 4096,
         shuffle: bool = True,
@@ -166,8 +166,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         """Stream the vectors of single tokens, as trainers of sparse autoencoders take them.
 
         Args:
-            layers: the index of a hidden state, for vectors (n, hidden); several, for (n, layers,
-                hidden); or None: all of them.
+            layers: the index of a hidden state, or its name where it has one, for vectors (n,
+                hidden); several, for (n, layers, hidden); or None: all of them.
             batch_size: tokens of a batch.
             shuffle: tokens in a seeded order, mixed over many shards; or in stored order.
             seed: of the order.

@@ -26,6 +26,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.tokens.batch import TokenBatch
 from bertvision.featurestore.tokens.stream import TokenStream
 
@@ -177,6 +178,26 @@ def test_tokens_are_left_out_by_their_ids_and_by_an_array(split: ActivationSplit
     assert len(named) == TOKENS - 1  # the token with id 0
     both = [p for batch in split.tokens(1, without=special, keep=ids % 2) for p in places(batch)]
     assert set(both) == set(odd) & set(drawn)
+
+
+def test_states_that_any_code_stored_stream_by_the_names_of_their_layers_and_a_loss_mask(
+    tmp_path: Path,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(n, 2, 8, generator=generator) for n in (5, 9, 3)]
+    masks = [torch.rand(len(states), generator=generator) > 0.5 for states in given]
+    store = ActivationStore.create(tmp_path / "states")
+    options = {"hidden_size": 8, "layers": ["mlp", "residual"], "encoding": "float32"}
+    with store.writer("0e", "chat", **options) as writer:
+        for i, (states, mask) in enumerate(zip(given, masks, strict=True)):
+            writer.add(i, states, fields={"loss_mask": mask.numpy()})
+        split = writer.finish()
+    (batch,) = split.tokens("residual", keep="loss_mask", shuffle=False)
+    wanted = [states[mask, 1] for states, mask in zip(given, masks, strict=True)]
+    assert batch.vectors.shape == (int(sum(mask.sum() for mask in masks)), 8)
+    assert torch.equal(batch.vectors, torch.cat(wanted))
+    (both,) = split.tokens(["residual", "mlp"], shuffle=False)
+    assert torch.equal(both.vectors, torch.cat(given).flip(1))
 
 
 @pytest.mark.parametrize("encoding", ["int8", "float32"])

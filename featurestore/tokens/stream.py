@@ -41,8 +41,8 @@ class TokenStream:
 
     Args:
         split: a complete split.
-        layers: the index of a hidden state, for vectors (n, hidden); several, for (n, layers,
-            hidden); or None: all of them.
+        layers: the index of a hidden state, or its name where it has one, for vectors (n, hidden);
+            several, for (n, layers, hidden); or None: all of them.
         batch_size: tokens per batch and rank.
         shuffle: tokens in a seeded order, mixed over ``buffer`` shards; or in stored order.
         seed: of the order.
@@ -82,7 +82,7 @@ class TokenStream:
     def __init__(
         self,
         split: SplitReader,
-        layers: int | Sequence[int] | None = None,
+        layers: int | str | Sequence[int | str] | None = None,
         *,
         batch_size: int = 4096,
         shuffle: bool = True,
@@ -98,8 +98,9 @@ class TokenStream:
         readers: int = 2,
     ) -> None:
         self.split = split.require_complete()
-        self._side_by_side = not isinstance(layers, int)
-        self._positions = split.layer_positions([layers] if isinstance(layers, int) else layers)
+        self._side_by_side = not isinstance(layers, int | str)
+        several = [layers] if isinstance(layers, int | str) else layers
+        self._positions = split.layer_positions(several)
         if buffer is None:
             buffer = default_buffer(split, len(self._positions))
         least = {"batch_size": 1, "seed": 0, "buffer": 1, "world_size": 1, "mix": 0, "readers": 0}
