@@ -167,7 +167,7 @@ def test_the_factor_is_what_sae_lens_estimates(split: ActivationSplit) -> None:
     assert scaler.scaling_factor == pytest.approx(float(stream.scale_factors[0]), rel=1e-4)
 
 
-BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("source", BLOCKS, ids=["sae_lens", "dictionary_learning"])
