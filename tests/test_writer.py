@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertvision import ActivationLoader, ActivationSplit, ActivationStore
+from bertvision import ActivationLoader, ActivationSplit, ActivationStore, ShardPlan
 from bertvision.errors import (
+    DiskSpaceError,
     IncompleteSplitError,
     InputError,
     LockedError,
     NonFiniteError,
     ProvenanceError,
 )
+from bertvision.featurestore.storage.local import LocalStorage
 
 LAYERS, HIDDEN = 3, 8
 SHAPE: dict[str, Any] = {"hidden_size": HIDDEN, "layers": list(range(LAYERS)), "shard_tokens": 64}
@@ -31,15 +33,15 @@ def states(key: str) -> Tensor:
     return torch.randn(LENGTHS[key], LAYERS, HIDDEN, generator=generator)
 
 
-def write(store: ActivationStore, keys: str = "dafbecg", **options: Any) -> list[str]:
+def write(store: ActivationStore, permute: int | None = None, **options: Any) -> list[str]:
     """Add what is not there yet; returns the keys that were added."""
     added = []
     with store.writer("0e", "train", **(SHAPE | {"encoding": "float32"} | options)) as writer:
-        for key in keys:
+        for key in LENGTHS:
             if key not in writer:
                 writer.add(key, states(key))
                 added.append(key)
-        writer.finish()
+        writer.finish(permute)
     return added
 
 
@@ -129,6 +131,48 @@ def test_token_ids_labels_and_fields_lie_beside_the_states(store: ActivationStor
             assert np.array_equal(arrays[name][first : first + n], value.numpy())
     assert split.verify() == []
     assert split.read([0]).labels["label"].tolist() == [ord(names[split.plan.example_id[0]])]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8", "int4"])
+def test_a_split_may_be_finished_in_another_order(store: ActivationStore, encoding: str) -> None:
+    lengths = [LENGTHS[key] for key in sorted(LENGTHS)]
+    with store.writer("0e", "train", **SHAPE, encoding=encoding) as writer:
+        for key in LENGTHS:
+            writer.add(
+                key,
+                states(key),
+                input_ids=[ord(key)] * LENGTHS[key],
+                labels={"label": ord(key)},
+            )
+        split = writer.finish(permute=5)
+    # the plan is that of an extraction of the same examples, in the order of their keys
+    expected = ShardPlan.make(lengths, shard_tokens=64, seed=5)
+    assert split.plan.digest == expected.digest == split.record.plan_sha256
+    check(split, {"float32": 0, "bfloat16": 1e-2, "int8": 1e-2, "int4": 2e-1}[encoding])
+    ids, keys = split.array("input_ids"), split.table()["id"].to_pylist()
+    for i, row in enumerate(split.plan.example_id):
+        first, n = int(split.plan.first_token[i]), int(split.plan.n_tokens[i])
+        assert ids[first : first + n].tolist() == [ord(keys[row])] * n
+        assert split.labels["label"][i] == ord(keys[row])
+    with (
+        store.writer("0e", "train", **SHAPE, encoding=encoding) as writer,
+        pytest.raises(InputError, match="complete already, with permute=5"),
+    ):
+        writer.finish()
+
+
+def test_an_order_that_has_no_room_is_refused_before_anything_moves(
+    store: ActivationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.writer("0e", "train", **SHAPE, encoding="float32") as writer:
+        for key in LENGTHS:
+            writer.add(key, states(key))
+        with monkeypatch.context() as full:
+            full.setattr(LocalStorage, "free_bytes", lambda self: 100)
+            with pytest.raises(DiskSpaceError, match="has room for 100; free some space"):
+                writer.finish(permute=1)
+    # its finish was begun, and is ended by whoever opens it next
+    check(store.writer("0e", "train", **SHAPE, encoding="float32").finish(permute=1))
 
 
 def test_layers_may_have_names_that_are_read_by(store: ActivationStore) -> None:
@@ -350,5 +394,5 @@ def test_a_store_in_an_object_store_is_written_likewise() -> None:
     store = ActivationStore.create("memory://writer-test")
     with store.writer("0e", "train", **SHAPE, encoding="float32") as writer:
         writer.add("a", states("a"))
-    assert "a" not in write(store)
+    assert "a" not in write(store, permute=1)
     check(store["0e/train"])

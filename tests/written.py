@@ -25,11 +25,11 @@ def open_writer(store: Path | str, part: int = 0) -> ActivationWriter:
     return made.writer("0e", "s", hidden_size=4, layers=[0, 1], shard_tokens=16, part=part)
 
 
-def write(store: Path | str, keys: str = "dafbec") -> list[str]:
+def write(store: Path | str, permute: int | None = None) -> list[str]:
     """Add what is not there and finish; returns the keys that were added."""
     added = []
     with open_writer(store) as writer:
-        for key in keys:
+        for key in LENGTHS:
             if key not in writer:
                 writer.add(
                     key,
@@ -38,7 +38,7 @@ def write(store: Path | str, keys: str = "dafbec") -> list[str]:
                     labels={"label": ord(key)},
                 )
                 added.append(key)
-        writer.finish()
+        writer.finish(permute)
     return added
 
 
@@ -64,5 +64,6 @@ def check(store: Path) -> None:
     assert sorted(split.plan.example_id.tolist()) == list(range(len(LENGTHS)))
     assert split.verify() == []
     assert split.is_complete
-    left = [path.name for path in store.rglob("*") if path.suffix in (".tmp", ".safetensors")]
+    left = [path for path in store.rglob("*") if path.suffix in (".tmp", ".next", ".safetensors")]
     assert left == []
+    assert not (store / "ledger/0e/s/next").exists()

@@ -79,6 +79,11 @@ class LocalStorage(Storage):
         else:
             remove_durably(path)
 
+    def move(self, key: str, to: str) -> None:  # noqa: D102
+        target = self._inside(to)
+        os.replace(self._inside(key), target)
+        fsync(target.parent)
+
     def sweep(self, key: str) -> None:  # noqa: D102
         folder = self._inside(key)
         if folder.is_dir():

@@ -7,7 +7,7 @@ are on the disk when a write returns. `opening.open_storage` finds the one of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 1 << 26
 """Records and metadata are smaller."""
+_PIECE_BYTES = 1 << 24
 ABSENT = ""
 """The version of a file that is not there."""
 
@@ -62,6 +63,16 @@ class OpenFile(Protocol):
 
     def close(self) -> None:
         """Let go of the file."""
+
+
+def _pieces(file: OpenFile) -> Iterator[bytes]:
+    """The bytes of an open file, some at a time."""
+    import numpy as np
+
+    for offset in range(0, file.size, _PIECE_BYTES):
+        piece = np.empty(min(_PIECE_BYTES, file.size - offset), np.uint8)
+        file.read_into(piece, offset)
+        yield piece.tobytes()
 
 
 class Storage(ABC):
@@ -113,6 +124,19 @@ class Storage(ABC):
     @abstractmethod
     def remove(self, key: str) -> None:
         """Remove a file, or a folder with all it holds, if it is there."""
+
+    def move(self, key: str, to: str) -> None:
+        """Let a file take the place of another one in the same folder, or a free one.
+
+        Here by way of this machine, for storages that know no renaming: whoever is killed between
+        the two steps does both again.
+        """
+        file = self.open(key)
+        try:
+            self.write(to, _pieces(file))
+        finally:
+            file.close()
+        self.remove(key)
 
     @abstractmethod
     def sweep(self, key: str) -> None:

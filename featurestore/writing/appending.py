@@ -69,7 +69,7 @@ class ActivationWriter:
         with full_disk_named(self._storage):
             state = ledger.state()
             if isinstance(state, GrowingRecord) and state.final is not None:
-                finish(ledger)  # which was killed
+                finish(ledger)  # it was killed
             self._held.enter_context(ledger.lock_part(part))
             try:
                 with ledger.commit_lock():
@@ -201,17 +201,22 @@ class ActivationWriter:
             finally:
                 self._let_go()
 
-    def finish(self) -> ActivationSplit:
+    def finish(self, permute: int | None = None) -> ActivationSplit:
         """Write what it holds, and make the split complete: it takes no more examples then.
 
-        Stored order is that in which shards were committed; ``plan.example_id`` is the place of an
-        example among the sorted keys, which are the column ``id`` of `ActivationSplit.table`.
+        ``plan.example_id`` of the split is the place of a stored example among the sorted keys,
+        which are the column ``id`` of `ActivationSplit.table`.
+
+        Args:
+            permute: seed of a permutation of the stored order, as training splits of extraction
+                have one, so that neighbours are mixed; it takes the split's space once more while
+                it is done. None keeps the order in which shards were committed.
 
         Returns:
             The split, which is read as any other.
 
         Raises:
-            InputError: it has no example.
+            InputError: it has no example, or was finished in another order.
             ProvenanceError: another snapshot has the split with other examples.
             CorruptStoreError: a shard is damaged.
             LockedError: another process is adding examples.
@@ -224,8 +229,13 @@ class ActivationWriter:
             )
         self.close()
         with full_disk_named(self._storage):
-            finish(self._ledger)
-        return ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
+            finish(self._ledger, permute)
+        split = ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
+        if permute != (there := split.record.permutation_seed):
+            raise InputError(
+                f"{split.name} is complete already, with permute={there}: a split keeps its order"
+            )
+        return split
 
     def _hand_over(self) -> None:
         """Let the shard that was being filled be written, and fill the next."""

@@ -8,6 +8,7 @@ growing one, and from then on everything else follows from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,10 +31,9 @@ from bertvision.featurestore.creation import (
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
-from bertvision.featurestore.format.ledger import LEDGER
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT
-from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.format.shard import check_record_size, shard_key
 from bertvision.featurestore.writing.columns import read_rows
 from bertvision.featurestore.writing.committed import read_shards
 from bertvision.featurestore.writing.growing import (
@@ -42,10 +42,16 @@ from bertvision.featurestore.writing.growing import (
     GrowingRecord,
     GrowingShard,
 )
+from bertvision.featurestore.writing.permuting import rearrange
 
 
-def finish(ledger: GrowingLedger) -> None:
+def finish(ledger: GrowingLedger, seed: int | None = None) -> None:
     """Make a growing split a complete one; one that is complete stays as it is.
+
+    Args:
+        ledger: of the split.
+        seed: of another order; None keeps that in which shards were committed. Where a finish was
+            begun, its own stays.
 
     Raises:
         InputError: there is no example in it, or the format cannot hold what was given beside them.
@@ -59,10 +65,10 @@ def finish(ledger: GrowingLedger) -> None:
         if isinstance(growing, GrowingRecord):
             ledger.sweep()
             if growing.final is None:
-                growing = _with_final(ledger, growing)
+                growing = _with_final(ledger, growing, seed)
             _bind(ledger, growing)
         # of a finish too that was killed when all else was done
-        ledger.storage.remove(f"{LEDGER}/{ledger.name}/rows")
+        ledger.remove_beside()
         with store_lock(ledger.storage):
             write_root(ledger.storage)
 
@@ -71,13 +77,15 @@ def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
     """Bind the shards to the final record and commit it; the caller holds the lock."""
     final = growing.final
     assert final is not None
+    if final.permutation_seed is not None:
+        rearrange(ledger, growing, final)
     for shard in sorted(ledger.shards()):
         if record := ledger.read_growing(shard, growing):
             ledger.commit_shard(record.plain(final), ledger.shard_version(shard))
     ledger.commit_growing(final)
 
 
-def _with_final(ledger: GrowingLedger, growing: GrowingRecord) -> GrowingRecord:
+def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None) -> GrowingRecord:
     """Write everything beside the shards, and the record that comes of it into the growing one."""
     shards = _whole_shards(ledger, growing)
     keys = pa.array([key for record in shards for key in record.keys], pa.string())
@@ -85,7 +93,13 @@ def _with_final(ledger: GrowingLedger, growing: GrowingRecord) -> GrowingRecord:
     table = pa.table({"id": keys.take(order)})
     if len(pc.unique(keys)) < len(keys):
         raise CorruptStoreError(f"{ledger.name}: two of its shards hold the same example")
-    plan = _plan(shards, order.to_numpy(), growing.shard_tokens)
+    rows = order.to_numpy().astype(np.int64)
+    plan = _plan(shards, rows, growing.shard_tokens)
+    if seed is not None:
+        lengths = np.empty(len(plan), np.int64)
+        lengths[plan.example_id] = plan.n_tokens
+        plan = ShardPlan.make(lengths, shard_tokens=growing.shard_tokens, seed=seed)
+        check_record_size(plan, len(growing.layers))
     spec = SplitSpec(
         tag=growing.tag,
         split=growing.split,
@@ -97,8 +111,9 @@ def _with_final(ledger: GrowingLedger, growing: GrowingRecord) -> GrowingRecord:
     )
     fields = described(spec, SplitContents(plan, {}, {}, table))
     fields["examples_sha256"] = examples_digest(table, FORMAT)
+    values = _values(ledger, growing, shards, plan, rows)
     with store_lock(ledger.storage):
-        final = write_beside(ledger, fields, _values(ledger, growing, shards, plan), table)
+        final = write_beside(ledger, fields, values, table)
         finishing = growing.model_copy(update={"final": final})
         ledger.commit_growing(finishing)
     return finishing
@@ -153,27 +168,25 @@ def _plan(shards: Sequence[GrowingShard], order: npt.NDArray[Any], shard_tokens:
 
 
 def _values(
-    ledger: GrowingLedger, growing: GrowingRecord, shards: Sequence[GrowingShard], plan: ShardPlan
+    ledger: GrowingLedger,
+    growing: GrowingRecord,
+    shards: Sequence[GrowingShard],
+    plan: ShardPlan,
+    order: npt.NDArray[np.int64],
 ) -> Values:
     """What makes each array beside the hidden states, and its dimensions."""
     found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     group = arrays.group_key(growing)
     for name, record in growing.arrays.items():
         found[name] = partial(arrays.read_array, ledger.storage, group, name, record), record.dims
+    # of each stored example, the place in the order in which they were committed
+    placing = replace(plan, example_id=order[plan.example_id])
+
+    def gathered(name: str, per: str) -> npt.NDArray[Any]:
+        values = np.concatenate([read_rows(ledger, record)[name] for record in shards])
+        return placing.place(values, 0) if per == "token" else values[placing.example_id]
+
     for name, column in shards[0].columns.items():
-        entries = plan.n_shards * plan.shard_tokens if column.per == "token" else len(plan)
-
-        def gathered(name: str = name, entries: int = entries) -> npt.NDArray[Any]:
-            column = shards[0].columns[name]
-            out = np.zeros((entries, *column.shape), column.dtype)
-            for record in shards:
-                begin = int(plan.shard_starts[record.shard])
-                if column.per == "token":
-                    begin = record.shard * plan.shard_tokens
-                rows = read_rows(ledger, record)[name]
-                out[begin : begin + len(rows)] = rows
-            return out
-
         dims = (column.per, *more_dims(name, np.empty((1, *column.shape), np.uint8)))
-        found[name] = gathered, dims
+        found[name] = partial(gathered, name, column.per), dims
     return found

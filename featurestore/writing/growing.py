@@ -23,8 +23,10 @@ from bertvision.featurestore.format.records import (
 )
 
 KEY_CHARACTERS = 256
+NEXT = "next"
+"""Folder of the records of shards that wait to take their place."""
 ROWS = "rows"
-"""What a shard's record calls the file of what lies beside its hidden states."""
+"""Folder of the files of what lies beside hidden states; what a shard's record calls its one."""
 
 
 class Column(BaseModel):
@@ -143,6 +145,36 @@ class GrowingLedger(Ledger):
         if not fits or not record.examples == len(record.keys) == len(record.lengths):
             raise CorruptStoreError(f"{self.storage}/{key} contradicts itself")
         return record
+
+    def next_shards(self) -> set[int]:
+        """Numbers of the shards that wait to take their place in another order."""
+        names = self.storage.names(f"{LEDGER}/{self.name}/{NEXT}")
+        return {int(name[:-5]) for name in names if name[:-5].isdigit() and name[-5:] == ".json"}
+
+    def read_next(self, shard: int, final: SplitRecord) -> ShardRecord:
+        """The record of a shard that waits.
+
+        Raises:
+            CorruptStoreError: it is damaged, or of another split.
+        """
+        key = self._next_key(shard)
+        record = self._parse(ShardRecord, key, self.storage.read(key))
+        if record.shard != shard or not final.owns(record):
+            raise CorruptStoreError(f"{self.storage}/{key} is of another split")
+        return record
+
+    def commit_next(self, record: ShardRecord) -> None:
+        """Commit the record of a shard that waits, whose files are durable."""
+        key = self._next_key(record.shard)
+        self._commit(key, record, self.storage.version(key))
+
+    def remove_beside(self) -> None:
+        """Remove what only a growing split has."""
+        for name in (ROWS, NEXT):
+            self.storage.remove(f"{LEDGER}/{self.name}/{name}")
+
+    def _next_key(self, shard: int) -> str:
+        return f"{LEDGER}/{self.name}/{NEXT}/{shard:05d}.json"
 
     def rows_key(self, shard: int) -> str:
         """Key of the file of what lies beside the hidden states of a shard."""

@@ -14,7 +14,7 @@ from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.contents import split_names
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import read_examples
-from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import SplitRecord
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.storage.storage import Storage
@@ -52,7 +52,7 @@ def begin(
     state = ledger.state()
     if state is None:
         ledger.storage.remove(group_key(wanted))  # what was left of one that is gone
-        ledger.storage.remove(f"{LEDGER}/{ledger.name}/rows")
+        ledger.remove_beside()
         ledger.commit_growing(wanted)
         state = wanted
     check_layout(ledger, state, wanted)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bertvision.featurestore.creation import store_lock, write_root
 from bertvision.featurestore.format.contents import split_names
 from bertvision.featurestore.format.examples import remove_examples
-from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import ROOT
+from bertvision.featurestore.writing.growing import GrowingLedger
 
 
 def remove_split(ledger: Ledger) -> None:
@@ -22,7 +23,7 @@ def remove_split(ledger: Ledger) -> None:
         ledger.retract_shard(shard)
     for name in ("hidden_states", "scale"):
         storage.remove(f"{group}/{name}/c")
-    storage.remove(f"{LEDGER}/{ledger.name}/rows")  # of a growing split
+    GrowingLedger(storage, ledger.tag, ledger.split).remove_beside()
     ledger.retract_split()
     with store_lock(storage):
         left = split_names(storage)
