@@ -349,7 +349,7 @@ def test_an_output_layer_that_learned_nothing_cannot_teach(
 def test_trees_are_not_learned_from_a_teacher(workspace: Workspace) -> None:
     task = workspace.config.task.model_copy(update={"name": "parsing"})
     config = workspace.config.model_copy(update={"task": task})
-    with pytest.raises(InputError, match="1e of .* cannot teach: it says a tree"):
+    with pytest.raises(InputError, match="1e of .* cannot teach: its output layer reads"):
         TeacherFile.find(replace(workspace, config=config), "1e")
 
 

@@ -105,6 +105,7 @@ def check_new(options: FinetuneOptions) -> None:
         InputError: something is missing, or there is no such model or file.
     """
     options.sources()
-    check_path(str(options.model))
+    if options.model is not None:
+        check_path(options.model)
     for option in ("train", "dev", "data"):
         check_source(f"--{option}", getattr(options, option))

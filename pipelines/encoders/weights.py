@@ -77,6 +77,19 @@ def check_loading(folder: Path) -> None:
         )
 
 
+def weight_names(folder: Path) -> list[str]:
+    """Names of the tensors of a checkpoint folder.
+
+    Raises:
+        InputError: as of `weight_files`.
+    """
+    names: list[str] = []
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as file:
+            names += file.keys()
+    return names
+
+
 def weights_digest(folder: Path) -> str:
     """Hex sha256 of the bytes of a checkpoint folder's weights."""
     return sha256_of_files(weight_files(folder))

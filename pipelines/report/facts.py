@@ -64,6 +64,7 @@ def facts(
             + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
             f"precision {tuned.precision}, seed {tuned.seed}"
             + (f", variant {', '.join(tuned.variant)}" if tuned.variant else "")
+            + (f", begun with the encoder of {tuned.init_from}" if tuned.init_from else "")
             + (
                 f", distilled from {tuned.distil} with temperature {tuned.temperature:g}, labels "
                 f"weighing {tuned.labels_weight:g}"

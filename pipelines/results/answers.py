@@ -172,7 +172,8 @@ def _texts(item: Any) -> dict[str, Any]:
     if isinstance(item, Question):
         return {"question": item.question, "context": item.context}
     pair = {"pair": item.pair} if hasattr(item, "pair") else {}
-    return {"text": item.text, **pair}
+    phrases = {"phrases": list(item.phrases)} if hasattr(item, "phrases") else {}
+    return {"text": item.text, **pair, **phrases}
 
 
 def _gold(item: Any, task: Task, classes: Sequence[str], *, spans: bool) -> Any:

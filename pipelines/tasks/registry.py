@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
-TaskKind = Literal["span", "classification", "tree"]
-"""What the logits of a task are of: those of heads (`models.Kind`), and ``tree``, a head and a
-relation for each word, which no head on stored states learns."""
+TaskKind = Literal["span", "classification", "tree", "phrases"]
+"""What the logits of a task are of: those of heads (`models.Kind`); and what no head on stored
+states learns, ``tree``, a head and a relation for each word, and ``phrases``, the class of a pair
+of spans."""
 POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
 """Poolings over a window's tokens, in the order in which they are listed."""
 
@@ -129,6 +130,12 @@ TASKS: dict[str, TaskEntry] = {
         max_length=128,
         kind="tree",
     ),
+    "phrases": TaskEntry(
+        "bertvision.pipelines.tasks.sentences.phrases:PhraseTask",
+        *("accuracy", "all"),
+        max_length=128,
+        kind="phrases",
+    ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),
@@ -195,9 +202,9 @@ def head_kind(name: str) -> Kind:
     if kind == "span" or kind == "classification":
         return kind
     raise InputError(
-        f"no head learns the task {name}, whose output layer reads all tokens at once: `bertvision "
-        "report` shows what the encoder itself scores, and analyses such as `bertvision cka` and "
-        "probes of other data (`bertvision probe`) read its layers"
+        f"no head learns the task {name}, and no student: its output layer reads all tokens at "
+        "once; `bertvision report` shows what the encoder itself scores, and analyses such as "
+        "`bertvision cka` and probes of other data (`bertvision probe`) read its layers"
     )
 
 

@@ -58,10 +58,11 @@ class TeacherFile(NamedTuple):
                 f"{tag} cannot teach: its output layer has random weights; name a snapshot that "
                 "was fine-tuned, such as 1e"
             )
-        if find_task(workspace.config.task.name).kind == "tree":
+        if find_task(workspace.config.task.name).kind not in ("span", "classification"):
             raise InputError(
-                f"{tag} of {workspace.root} cannot teach: it says a tree for each sentence; what "
-                "is learned from a teacher are spans, classes and scores"
+                f"{tag} of {workspace.root} cannot teach: its output layer reads marks of "
+                "tokens, which no student is given; what is learned from a teacher are spans, "
+                "classes of windows and scores"
             )
         weights = read_snapshot_info(workspace.require_snapshot(tag)).weights_sha256
         path = workspace.bert_dir(tag) / "train.safetensors"

@@ -91,6 +91,9 @@ class FinetuneConfig(Settings):
     the shortest windows first."""
     variant: tuple[str, ...] = ()
     """Changes to fine-tuning, such as ``freeze:6`` (see docs/variants.md)."""
+    init_from: str | None = None
+    """Snapshot of another workspace whose encoder is what is fine-tuned: ``WORKSPACE@TAG``, with
+    the absolute path of the workspace."""
     distil: str | None = None
     """Teacher whose logits are learned from too: ``FOLDER:TAG``, the absolute path of a workspace
     and a snapshot there."""
@@ -164,7 +167,7 @@ _LATER = {
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
     "finetune": (
         *("spare_vectors", "variant", "nested", "order"),
-        *("distil", "temperature", "labels_weight", "teacher_sha256"),
+        *("distil", "temperature", "labels_weight", "teacher_sha256", "init_from"),
     ),
 }
 """Settings that came with later versions: workspaces from before keep their digest."""

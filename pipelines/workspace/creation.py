@@ -33,7 +33,12 @@ from bertvision.pipelines.workspace.config import (
 )
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.selection import select_items, source_split
-from bertvision.pipelines.workspace.snapshots import library_versions, of_teacher, with_teacher
+from bertvision.pipelines.workspace.snapshots import (
+    library_versions,
+    of_teacher,
+    with_start,
+    with_teacher,
+)
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -52,7 +57,7 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
     """
-    options = with_teacher(options)
+    options = with_start(with_teacher(options))
     if options.task is not None and is_task(options.task):
         name_task(options.task)
     try:

@@ -41,6 +41,13 @@ class FinetuneOptions(Options):
     """
 
     model: Annotated[str | None, Option("Encoder, such as BERT: hub name or local folder.")] = None
+    init_from: Annotated[
+        str | None,
+        Option(
+            "Begin with the encoder of another workspace's snapshot, in the place of --model and "
+            "with a new output layer: WORKSPACE@TAG, such as ../phrases@1e."
+        ),
+    ] = None
     revision: Annotated[str | None, Option("Branch, tag or commit on the hub.")] = None
     task: Annotated[
         str | None,
@@ -144,7 +151,7 @@ class FinetuneOptions(Options):
         """
         sources = {split: self.source(split) for split in ("train", "dev")}
         missing = [f"--{name}" for name, source in sources.items() if source is None]
-        if self.model is None:
+        if self.model is None and self.init_from is None:
             missing.insert(0, "--model")
         if missing:
             raise InputError(

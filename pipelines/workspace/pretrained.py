@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.encoders.loading import (
@@ -22,7 +23,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.records import is_snapshot
-from bertvision.pipelines.workspace.snapshots import load_snapshot, save_snapshot
+from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot, save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -40,6 +41,10 @@ def pretrained(workspace: Workspace) -> PretrainedEncoder:
             f"the weights of {checkpoint.name_or_path} changed since {workspace.root} was made: "
             "put the old ones back, or start another --workspace"
         )
+    if workspace.config.finetune.init_from is not None:
+        encoder = copy.deepcopy(checkpoint.config)
+        encoder.num_labels, encoder.problem_type = 2, None  # what is there is of the other task
+        checkpoint = checkpoint._replace(config=encoder)
     return checkpoint
 
 
@@ -50,10 +55,25 @@ def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreT
     """
     config = workspace.config
     kind = load_task(config.task.name)
-    torch.manual_seed(config.finetune.seed)
-    model = load_model(checkpoint.folder, kind.model_class, **kind.model_options(config.task))
+    seed, options = config.finetune.seed, kind.model_options(config.task)
+    torch.manual_seed(seed)
+    if config.finetune.init_from is None:
+        model = load_model(checkpoint.folder, kind.model_class, **options)
+    else:  # an output layer that is called as the other task's is as new as any
+        model = new_model(checkpoint.config, kind.model_class, seed=seed, **options)
+        _put(encoder_of(checkpoint.folder), model)
     begin(load_variants(config.finetune.variant), model, checkpoint.folder)
     return model
+
+
+def _put(encoder: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Give a model the weights of an encoder; a pooler that one of them alone has stays apart."""
+    lacking, strange = model.base_model.load_state_dict(encoder.state_dict(), strict=False)
+    if odd := [name for name in (*lacking, *strange) if not name.startswith("pooler.")]:
+        raise InputError(
+            f"the encoder of the snapshot differs from one of its family in {odd[0]}: it cannot "
+            "be begun with"
+        )
 
 
 def ensure_snapshot(workspace: Workspace, tag: str) -> Path:

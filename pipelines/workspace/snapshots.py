@@ -25,7 +25,7 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     quiet_transformers,
 )
-from bertvision.pipelines.encoders.weights import weights_digest
+from bertvision.pipelines.encoders.weights import weight_names, weights_digest
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.records import digest_of, write_record
 from bertvision.pipelines.tasks.task import load_task
@@ -218,6 +218,54 @@ def with_teacher(options: FinetuneOptions) -> FinetuneOptions:
         return options
     workspace, tag = snapshot_at(options.distil)
     return replace(options, distil=f"{workspace.root}:{tag}")
+
+
+def with_start(options: FinetuneOptions) -> FinetuneOptions:
+    """The same options, with the snapshot that ``init_from`` names as the model.
+
+    Raises:
+        InputError: ``init_from`` is not of the form, beside ``model``, or names a snapshot whose
+            encoder has adapters; WorkspaceError and UnknownNameError as of `snapshot_at`.
+    """
+    if options.init_from is None:
+        return options
+    if options.model is not None:
+        raise InputError(
+            f"--model {options.model} --init-from {options.init_from}: both name the encoder to "
+            "begin with; give one of the two"
+        )
+    folder, _, tag = options.init_from.rpartition("@")
+    if not folder or not SnapshotTag.is_valid(tag):
+        raise InputError(
+            f"--init-from {options.init_from}: give a workspace and a snapshot there, such as "
+            "../phrases@1e"
+        )
+    workspace = Workspace.find(Path(folder).expanduser())
+    place = workspace.require_snapshot(tag)
+    encoder_of(place)
+    return replace(options, init_from=f"{workspace.root}@{SnapshotTag(tag)}", model=str(place))
+
+
+def encoder_of(folder: Path) -> PreTrainedModel:
+    """The encoder of a snapshot alone, whatever its output layer.
+
+    Args:
+        folder: of the snapshot.
+
+    Raises:
+        InputError: it has parts that no encoder of its family has, such as adapters.
+    """
+    encoder = load_model(folder)
+    prefix = f"{encoder.base_model_prefix}."
+    own = {*encoder.state_dict(), *(name for name, _ in encoder.named_buffers())}
+    inside = (n.removeprefix(prefix) for n in weight_names(folder) if n.startswith(prefix))
+    if strange := sorted(name for name in inside if name not in own):
+        raise InputError(
+            f"the encoder of snapshot {folder} has {strange[0]}, which its family does not have "
+            "(adapters of --variant houlsby are such), and it cannot be taken without it: name a "
+            "snapshot of another workspace"
+        )
+    return encoder
 
 
 def of_teacher(options: FinetuneOptions) -> dict[str, str]:

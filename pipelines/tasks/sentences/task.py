@@ -9,7 +9,7 @@ the squared error of the score. The families of data sets differ in how they are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.logits import Logits
+from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.sentences.windows import sentence_windows
@@ -38,9 +39,9 @@ class SentenceTask(Task):
     and is empty where the labels are scores.
     """
 
-    tokens = "cls"
+    tokens: ClassVar[TokenPooling] = "cls"
     max_length = 128
-    model_class = AutoModelForSequenceClassification
+    model_class: ClassVar[Any] = AutoModelForSequenceClassification
     linked = True
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""

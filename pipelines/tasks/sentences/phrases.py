@@ -1,0 +1,187 @@
+"""Pairs of phrases: ``--task phrases``, from JSON lines with a pair of spans and a class in each.
+
+``{"text": "he passed away", "pair": "he died", "first": [3, 14], "second": [3, 7], "label":
+"paraphrase"}``: two sentences, the characters [begin, end) of a phrase of each, and the class of
+the two phrases. Several pairs of phrases of one pair of sentences are several lines. It is meant
+for what comes before another task (``finetune --init-from``), as in `phrase_model`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bertvision.errors import InputError, counted
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.own_output import OwnOutput
+from bertvision.pipelines.tasks.sentences.phrase_model import FIRST, SECOND, PhrasePairLayer
+from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, sorted_classes
+from bertvision.pipelines.tasks.sentences.task import SentenceTask
+from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.soundness import Example
+from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
+from bertvision.pipelines.tasks.windows import Int32Array, Windows
+
+FILES = {split: [f"{split}.jsonl"] for split in ("train", "dev", "test")}
+KEYS = ("text", "pair", "first", "second", "label")
+
+Span = tuple[int, int]
+"""Characters [begin, end)."""
+
+
+class PhrasePair(NamedTuple):
+    """A pair of phrases in a pair of sentences."""
+
+    id: str
+    text: str
+    pair: str
+    first: Span
+    """Its place in ``text``."""
+    second: Span
+    """Its place in ``pair``."""
+    label: int
+    """Index of the class."""
+
+    @property
+    def phrases(self) -> tuple[str, str]:
+        """The two as texts."""
+        return self.text[slice(*self.first)], self.pair[slice(*self.second)]
+
+
+class PhraseTask(SentenceTask):
+    """The class of two phrases, each in its sentence."""
+
+    kind = "phrases"
+    tokens = "all"
+    model_class = OwnOutput(PhrasePairLayer)
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Those of train, dev and test that a folder holds; that of a file by its name."""
+        return splits_in(source, FILES, self.name)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a file, or that of a split in a folder; classes are those of the training data.
+
+        Raises:
+            InputError: it is missing or malformed; names file, line and value.
+        """
+        path = find_file(source, FILES.get(split, []), self.name)
+        text, digest = read_text(path)
+        spans: dict[str, tuple[Span, Span]] = {}
+
+        def parse(line: Line) -> RawSentence:
+            sentence, spans_of = _parsed(line)
+            spans[sentence.id] = spans_of
+            return sentence
+
+        rows = SentenceRows(str(path), skip_bad=config.skip_bad)
+        rows.add_lines(text_lines(text), parse)
+        classes = config.classes
+        if not classes:
+            train = Path(source).is_dir() and split != "train"
+            classes = self.read(source, "train", config).classes if train else ()
+        found = rows.classified(classes or sorted_classes(rows.labels), digest)
+        items = [PhrasePair(x.id, x.text, x.pair, *spans[x.id], x.label) for x in found.items]
+        return replace(found, items=items)
+
+    def example(self, item: PhrasePair) -> Example:  # type: ignore[override]
+        """Both sentences with their phrases, and the class."""
+        return (f"{item.text} {item.first}", f"{item.pair} {item.second}"), item.label
+
+    def windows(
+        self,
+        items: Sequence[Any],
+        tokenizer: Any,
+        config: TaskConfig,
+    ) -> Windows:
+        """One window for each pair of phrases, with the tokens of both marked.
+
+        Raises:
+            InputError: a phrase has no token in its window, because it is cut off or the tokenizer
+                drops all its characters; names the first, and says how many there are.
+        """
+        windows = sentence_windows(items, tokenizer, max_length=config.max_length)
+        marks = np.full(len(windows.input_ids), -1, np.int32)
+        lost = []
+        for item, begin, count in zip(items, windows.first_token, windows.n_tokens, strict=True):
+            tokens = slice(begin, begin + count)
+            offsets = windows.offset_mapping[tokens]
+            sentence = _sentences(offsets)
+            for which, (start, end) in ((FIRST, item.first), (SECOND, item.second)):
+                inside = (offsets[:, 0] < end) & (offsets[:, 1] > start) & (sentence == which)
+                marks[tokens][inside] = which
+                if not inside.any():
+                    lost.append((item, item.phrases[which]))
+        if lost:
+            item, phrase = lost[0]
+            raise InputError(
+                f"{counted(len(lost), 'phrase')} of {counted(len(items), 'pair')} have no token in "
+                f"their window of {config.max_length}, the first being {phrase!r} of {item.id!r}: "
+                "give a larger --max-length, or leave such rows out of the data"
+            )
+        return replace(windows, marks={"phrases": marks})
+
+    def table(self, items: Sequence[Any]) -> pa.Table:
+        """The pairs as the store's text side, a row each."""
+        spans = pa.list_(pa.int32())
+        found = super().table(items)
+        for name in ("first", "second"):
+            column = pa.array([getattr(item, name) for item in items], spans)
+            found = found.append_column(name, column)
+        return found
+
+    def items_of(self, table: pa.Table) -> list[Any]:
+        """The inverse of `table`."""
+        return [
+            PhrasePair(**{**row, "first": tuple(row["first"]), "second": tuple(row["second"])})
+            for row in table.to_pylist()
+        ]
+
+
+def _sentences(offsets: Int32Array) -> Int32Array:
+    """Tell which sentence each token of a window is of: 0 or 1, −1 of special tokens; (tokens,)."""
+    special = offsets[:, 0] < 0
+    begins = ~special & np.append(True, special[:-1])
+    found: Int32Array = np.where(special, -1, np.cumsum(begins) - 1).astype(np.int32)
+    return found
+
+
+def _parsed(line: Line) -> tuple[RawSentence, tuple[Span, Span]]:
+    """A line as a pair of sentences, and the spans of its phrases."""
+    try:
+        row = json.loads(line.text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON that can be read: {error}") from error
+    if not isinstance(row, dict) or (missing := [key for key in KEYS if key not in row]):
+        have = f"has not {missing}" if isinstance(row, dict) else "is no object"
+        raise InputError(f"{have}: a pair of phrases has the keys {', '.join(KEYS)}")
+    for key in ("text", "pair", "label"):
+        if not isinstance(row[key], str) or row[key] != row[key].strip():
+            raise InputError(f"the {key} {row[key]!r} must be a string without spaces around it")
+    name = row.get("id", f"line {line.number}")
+    if not isinstance(name, str | int):
+        raise InputError(f"the id {name!r} must be a string or a whole number")
+    spans = _span(row, "first", row["text"]), _span(row, "second", row["pair"])
+    return RawSentence(str(name), row["text"], row["pair"], row["label"]), spans
+
+
+def _span(row: dict[str, Any], key: str, text: str) -> Span:
+    value = row[key]
+    if (
+        not isinstance(value, list)
+        or [type(x) for x in value] != [int, int]
+        or not 0 <= value[0] < value[1] <= len(text)
+        or not text[value[0] : value[1]].strip()
+    ):
+        raise InputError(
+            f"{key} is {value!r}: give the characters [begin, end) of the phrase in {text!r}, of "
+            f"{len(text)} characters"
+        )
+    return value[0], value[1]

@@ -1,0 +1,288 @@
+"""Pairs of phrases: read and refused, found in tokens, learned, and begun with by another task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentences import PLACES, SUBJECTS
+from transformers import AutoTokenizer
+
+import bertvision
+from bertvision.errors import InputError, UnknownNameError
+from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.sentences.phrase_model import PhrasePairLayer
+from bertvision.pipelines.tasks.sentences.phrases import PhrasePair
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+TASK = load_task("phrases")
+
+
+def generated(count: int, seed: int) -> list[dict[str, Any]]:
+    """Pairs of a person or a place in each of two sentences: the same words, or others."""
+    random, rows = np.random.default_rng(seed), []
+    for i in range(count):
+        people, places = random.choice(SUBJECTS, 2), random.choice(PLACES, 2)
+        if i % 2:
+            people[1], places[1] = people[0], places[0]
+        text, pair = (f"{a} lives in {b} ." for a, b in zip(people, places, strict=True))
+        # a phrase of two words or of one, never at the same place in both
+        words = [f"in {place}" if i % 4 < 2 else str(place) for place in places]
+        spans = [
+            [s.index(w), s.index(w) + len(w)] for s, w in zip((text, pair), words, strict=True)
+        ]
+        label = "same" if places[0] == places[1] else "other"
+        rows.append(
+            dict(
+                id=f"{seed}-{i}", text=text, pair=pair, first=spans[0], second=spans[1], label=label
+            )
+        )
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("phrases")
+    write(folder / "train.jsonl", generated(80, 1))
+    write(folder / "dev.jsonl", generated(24, 2))
+    return {
+        "model": str(tiny_bert),
+        "task": "phrases",
+        "data": str(folder),
+        "epochs": 4.0,
+        "save_at": ("0e", "4e"),
+        "lr": 3e-3,
+        "tune_fraction": 0.0,
+        "precision": "32",
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    root = tmp_path_factory.mktemp("workspace")
+    bertvision.finetune(workspace=root, **options)
+    return Workspace.find(root)
+
+
+def test_a_line_is_read_with_its_spans(tmp_path: Path) -> None:
+    row = dict(text="he passed away", pair="he died", first=[3, 14], second=[3, 7], label="para")
+    other = {**row, "label": "not", "id": "b"}
+    path = write(tmp_path / "train.jsonl", [row, other])
+    found = TASK.read(str(path), "train", TaskConfig(name="phrases"))
+    assert found.classes == ("not", "para")
+    expected = PhrasePair("line 1", "he passed away", "he died", (3, 14), (3, 7), 1)
+    assert found.items == [expected, expected._replace(id="b", label=0)]
+    assert found.items[0].phrases == ("passed away", "died")
+    assert TASK.items_of(TASK.table(found.items)) == found.items
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"first": [3, 3]}, r"line 1: first is \[3, 3\]: give the characters \[begin, end\)"),
+        ({"second": [3, 8]}, r"second is \[3, 8\]: .* in 'he died', of 7 characters"),
+        ({"second": "died"}, "second is 'died'"),
+        ({"first": [True, 3]}, r"first is \[True, 3\]"),
+        ({"first": [2, 3]}, r"first is \[2, 3\]"),
+        ({"text": " he"}, "the text ' he' must be a string without spaces around it"),
+        ({"label": 1}, "the label 1 must be a string"),
+        ({"id": [1]}, r"the id \[1\] must be a string or a whole number"),
+    ],
+)
+def test_a_malformed_line_is_refused_with_its_value(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    row = dict(text="he passed away", pair="he died", first=[3, 14], second=[3, 7], label="para")
+    path = write(tmp_path / "train.jsonl", [{**row, **change}])
+    with pytest.raises(InputError, match=message):
+        TASK.read(str(path), "train", TaskConfig(name="phrases"))
+    path.write_text("[1]\n")
+    with pytest.raises(InputError, match="line 1: is no object: a pair of phrases has the keys"):
+        TASK.read(str(path), "train", TaskConfig(name="phrases"))
+
+
+def test_the_tokens_of_phrases_are_marked_in_their_sentence(tiny_bert: Path) -> None:
+    item = PhrasePair("a", "anna lives in london", "in rome boris works", (11, 20), (0, 7), 0)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    windows = TASK.windows([item], tokenizer, TaskConfig(name="phrases", max_length=32))
+    tokens = tokenizer.convert_ids_to_tokens(windows.input_ids)
+    by_mark = {
+        which: [t for t, m in zip(tokens, windows.marks["phrases"], strict=True) if m == which]
+        for which in (0, 1)
+    }
+    assert by_mark == {0: ["in", "london"], 1: ["in", "rome"]}
+
+
+def test_a_phrase_outside_its_window_is_an_error_with_its_name(tiny_bert: Path) -> None:
+    text = "anna " * 30 + "london"
+    item = PhrasePair("far", text, "in rome", (len(text) - 6, len(text)), (0, 7), 0)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    with pytest.raises(
+        InputError,
+        match="1 phrase of 1 pair have no token in their window of 16.*'london' of 'far'",
+    ):
+        TASK.windows([item], tokenizer, TaskConfig(name="phrases", max_length=16))
+
+
+def test_a_pair_is_the_largest_values_of_each_phrase_compared(tiny_bert: Path) -> None:
+    torch.manual_seed(0)
+    config = load_model(tiny_bert).config
+    layer = PhrasePairLayer(config).eval()
+    states = torch.randn(1, 5, 32)
+    marks = torch.tensor([[-1, 0, 0, -1, 1]])
+    u, v = torch.maximum(states[0, 1], states[0, 2]), states[0, 4]
+    expected = layer.classes(torch.cat([u, v, (u - v).abs(), u * v]))
+    torch.testing.assert_close(layer(states, phrases=marks).logits[0], expected)
+    padded = torch.cat([states, torch.full((1, 3, 32), 9.0)], 1)
+    wider = torch.cat([marks, torch.full((1, 3), -1)], 1)
+    torch.testing.assert_close(layer(padded, phrases=wider).logits[0], expected)
+
+
+def test_phrases_are_learned_and_scored_as_classes(finished: Workspace) -> None:
+    def accuracy(tag: str) -> float:
+        found = json.loads((finished.bert_dir(tag) / "metrics.json").read_text())
+        return float(found["rules"]["argmax"]["metrics"]["accuracy"])
+
+    assert accuracy("4e") > 90 > accuracy("0e")
+    found = bertvision.compare("bert:4e", "bert:0e", workspace=finished.root, resamples=100)
+    assert found.metric == "accuracy"
+    row = bertvision.predictions("bert:4e", workspace=finished.root)[0]
+    assert row["phrases"] == list(finished.items("dev")[0].phrases)
+    assert row["gold"] in ("same", "other")
+    assert bertvision.error_analysis("bert:4e", workspace=finished.root).confusions is not None
+
+
+def test_no_head_learns_phrases(finished: Workspace) -> None:
+    with pytest.raises(InputError, match="no head learns the task phrases"):
+        bertvision.train("cls-last-state", workspace=finished.root)
+
+
+def begun(finished: Workspace, place: Path, **changes: Any) -> Workspace:
+    """A workspace that begins with the encoder of phrases."""
+    rows = generated(16, 3)
+    data = place.with_name(f"{place.name}-data")
+    data.mkdir()
+    for split in ("train", "dev"):
+        write(data / f"{split}.jsonl", [{k: r[k] for k in ("text", "pair", "label")} for r in rows])
+    given: dict[str, Any] = {
+        "init_from": f"{finished.root}@4e",
+        "task": "csv",
+        "pair": "pair",
+        "data": str(data),
+        "save_at": ("0e", "1e"),
+        "max_length": 32,
+        "tune_fraction": 0.0,
+        "precision": "32",
+    }
+    bertvision.finetune(workspace=place, **{**given, **changes})
+    return Workspace.find(place)
+
+
+def test_another_task_begins_with_the_encoder_and_a_new_output_layer(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    workspace = begun(finished, tmp_path / "next")
+    assert workspace.config.finetune.init_from == f"{finished.root}@4e"
+    before = load_snapshot(finished.snapshot_dir("4e")).model.base_model.state_dict()
+    model = load_snapshot(workspace.snapshot_dir("0e")).model
+    after = model.base_model.state_dict()
+    assert all(torch.equal(after[name], of) for name, of in before.items())
+    assert set(after) - set(before) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert model.config.id2label == {0: "other", 1: "same"}
+    bertvision.finetune(workspace=workspace.root, resume=True)  # nothing is to be made again
+
+
+def test_an_output_layer_of_the_same_form_is_not_taken_over(
+    finished: Workspace, options: dict[str, Any], tmp_path: Path
+) -> None:
+    given = {**options, "epochs": 1.0, "save_at": ("1e",), "seed": 9, "init_from": None}
+    given.pop("model")
+    given["init_from"] = f"{finished.root}@4e"
+    bertvision.finetune(workspace=tmp_path, **given)
+    again = Workspace.find(tmp_path)
+    start = load_pretrained(again, pretrained(again))
+    old = load_snapshot(finished.snapshot_dir("4e")).model
+    assert not torch.equal(start.output_layer.classes.weight, old.output_layer.classes.weight)
+    for name, of in old.base_model.state_dict().items():
+        assert torch.equal(start.base_model.state_dict()[name], of)
+
+
+def test_questions_can_follow_another_number_of_classes(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    from workspaces import write_squad
+
+    squad = write_squad(tmp_path / "train.json", 3, 1)
+    bertvision.finetune(
+        workspace=tmp_path / "run",
+        init_from=f"{finished.root}@4e",
+        train=squad,
+        dev=squad,
+        max_length=64,
+        overlap=16,
+        max_question_length=16,
+        save_at=("0e",),
+        precision="32",
+    )
+    model = load_snapshot(Workspace.find(tmp_path / "run").snapshot_dir("0e")).model
+    assert model.qa_outputs.weight.shape == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("place", "message", "error"),
+    [
+        ("1e", "--init-from 1e: give a workspace and a snapshot there", InputError),
+        ("{}@late", "give a workspace and a snapshot there", InputError),
+        ("{}@0.7e", r"has no snapshot 0\.7e", UnknownNameError),
+    ],
+)
+def test_a_start_that_is_not_there_is_said(
+    place: str, message: str, error: type[Exception], finished: Workspace, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        begun(finished, tmp_path / "next", init_from=place.format(finished.root))
+
+
+def test_a_model_and_a_start_are_one_too_many(
+    finished: Workspace, tiny_bert: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="both name the encoder to begin with"):
+        begun(finished, tmp_path / "other", model=str(tiny_bert))
+
+
+def test_an_encoder_with_adapters_cannot_be_begun_with(
+    options: dict[str, Any], finished: Workspace, tmp_path: Path
+) -> None:
+    adapted = {**options, "epochs": 0.1, "save_at": ("0.1e",), "variant": ("houlsby:4",)}
+    bertvision.finetune(workspace=tmp_path / "adapted", **adapted)
+    with pytest.raises(InputError, match="has .*bottleneck.*, which its family does not have"):
+        begun(finished, tmp_path / "next", init_from=f"{tmp_path / 'adapted'}@0.1e")
+
+
+def test_the_loss_of_a_window_does_not_depend_on_its_batch(
+    finished: Workspace, tiny_bert: Path
+) -> None:
+    model, tokenizer, _ = load_snapshot(finished.snapshot_dir("4e"))
+    windows = finished.windows("dev", tokenizer)
+    labels = TASK.labels(windows)
+
+    def loss(rows: list[int]) -> float:
+        batch = collate(windows, windows.first_token, np.array(rows), 0, labels)
+        with torch.inference_mode():
+            return float(TASK.loss(model(**batch.inputs), batch))
+
+    assert loss([0, 1, 2, 3]) == pytest.approx(sum(loss([i]) for i in range(4)), rel=1e-4)
