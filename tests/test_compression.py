@@ -15,12 +15,17 @@ from torch import nn
 
 import bertvision
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
+from bertvision.pipelines.analysis.records import Analysis
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning import quantised as quantising
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
 from bertvision.pipelines.finetuning.latency import measure_latency
+from bertvision.pipelines.finetuning.latency_record import latency_file
 from bertvision.pipelines.finetuning.quantised import quantise, quantised
+from bertvision.pipelines.records import write_record
 from bertvision.pipelines.report.costs.compression import compared
 from bertvision.pipelines.report.side_by_side import find_table
 from bertvision.pipelines.results.results import read_results
@@ -28,6 +33,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -205,9 +211,6 @@ def test_speed_ups_are_those_of_the_latencies_and_students_stand_beside(
     assert [system.layers for system in measured.systems] == [2, 2, 1, 1]
     ups = {"BERT, int8": 1.5, "student:1e": 1.9, f"{LOW}@d1e": 1.8}
     systems = [s.model_copy(update={"speed_up": ups.get(s.name, 1.0)}) for s in measured.systems]
-    from bertvision.pipelines.finetuning.latency_record import latency_file
-    from bertvision.pipelines.records import write_record
-
     write_record(latency_file(copy, "1e"), measured.model_copy(update={"systems": tuple(systems)}))
     rows = _table(copy, student)
     assert rows["lab/BERT"]["speed_up"] == 1
@@ -234,6 +237,59 @@ def test_measurements_on_other_items_are_compared_with_their_own_whole() -> None
     found = compared([whole, exits, chance, other])
     assert [row["retention"] for row in found] == [100, pytest.approx(100 * 29 / 30), None, None]
     assert found[3]["speed_up"] is None  # of another encoder, which was not measured beside
+
+
+def test_early_exits_and_masked_heads_are_the_least_within_a_point(copy: Workspace) -> None:
+    weights = read_snapshot_info(copy.snapshot_dir("1e")).weights_sha256
+    lines = np.array([[2.0, 1.5, 1.0]])
+    exits = ExitsResult(
+        criteria=("entropy",),
+        thresholds=np.array([[np.nan, 0.1, 0.6]]),
+        mean_layers=lines,
+        scores=np.array([[80.0, 79.5, 60.0]]),
+        least=np.array([1.5]),
+        layers=(1, 2),
+        fixed=np.array([55.0, 80.0]),
+        weights=np.array([0.5, 0.5]),
+        metric="f1",
+        trivial=50.0,
+        tolerance=None,
+        name="1e/dev",
+        n_windows=4,
+        n_items=4,
+    )
+    pruned = PruningResult(
+        rise=np.zeros((2, 2)),
+        sensitivity=np.ones((2, 2)),
+        loss=0.5,
+        left=np.array([1.0, 0.5, 0.0]),
+        score=np.array([70.0, 71.0, 50.0]),
+        random=np.array([70.0, 60.0, 50.0]),
+        random_sd=np.zeros(3),
+        metric="f1",
+        trivial=50.0,
+        layers=(1, 2),
+        heads=(1, 2),
+        name="1e/dev",
+        n_ranked=2,
+        n_scored=2,
+        seed=0,
+    )
+    (copy.root / "analysis").mkdir()
+    for result in (exits, pruned):
+        command = f"bertvision {result.kind} 1e"
+        record = Analysis[type(result)](  # type: ignore[misc]
+            command=command, weights_sha256={"1e": weights}, kind=result.kind, result=result
+        )
+        write_record(copy.root / "analysis" / f"{result.kind}-1e.json", record)
+    rows = _table(copy)
+    early, masked = rows["/exits by entropy"], rows["/50 % of attention heads"]
+    assert (early["how"], early["layers"], early["score"]) == ("early exits", 1.5, 79.5)
+    assert early["retention"] == pytest.approx(100 * 29.5 / 30)
+    assert (early["command"], early["speed_up"]) == ("bertvision exits 1e", None)
+    assert masked["retention"] == pytest.approx(100 * 21 / 20)
+    assert (masked["how"], masked["command"]) == ("masked heads", "bertvision prune 1e")
+    assert masked["percent"] is None  # they are masked, not removed
 
 
 def test_8_bits_beside_a_gpu_are_refused(copy: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

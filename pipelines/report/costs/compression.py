@@ -271,6 +271,8 @@ class _Encoder:
                 continue
             full = float(result.score[0])
             enough = np.flatnonzero(result.score >= full - _WITHIN)
+            if not len(enough):
+                continue
             at = int(enough[-1])
             found.append(
                 self._system(
