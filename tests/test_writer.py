@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertvision import ActivationLoader, ActivationSplit, ActivationStore, ShardPlan
+import bertvision
+from bertvision import (
+    ActivationLoader,
+    ActivationSplit,
+    ActivationStore,
+    ShardPlan,
+    Workspace,
+)
 from bertvision.errors import (
     DiskSpaceError,
     IncompleteSplitError,
@@ -20,6 +28,7 @@ from bertvision.errors import (
     ProvenanceError,
 )
 from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.pipelines.workspace.heads import head_activations
 
 LAYERS, HIDDEN = 3, 8
 SHAPE: dict[str, Any] = {"hidden_size": HIDDEN, "layers": list(range(LAYERS)), "shard_tokens": 64}
@@ -396,3 +405,22 @@ def test_a_store_in_an_object_store_is_written_likewise() -> None:
         writer.add("a", states("a"))
     assert "a" not in write(store, permute=1)
     check(store["0e/train"])
+
+
+def test_heads_of_a_task_are_not_trained_on_states_without_its_labels(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    root = tmp_path / "space"
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("activations"))
+    space = Workspace.find(root)
+    store = ActivationStore.create(space.activations)
+    with store.writer("1e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"))
+    with pytest.raises(IncompleteSplitError, match="1e/train .* is still being written"):
+        head_activations(space, "1e", "span", "train")
+    assert bertvision.status(workspace=root)
+    with store.writer("1e", "train", **SHAPE) as writer:
+        writer.finish()
+    with pytest.raises(ProvenanceError, match="1e/train was written by `store.writer`"):
+        head_activations(space, "1e", "span", "train")
+    assert bertvision.status(workspace=root)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.errors import InputError, UnknownNameError, did_you_mean
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
@@ -121,9 +121,18 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this split was not.
         IncompleteSplitError: its extraction has not ended.
+        ProvenanceError: it was not extracted, and has no labels of the task.
     """
     check_head_activations(workspace, tag, kind, split)
-    return workspace.split(tag, head_split(kind, split)).require_complete()
+    found = workspace.split(tag, head_split(kind, split)).require_complete()
+    if "task" not in found.record.provenance:
+        raise ProvenanceError(
+            f"{found.name} was written by `store.writer`, not extracted, and has no labels of "
+            f"{workspace.config.task.name}: train on it in a loop of your own, with "
+            f"bertvision.ActivationLoader, or remove it and run `bertvision extract --checkpoint "
+            f"{tag} --split {split}`"
+        )
+    return found
 
 
 def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> None:
