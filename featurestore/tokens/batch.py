@@ -35,7 +35,7 @@ class TokenBatch:
     >>> bool((split[example][position, :, -1] == batch.vectors[0, -1]).all())
     True
     >>> split.text(example)[position]  # what the token stands for
-    'david'
+    '1902'
     """
 
     codes: Tensor
