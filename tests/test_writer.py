@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from stores import Made
 from torch import Tensor
 
 import bertvision
@@ -345,6 +348,16 @@ def test_other_snapshots_of_a_split_have_the_same_examples(store: ActivationStor
         writer.add("g", states("g"))
         check(writer.finish(), 1e-2)
     assert [split.name for split in store.splits()] == ["0e/train", "1e/train"]
+
+
+def test_a_split_that_was_extracted_is_no_other_snapshot_of_one_by_keys(tmp_path: Path) -> None:
+    made = Made([5, 9])
+    table = pa.table({"id": ["a", "b"], "text": ["one", "two"]})
+    made.contents = replace(made.contents, examples=table)
+    store = ActivationStore(made.write(tmp_path / "store").storage)  # 1e/train
+    with pytest.raises(InputError, match="a split 'train' of other examples, in 1e"):
+        store.writer("0e", "train", **SHAPE)
+    assert store.tags() == ["1e"]
 
 
 def test_a_writer_that_ends_by_an_error_drops_the_shard_it_was_filling(

@@ -72,9 +72,10 @@ class ActivationWriter:
                 finish(ledger)  # it was killed
             self._held.enter_context(ledger.lock_part(part))
             try:
+                # first: or a split that can never be finished would be begun
+                self._due = keys_due(self._storage, ledger.tag, ledger.split)
                 with ledger.commit_lock():
                     state = begin(ledger, wanted, stats)
-                self._due = keys_due(self._storage, ledger.tag, ledger.split)
                 self._growing = state if isinstance(state, GrowingRecord) else None
                 if self._growing is None:
                     table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
