@@ -67,14 +67,18 @@ def store_verify(
     as_json: Json = False,
 ) -> None:
     """Read every committed byte again; exit with 1 where a split is not whole."""
+    from bertvision.featurestore.writing.committed import find_growing_damage
+
     opened = _store(workspace, store)
     names = [name] if name else [f"{tag}/{split}" for tag in opened for split in opened[tag]]
     found: dict[str, list[str]] = {}
     for name in names:
         try:
             found[name] = _split(workspace, store, name).verify()
-        except (CorruptStoreError, FormatVersionError, IncompleteSplitError) as error:
-            found[name] = [str(error) if str(error).startswith(name) else f"{name}: {error}"]
+        except IncompleteSplitError:
+            found[name] = find_growing_damage(opened.storage, *_parts(name))
+        except (CorruptStoreError, FormatVersionError) as error:
+            found[name] = [f"{name}: {error}"]
     show(found, as_json, _verdicts)
     if any(found.values()):
         raise typer.Exit(1)

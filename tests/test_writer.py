@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import terminal
 import torch
 from stores import Made
 from torch import Tensor
@@ -394,6 +395,23 @@ def test_a_growing_split_can_be_removed(store: ActivationStore) -> None:
     assert store.tags() == []
     write(store)
     check(store["0e/train"])
+
+
+def test_verify_reads_the_shards_of_a_growing_split_too(store: ActivationStore) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        for key in "da":
+            writer.add(key, states(key), labels={"label": 1})
+    for files in ("hidden_states/c/0/0/0", "scale/c/0/0", "00000.safetensors"):
+        (path,) = Path(str(store.storage)).rglob(files)
+        whole = path.read_bytes()
+        path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        found = terminal.run("store", "verify", "--store", store.storage)
+        assert found.exit_code == 1
+        assert "0e/train shard 0: " in found.stdout
+        path.write_bytes(whole)
+    found = terminal.run("store", "verify", "--store", store.storage)
+    assert found.exit_code == 1  # it is not whole
+    assert found.stdout == "0e/train is still being written: 1 shard\n"
 
 
 def test_nothing_to_finish_is_said(store: ActivationStore) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from bertvision.errors import CorruptStoreError, InputError
+from bertvision.errors import CorruptStoreError, InputError, counted
+from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.format.shardfile import file_digest
+from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.columns import check_same
 from bertvision.featurestore.writing.growing import (
+    ROWS,
     Column,
     GrowingLedger,
     GrowingRecord,
@@ -87,3 +91,26 @@ def read_shards(
         if record is None:
             raise CorruptStoreError(f"{ledger.name}: the record of shard {shard} is gone")
         yield record
+
+
+def find_growing_damage(storage: Storage, tag: str, split: str) -> list[str]:
+    """Read every committed byte of a growing split again and compare it with the ledger.
+
+    Returns:
+        What is wrong, a line each, and that it still grows; empty where it does not.
+    """
+    ledger = GrowingLedger(storage, tag, split)
+    growing = ledger.state()
+    if not isinstance(growing, GrowingRecord):
+        return []
+    found = [f"{ledger.name} is still being written: {counted(len(ledger.shards()), 'shard')}"]
+    for shard in sorted(ledger.shards()):
+        try:
+            record = ledger.read_growing(shard, growing)
+            for name, file in record.files.items() if record else ():
+                key = ledger.rows_key(shard) if name == ROWS else shard_key(growing, name, shard)
+                if file_digest(storage.open(key)) != file.xxh3_128:
+                    found.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")
+        except (OSError, EOFError, CorruptStoreError) as error:
+            found.append(f"{ledger.name} shard {shard}: {error}")
+    return found
