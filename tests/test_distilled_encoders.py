@@ -18,6 +18,7 @@ from bertvision.models.outputs import distillation_loss
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.kept_logits import keep_logits
 from bertvision.pipelines.finetuning.module import FinetuneModule
+from bertvision.pipelines.repeats.run import repeat
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.teacher import Teacher
@@ -202,6 +203,44 @@ def test_a_teacher_of_other_items_is_refused_by_what_differs(
 ) -> None:
     with pytest.raises(ProvenanceError, match=f"learned from other items: {says}"):
         student(tmp_path / "ws", replace(options, **other))
+    assert not (tmp_path / "ws").exists()
+    student(tmp_path / "ws", plain(options))  # the corrected call is not held to the refused one
+
+
+def test_what_is_done_can_be_asked_for_again_without_its_teacher(
+    options: FinetuneOptions, kept: Workspace, tmp_path: Path
+) -> None:
+    root = tmp_path / "teacher"
+    shutil.copytree(kept.root, root, ignore=shutil.ignore_patterns("heads", "activations"))
+    taught = replace(options, distil=f"{root}:1e")
+    made = student(tmp_path / "ws", taught)
+    shutil.rmtree(root)
+    assert student(tmp_path / "ws", taught) == made
+    with pytest.raises(WorkspaceError, match="no workspace in .*teacher"):
+        student(tmp_path / "other", taught)
+    assert not (tmp_path / "other").exists()
+
+
+def test_seeds_that_choose_other_items_than_their_teachers_are_refused_before_any_is_made(
+    options: FinetuneOptions, tmp_path: Path
+) -> None:
+    with pytest.raises(ProvenanceError, match=r"seed = 0, this workspace with 1.*--tune-fraction"):
+        repeat(tmp_path / "seeds", options, seeds=2)
+    assert not (tmp_path / "seeds").exists()
+
+
+def test_students_have_any_seed_where_it_chooses_no_items(
+    options: FinetuneOptions, kept: Workspace, tmp_path: Path
+) -> None:
+    """A teacher whose whole training data are trained on, nothing held out."""
+    whole = replace(plain(options), tune_fraction=0.0)
+    student(tmp_path / "teacher", whole)
+    keep_logits(Workspace.find(tmp_path / "teacher"), "1e", ["train"])
+    taught = replace(whole, distil=f"{tmp_path / 'teacher'}:1e")
+    repeat(tmp_path / "seeds", taught, seeds=2)
+    for seed in (0, 1):
+        made = read_snapshot_info(tmp_path / f"seeds/seed-{seed}/snapshots/1e")
+        assert (made.finetune.seed, made.finetune.distil) == (seed, taught.distil)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertvision.pipelines.finetuning.distilling import find_logits
+from bertvision.pipelines.finetuning.distilling import open_student
 from bertvision.pipelines.training.launch import check_devices, launch
 from bertvision.pipelines.variants.registry import load_variants
-from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 
@@ -39,9 +38,7 @@ def finetune_on(
     check_devices(devices)
     for variant in load_variants(options.variant or ()):  # before a workspace is made
         variant.check_shared(devices)
-    if options.distil is not None:
-        find_logits(options.distil)
-    workspace = open_workspace(root, options, resume=resume)
+    workspace = open_student(root, options, resume=resume)
     for variant in load_variants(workspace.config.finetune.variant):
         variant.check_shared(devices)
     asked = ["finetune", "--resume", "--json", "--workspace", str(workspace.root)]

@@ -6,28 +6,79 @@ of Turc et al. (2019, arXiv:1908.08962) and, of DistilBERT, Sanh et al. (2019, a
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bertvision.errors import ProvenanceError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.tasks.logits import WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.teacher import Teacher, TeacherFile
+from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.creation import planned_run
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.snapshots import snapshot_at
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
-def find_logits(place: str) -> TeacherFile:
-    """The logits that a teacher left on its training windows.
+def open_student(root: Path | None, options: FinetuneOptions, *, resume: bool) -> Workspace:
+    """As `open_workspace`; none is made that its teacher could not teach.
+
+    Where every snapshot is there, the teacher is needed no more.
 
     Args:
-        place: ``FOLDER:TAG``.
+        root: as there.
+        options: likewise.
+        resume: likewise.
 
     Raises:
-        InputError: as of `snapshot_at` and `TeacherFile.find`; UnknownNameError, WorkspaceError and
-            ProvenanceError likewise.
+        WorkspaceError: as there, likewise InputError; and as of `check_teacher`, ProvenanceError
+            likewise.
     """
-    workspace, tag = snapshot_at(place)
-    return TeacherFile.find(workspace, tag, elsewhere=True)
+    workspace = planned_run(root, options, resume=resume)
+    if not all(is_snapshot(workspace.snapshot_dir(t)) for t in workspace.config.finetune.tags):
+        check_teacher(workspace)
+    return workspace.ensure_written()
+
+
+def check_teacher(workspace: Workspace) -> TeacherFile | None:
+    """The logits of the teacher that a workspace's settings name; None where they name none.
+
+    Args:
+        workspace: of the student; it may be planned and not yet made.
+
+    Raises:
+        WorkspaceError: the teacher or its logits are not there.
+        UnknownNameError: it has no such snapshot.
+        InputError: as of `TeacherFile.find`.
+        ProvenanceError: the teacher has other weights by now, or learned from other items.
+    """
+    settings = workspace.config.finetune
+    if settings.distil is None:
+        return None
+    other, tag = snapshot_at(settings.distil)
+    held = TeacherFile.find(other, tag, elsewhere=True)
+    if held.weights_sha256 != settings.teacher_sha256:
+        raise ProvenanceError(
+            f"{workspace.root} learns from {settings.distil} with the weights "
+            f"{str(settings.teacher_sha256)[:12]}…, and it now has {held.weights_sha256[:12]}…: "
+            "start another --workspace"
+        )
+    if difference := first_difference(_items(other.config), _items(workspace.config)):
+        name, there, here = difference
+        raise ProvenanceError(
+            f"the teacher {settings.distil} learned from other items: with {name} = {there!r}, "
+            f"this workspace with {here!r}; {_ALIKE if name == 'seed' else ''}start a new "
+            "--workspace with the teacher's data, --seed and parts of them"
+        )
+    return held
+
+
+_ALIKE = (
+    "the seed chooses what is held out, and with --tune-fraction 0, whole training data and a dev "
+    "of their own for both it chooses nothing, so that students may have any seed; or "
+)
 
 
 def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
@@ -39,26 +90,11 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
 
     Raises:
         WorkspaceError: the teacher's logits are not there, damaged, or of other windows.
-        ProvenanceError: the teacher has other weights by now, or learned from other items.
+        ProvenanceError: as of `check_teacher`.
     """
-    settings = workspace.config.finetune
-    if settings.distil is None:
+    held, settings = check_teacher(workspace), workspace.config.finetune
+    if held is None:
         return None
-    other, _ = snapshot_at(settings.distil)
-    held = find_logits(settings.distil)
-    if held.weights_sha256 != settings.teacher_sha256:
-        raise ProvenanceError(
-            f"{workspace.root} learns from {settings.distil} with the weights "
-            f"{str(settings.teacher_sha256)[:12]}…, and it now has {held.weights_sha256[:12]}…: "
-            "start another --workspace"
-        )
-    if difference := first_difference(_items(other), _items(workspace)):
-        name, there, here = difference
-        raise ProvenanceError(
-            f"the teacher {settings.distil} learned from other items: with {name} = {there!r}, "
-            f"this workspace with {here!r}; start another --workspace with the teacher's data, "
-            "--seed and parts of them"
-        )
     return Teacher(
         held.read(WindowIndex.of([], windows)),
         None,
@@ -67,9 +103,9 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
     )
 
 
-def _items(workspace: Workspace) -> dict[str, object]:
+def _items(config: WorkspaceConfig) -> dict[str, object]:
     """What decides which items of the data are trained on, and what their classes are."""
-    config, finetune = workspace.config, workspace.config.finetune
+    finetune = config.finetune
     task = config.task.model_dump()
     if load_task(config.task.name).kind != "span":  # a window is an item, however it is cut
         del task["max_length"]

@@ -22,7 +22,7 @@ from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
 from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
-from bertvision.pipelines.finetuning.distilling import find_logits, teacher_of
+from bertvision.pipelines.finetuning.distilling import open_student, teacher_of
 from bertvision.pipelines.finetuning.due import DueSnapshots
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.module import FinetuneModule
@@ -38,7 +38,6 @@ from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import Variant
-from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot, load_pretrained, pretrained
 from bertvision.pipelines.workspace.records import is_snapshot
@@ -81,9 +80,7 @@ def finetune(
     rank = this_rank()
     if not rank.first:
         return _follow(root, resume_every_seconds)
-    if options.distil is not None:
-        find_logits(options.distil)  # before a workspace is made
-    workspace = open_workspace(root, options, resume=resume)
+    workspace = open_student(root, options, resume=resume)
     if not find_task(workspace.config.task.name).learns:
         raise InputError(
             f"workspace {workspace.root} is for hidden states alone, without a task: make another "

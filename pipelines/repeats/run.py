@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bertvision.errors import InputError
+from bertvision.pipelines.finetuning.distilling import check_teacher
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.repeats.folder import find_seeds, seed_folder
 from bertvision.pipelines.workspace.config import WorkspaceConfig
-from bertvision.pipelines.workspace.creation import open_workspace
+from bertvision.pipelines.workspace.creation import open_workspace, planned_run
 from bertvision.pipelines.workspace.dataset import own_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.snapshots import library_versions
@@ -33,6 +35,7 @@ def repeat(root: Path, options: FinetuneOptions, *, seeds: int) -> None:
     Raises:
         WorkspaceError: ``root`` is a workspace itself, or one in it was made with other settings.
         InputError: an option, the model or the data is wrong.
+        ProvenanceError: the teacher of ``distil`` learned from other items than a seed chooses.
         DiskSpaceError: the disk cannot hold the snapshots of a seed; it was not begun.
         LockedError: another process is fine-tuning in one of the workspaces.
         StoppedError: SIGINT or SIGTERM; all is saved, and the same call continues.
@@ -41,17 +44,28 @@ def repeat(root: Path, options: FinetuneOptions, *, seeds: int) -> None:
     there = find_seeds(root)
     for workspace in there:  # none is trained where one does not agree
         open_workspace(workspace.root, _of(options, workspace.config.finetune.seed), resume=True)
+    for workspace in _planned(root, options, asked, there):
+        Workspace.create(workspace.root, workspace.config)
+    for seed in asked:
+        log.info("seed %d of %d to %d: %s", seed, asked[0], asked[-1], seed_folder(root, seed))
+        finetune(seed_folder(root, seed), _of(options, seed))
+
+
+def _planned(
+    root: Path, options: FinetuneOptions, asked: Sequence[int], there: Sequence[Workspace]
+) -> list[Workspace]:
+    """The workspaces that are to be made; each can learn from the teacher, where it has one."""
+    new: list[Workspace] = []
     for seed in asked:
         place = seed_folder(root, seed)
         if (place / FILE).exists():
             continue
-        if there:
-            Workspace.create(place, reseeded(there[0], seed))
+        if known := [*there, *new]:
+            new.append(Workspace(place, reseeded(known[0], seed)))
         else:
-            there.append(open_workspace(place, _of(options, seed), resume=False))
-    for seed in asked:
-        log.info("seed %d of %d to %d: %s", seed, asked[0], asked[-1], seed_folder(root, seed))
-        finetune(seed_folder(root, seed), _of(options, seed))
+            new.append(planned_run(place, _of(options, seed), resume=False))
+        check_teacher(new[-1])
+    return new
 
 
 def _of(options: FinetuneOptions, seed: int) -> FinetuneOptions:

@@ -57,6 +57,20 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
         WorkspaceError: the workspace was made with other settings, or there is none to resume.
         InputError: an option, the model or the data is wrong.
     """
+    return planned_run(root, options, resume=resume).ensure_written()
+
+
+def planned_run(root: Path | None, options: FinetuneOptions, *, resume: bool) -> Workspace:
+    """As `open_workspace`, and nothing is written: a new workspace can still be refused.
+
+    Args:
+        root: as there.
+        options: likewise.
+        resume: likewise.
+
+    Raises:
+        WorkspaceError: as there, likewise InputError.
+    """
     options = with_start(with_teacher(options))
     if options.task is not None and is_task(options.task):
         name_task(options.task)
@@ -66,7 +80,7 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
         place = Path.cwd() if root is None else root.expanduser().resolve()
         if resume or (place / FILE).exists():
             raise
-        return Workspace.create(place, new_config(options))
+        return Workspace(place, new_config(options))
     _check_agreement(workspace, options)
     return workspace
 

@@ -197,27 +197,32 @@ def snapshot_at(place: str, option: str = "--distil") -> tuple[Workspace, Snapsh
         WorkspaceError: there is no workspace in the folder.
         UnknownNameError: it has no such snapshot.
     """
+    folder, tag = _parted(place, option)
+    workspace = Workspace.find(folder)
+    workspace.require_snapshot(tag)
+    return workspace, tag
+
+
+def _parted(place: str, option: str) -> tuple[Path, SnapshotTag]:
     folder, _, tag = place.rpartition(":")
     if not folder or not SnapshotTag.is_valid(tag):
         raise InputError(
             f"{option} {place}: give the folder of a workspace and a snapshot there, such as "
             "../teacher:1e"
         )
-    workspace = Workspace.find(Path(folder).expanduser())
-    workspace.require_snapshot(tag)
-    return workspace, SnapshotTag(tag)
+    return Path(folder).expanduser(), SnapshotTag(tag)
 
 
 def with_teacher(options: FinetuneOptions) -> FinetuneOptions:
-    """The same options, with the teacher's place as a workspace keeps it.
+    """The same options, with the teacher's place as a workspace keeps it; it is not opened.
 
     Raises:
-        InputError: as of `snapshot_at`, likewise WorkspaceError and UnknownNameError.
+        InputError: it is not of the form ``FOLDER:TAG``.
     """
     if options.distil is None:
         return options
-    workspace, tag = snapshot_at(options.distil)
-    return replace(options, distil=f"{workspace.root}:{tag}")
+    folder, tag = _parted(options.distil, "--distil")
+    return replace(options, distil=f"{folder.resolve()}:{tag}")
 
 
 def with_start(options: FinetuneOptions) -> FinetuneOptions:
