@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import SplitWriter, granted_writer, open_writer
+from bertvision.featurestore.writing.shards import ShardContent
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 
@@ -26,6 +27,24 @@ LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 def files(store: Path) -> dict[str, bytes]:
     paths = (path for path in store.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(store)): path.read_bytes() for path in paths}
+
+
+Layers = Callable[[], Iterator[Any]]
+
+
+def change_next_content(
+    monkeypatch: pytest.MonkeyPatch, layers: Callable[[Layers], Iterator[Any]]
+) -> None:
+    """Let the layers of the shard that is written next come by way of a function of them."""
+
+    def content(*args: Any) -> ShardContent:
+        monkeypatch.undo()
+        found = ShardContent(*args)
+        plain = found._layers
+        found._layers = lambda: layers(plain)  # type: ignore[method-assign]
+        return found
+
+    monkeypatch.setattr("bertvision.featurestore.writer.ShardContent", content)
 
 
 @pytest.fixture
@@ -131,13 +150,13 @@ def two_writers(
 
 @pytest.mark.parametrize("url", ["folder", "memory"])
 def test_who_begins_between_the_files_of_another_replaces_none_of_them(
-    tmp_path: Path, made: Made, url: str
+    tmp_path: Path, made: Made, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own first file takes so long that the other's second one and record come before."""
     store = tmp_path if url == "folder" else f"memory://between-{tmp_path.name}"
     with two_writers(made, store) as (late, quick, encoded):
         first_done, begun, committed = (threading.Event() for _ in range(3))
-        write, layers = quick.ledger.storage.write, late._layers
+        write = quick.ledger.storage.write
 
         def halting(key: str, *given: Any) -> str:
             if "/scale/" in key:
@@ -145,13 +164,12 @@ def test_who_begins_between_the_files_of_another_replaces_none_of_them(
                 assert begun.wait(60)
             return write(key, *given)
 
-        def slow(*given: Any) -> Iterator[Any]:
+        def slow(layers: Layers) -> Iterator[Any]:
             begun.set()
             assert committed.wait(60)
-            yield from layers(*given)
+            yield from layers()
 
         quick.ledger.storage.write = halting  # type: ignore[method-assign]
-        late._layers = slow  # type: ignore[method-assign]
 
         def written() -> None:
             made.write_shard(quick, 0)
@@ -160,6 +178,7 @@ def test_who_begins_between_the_files_of_another_replaces_none_of_them(
         with ThreadPoolExecutor(1) as threads:
             done = threads.submit(written)
             assert first_done.wait(60)
+            change_next_content(monkeypatch, slow)
             found = late.write_shard(0, *encoded)
             done.result()
         assert found == late.ledger.find_shard(0, late.split.record)
@@ -169,26 +188,25 @@ def test_who_begins_between_the_files_of_another_replaces_none_of_them(
 @pytest.mark.parametrize("url", ["folder", "memory"])
 @pytest.mark.parametrize("when", ["before", "while it writes"])
 def test_a_late_writer_replaces_nothing_that_is_committed(
-    tmp_path: Path, made: Made, url: str, when: str
+    tmp_path: Path, made: Made, url: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is of another kind of machine, so that its values differ in the last bits."""
     store = tmp_path if url == "folder" else f"memory://late-{tmp_path.name}"
     with two_writers(made, store) as (late, quick, encoded):
-        layers = late._layers
         committed = []
 
         def overtake() -> None:
             made.write_shard(quick, 0)
             committed.append(quick.ledger.find_shard(0, quick.split.record))
 
-        def overtaken(*args: Any) -> Iterator[Any]:
-            yield from layers(*args)
+        def overtaken(layers: Layers) -> Iterator[Any]:
+            yield from layers()
             overtake()
 
         if when == "before":
             overtake()
         else:
-            late._layers = overtaken  # type: ignore[method-assign]
+            change_next_content(monkeypatch, overtaken)
         assert [late.write_shard(0, *encoded)] == committed
         assert [late.ledger.find_shard(0, late.split.record)] == committed
         assert find_damage(ActivationSplit(store, "1e", "train")) == []
