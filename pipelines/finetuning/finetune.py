@@ -8,6 +8,7 @@ too, of which there must be as many each time.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.training.group import Group, joined
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
@@ -76,6 +78,7 @@ def finetune(
         LockedError: another process is fine-tuning in this workspace.
         StoppedError: SIGINT or SIGTERM; all is saved, and ``exit_code`` is what to exit with.
         RankLostError: another rank ended, or was stopped.
+        RanksDifferError: a rank sees other files than the first, or computes otherwise.
     """
     rank = this_rank()
     if not rank.first:
@@ -159,11 +162,21 @@ def _train(workspace: Workspace, group: Group, resume_every_seconds: float) -> i
     )
     folder.mkdir(exist_ok=True)
     resume_file = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
+    resumed = resume_file.find(before=soonest)
+    if not group.rank.alone:  # or they would go on from different steps, and sum what they learn
+        group.check_same(
+            {
+                "bertvision.yaml": config.digest().encode(),
+                "set of training windows": _contents(windows),
+                "resume file": resume_file.contents() if resumed else b"",
+            }
+        )
     total_steps = round(settings.epochs * per_epoch)
     frozen = _frozen(workspace, model, variants, loader)
     module = FinetuneModule(
         *(model, task, settings),
         total_steps=total_steps,
+        saved_after=frozenset(saver.due),
         digest=config.digest(),
         variants=variants,
         frozen=frozen,
@@ -180,12 +193,22 @@ def _train(workspace: Workspace, group: Group, resume_every_seconds: float) -> i
             max_epochs=1,
             logger=False,
             precision="bf16-mixed" if module.precision == "bf16" else "32-true",
-        ).fit(module, loader, ckpt_path=resume_file.find(before=soonest), weights_only=True)
+        ).fit(module, loader, ckpt_path=resumed, weights_only=True)
     if group.rank.first:
         resume_file.finish()
     if frozen is not None:
         frozen.remove()
     return module.steps_taken
+
+
+def _contents(windows: Windows) -> bytes:
+    """A digest of the texts of windows and of what is right of them."""
+    digest = hashlib.sha256()
+    for of_text in (windows.n_tokens, windows.input_ids, windows.token_type_ids):
+        digest.update(of_text.tobytes())
+    for right in (*windows.labels.values(), *windows.token_labels.values()):
+        digest.update(right.tobytes())
+    return digest.digest()
 
 
 def _frozen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Self
 
 import pytorch_lightning as pl
@@ -39,6 +39,7 @@ class FinetuneModule(pl.LightningModule):
         *,
         total_steps: int,
         digest: str,
+        saved_after: Set[int] = frozenset(),
         variants: Sequence[Variant] = (),
         frozen: FrozenLayers | None = None,
         teacher: Teacher | None = None,
@@ -47,7 +48,8 @@ class FinetuneModule(pl.LightningModule):
         """Train ``model``; ``digest`` of the workspace's settings guards the resume file.
 
         Where lower layers are ``frozen`` in a store, they are not run. A ``teacher`` is learned
-        from beside the labels. A ``group`` of several ranks takes each step together.
+        from beside the labels. A ``group`` of several ranks takes each step together, and compares
+        weights before they are saved: with a resume file, and ``saved_after`` so many steps.
         """
         super().__init__()
         self.automatic_optimization = False
@@ -61,6 +63,7 @@ class FinetuneModule(pl.LightningModule):
         self.precision = resolve_precision(settings.precision)
         self.total_steps = total_steps
         self.digest = digest
+        self.saved_after = saved_after
         self.steps_taken = 0
         self.train()
 
@@ -112,6 +115,8 @@ class FinetuneModule(pl.LightningModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         optimizer.step()
         self.steps_taken += 1
+        if step.number + 1 in self.saved_after:
+            self.group.check_weights(self.model.parameters(), step.number + 1)
         return {"loss": total, "log": {"loss": total, "lr": lr}}
 
     def _dropout_seed(self, step: int, batch: int) -> int:
@@ -141,7 +146,12 @@ class FinetuneModule(pl.LightningModule):
             return self.model(**inputs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record what the resume file belongs to."""
+        """Record what the resume file belongs to; every rank comes here.
+
+        Raises:
+            RanksDifferError: they have different weights.
+        """
+        self.group.check_weights(self.model.parameters(), self.trainer.global_step)
         checkpoint["workspace"] = self.digest
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

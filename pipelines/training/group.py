@@ -8,7 +8,8 @@ is a rank that has no example of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,12 @@ class RankLostError(BertvisionError):
     """EX_TEMPFAIL: the fault is not of this process, and the same command goes on."""
 
 
+class RanksDifferError(BertvisionError):
+    """Processes of the same training do not have the same before them."""
+
+    exit_code: int = 2
+
+
 class Group:
     """The processes that train together; of one alone every method does nothing.
 
@@ -58,6 +65,54 @@ class Group:
         told = torch.tensor(numbers, dtype=torch.int64, device=device())
         dist.broadcast(told, 0)
         return tuple(told.tolist())
+
+    def check_same(self, seen: Mapping[str, bytes]) -> None:
+        """Compare what ranks must have in common; each of them raises where one has another.
+
+        Args:
+            seen: by what it is called, in the same order on every rank.
+
+        Raises:
+            RanksDifferError: names the ranks, and what they see otherwise than the first.
+        """
+        if self.rank.alone:
+            return
+        digests = (hashlib.sha256(found).digest()[:8] for found in seen.values())
+        numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
+        for name, ranks in zip(seen, self._others(torch.tensor(numbers)), strict=True):
+            if ranks:
+                raise RanksDifferError(
+                    f"{_named(ranks)} another {name} than rank 0: every rank must see the same "
+                    "files under the same paths; run the same command again once they do"
+                )
+
+    def check_weights(self, parameters: Iterable[nn.Parameter], step: int) -> None:
+        """Compare all weights, by sums of their bits, which any order of adding leaves the same.
+
+        Args:
+            parameters: in the same order on every rank.
+            step: after which they are compared.
+
+        Raises:
+            RanksDifferError: names the ranks that have drifted from the first, on every rank.
+        """
+        if self.rank.alone:
+            return
+        drifted = self._others(torch.stack([_sum_of_bits(p.detach()) for p in parameters]))
+        if ranks := sorted({rank for ranks in drifted for rank in ranks}):
+            raise RanksDifferError(
+                f"{_named(ranks)} other weights than rank 0 after step {step}, which was not "
+                "saved: devices or libraries differ, or one of them is faulty; on machines that "
+                "are alike the same command goes on from what was saved before"
+            )
+
+    def _others(self, numbers: Tensor) -> list[list[int]]:
+        """For each of (n,) int64 numbers, the ranks that have another than the first."""
+        own = numbers.to(device())
+        found = [torch.empty_like(own) for _ in range(self.rank.count)]
+        dist.all_gather(found, own)
+        differ = (torch.stack(found) != found[0]).cpu()  # (ranks, n)
+        return [column.nonzero().flatten().tolist() for column in differ.T]
 
     def share(self, rows: Int64Array) -> Int64Array:
         """This rank's part of a global batch: every ``count``-th of it, perhaps none.
@@ -150,6 +205,21 @@ class SummedGradients(DDPStrategy):
         assert self.model is not None
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             dist.broadcast(tensor.detach(), 0)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ranks as the beginning of a sentence on what they have."""
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers} has" if len(ranks) == 1 else f"ranks {numbers} have"
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of a value."""
+
+
+def _sum_of_bits(values: Tensor) -> Tensor:
+    """() int64, the sum of values whose bits are read as integers; it wraps around."""
+    return values.reshape(-1).view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
