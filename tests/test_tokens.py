@@ -371,6 +371,27 @@ def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:
     assert threading.active_count() == before
 
 
+def test_a_stream_has_one_iteration_at_a_time(split: ActivationSplit) -> None:
+    """Two would give tokens twice, and save a position that is of neither."""
+    stream, alone = split.tokens(0, batch_size=30), split.tokens(0, batch_size=30)
+    whole = [seen(batch) for batch in alone]
+    with pytest.raises(InputError, match="a stream has one at a time"):
+        list(zip(stream, stream, strict=True))
+    stream = split.tokens(0, batch_size=30)
+    first, second = iter(stream), iter(stream)
+    drawn = [seen(next(first)), seen(next(second))]
+    with pytest.raises(InputError, match="another one was begun"):
+        next(first)
+    state = stream.state_dict()
+    assert [*drawn, *map(seen, second)] == whole
+    third = iter(stream)
+    next(third)
+    stream.load_state_dict(state)
+    with pytest.raises(InputError, match="or a position loaded"):
+        next(third)
+    assert [seen(batch) for batch in stream] == whole[2:]
+
+
 @pytest.mark.parametrize("encoding", ["int8", "float32"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_vectors_may_be_kept_and_changed_though_their_memory_is_used_again(

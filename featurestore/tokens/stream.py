@@ -37,7 +37,9 @@ _BATCHES_AHEAD = 2
 class TokenStream:
     """Iterates over batches of token vectors: one epoch after another, or without end.
 
-    An iteration that was left in the middle of an epoch is gone on with by the next one.
+    An iteration that was left in the middle of an epoch is gone on with by the next one. There is
+    one at a time: the next one ends those before it, and so does `load_state_dict`; whoever draws
+    from them nonetheless is told by an InputError.
 
     Args:
         split: a complete split.
@@ -119,6 +121,7 @@ class TokenStream:
         self._cuts = TokenCuts(high - low, -(-tokens // world_size), batch_size, endless)
         self.batches = 0
         self.wait_seconds = 0.0
+        self._iteration: object | None = None  # the one that counts ``batches``
 
     def __repr__(self) -> str:
         order = f"mixed over {counted(self._buffer, 'shard')}, seed {self._seed}"
@@ -168,6 +171,7 @@ class TokenStream:
                     f"here it is {value!r}; give the same split and arguments, or begin anew"
                 )
         self.batches = int(state["batches"])
+        self._iteration = None
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -230,10 +234,17 @@ class TokenStream:
         )
 
     def __iter__(self) -> Iterator[TokenBatch]:
+        mine = self._iteration = object()
         epoch, _ = self._cuts.place(self.batches)
         batches = self._read_ahead(self.batches)
         try:
             while True:
+                if self._iteration is not mine:
+                    raise InputError(
+                        f"this iteration of a stream of {self.split.name} has ended, because "
+                        "another one was begun or a position loaded: a stream has one at a time; "
+                        "make a second stream with split.tokens"
+                    )
                 started = time.perf_counter()
                 batch = next(batches, None)
                 self.wait_seconds += time.perf_counter() - started
