@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -263,6 +264,40 @@ def test_sums_of_gradients_are_the_same_bits_on_every_rank() -> None:
     wanted = torch.cat([sum(of) for of in zip(*drawn, strict=True)])  # type: ignore[arg-type]
     assert none == "None"
     torch.testing.assert_close(torch.tensor([float.fromhex(value) for value in values]), wanted)
+
+
+LISTENING = """
+import json, os
+from pathlib import Path
+from bertvision.pipelines.training.group import joined
+with joined():
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    mine = {link[8:-1] for link in links if link.startswith("socket:[")}
+    tables = [Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    there = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in mine]
+print(json.dumps(there))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_ranks_of_this_machine_listen_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or who reaches a port could lead the ranks to another machine, or write to them."""
+    for _, name in socket.if_nameindex():
+        if name != "lo":  # as the profile of a cluster's users may set it
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+    store = meeting_place()
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with pytest.raises(ConnectionRefusedError):  # who listens everywhere has this one too
+        socket.create_connection(("127.0.0.2", store.port)).close()
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(running(LISTENING, **environment(store, n, 2))) for n in range(2)
+        ]
+        done = [child.finished() for child in started]
+    assert [each.returncode for each in done] == [0, 0], done
+    for each in done:
+        assert set(json.loads(each.stdout)) == {"0100007F"}  # 127.0.0.1
 
 
 def _same_bytes(one: Path, other: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 _GRACE = 10.0
 """Seconds that ranks have to end after one of them failed, before they are killed."""
+_LOOPBACK = {"lo", "lo0"}  # Linux and macOS
 
 
 def check_devices(devices: int) -> None:
@@ -120,8 +122,21 @@ def launch(arguments: Sequence[str], devices: int, program: Sequence[str] | None
 
 
 def meeting_place() -> TCPStore:
-    """Where ranks of this machine find each other, as long as it is held."""
-    return TCPStore("127.0.0.1", 0, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+    """Where ranks of this machine find each other, as long as it is held.
+
+    Only this machine reaches it: who can write there can say where the ranks meet. A store that
+    binds a socket of its own would listen on every interface.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            timeout=PATIENCE,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),  # the store closes it
+        )
 
 
 def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
@@ -132,7 +147,10 @@ def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
         number: of the rank.
         count: of all ranks.
     """
+    inside = [name for _, name in socket.if_nameindex() if name in _LOOPBACK]
     return {
+        # or the ranks would listen to each other on the interface that the host's name has
+        **{f"{backend}_SOCKET_IFNAME": name for name in inside for backend in ("GLOO", "NCCL")},
         **{"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)},
         **{"RANK": str(number), "LOCAL_RANK": str(number), "GROUP_RANK": "0"},
         **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)},
