@@ -180,9 +180,13 @@ class InMemory(Side):
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
         """Of a permutation."""
-        held = self.__dict__.setdefault("held", self.layer[self.rows])
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(held)))
-        return (held[rows] for rows in order.split(BATCH))
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(self._held)))
+        return (self._held[rows] for rows in order.split(BATCH))
+
+    @cached_property
+    def _held(self) -> Tensor:
+        """(tokens, hidden), made by the check before anything is measured."""
+        return self.layer[self.rows]
 
 
 class SAELensCache(Side):
@@ -213,10 +217,15 @@ class SAELensCache(Side):
         made.save_to_disk(self.folder / "saved")
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
-        """As many batches as there are tokens for."""
+        """As many batches as there are tokens for, of one store that is opened once."""
+        torch.manual_seed(seed)
+        return itertools.islice(self._store, len(self.rows) // BATCH)
+
+    @cached_property
+    def _store(self) -> Iterator[Tensor]:
+        """Batches without end."""
         from sae_lens.training.activations_store import ActivationsStore
 
-        torch.manual_seed(seed)
         store = ActivationsStore(
             model=SimpleNamespace(),  # of a cache it is not asked anything
             dataset=None,
@@ -235,7 +244,7 @@ class SAELensCache(Side):
             dtype="float32",
             cached_activations_path=str(self.folder / "saved"),
         )
-        return itertools.islice(store, len(self.rows) // BATCH)
+        return iter(store)
 
 
 def check(side: Side) -> None:
