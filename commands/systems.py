@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,10 @@ def compare(
         str,
         typer.Option(help="one, as named, or all that were trained, which are then drawn too."),
     ] = "one",
+    beside: Annotated[
+        Path | None,
+        typer.Option("--with", help="Workspace of the second system, with the same data."),
+    ] = None,
     split: Scored = "dev",
     workspace: Workspace = None,
     as_json: Json = False,

@@ -5,7 +5,8 @@ Usage: python docs/collect_results.py WORKSPACE [FIGURE...]
 The workspace's folder gives the name, such as ``squad_v2``. ``docs/results/squad_v2/tables/`` gets
 the tables of its report, ``figures/`` the figures that are named, and ``comparisons.json`` what
 ``claims.toml`` there asks for: each pair by `bertvision compare --seeds all`, or with one seed
-where both systems were trained once.
+where both systems were trained once. Where ``claims.toml`` names a workspace beside, in the same
+folder, the second system of each pair is that one's.
 """
 
 from __future__ import annotations
@@ -39,20 +40,23 @@ def main(workspace: Path, *figures: str) -> None:
         asked = tomllib.loads(claims.read_text(encoding="utf-8"))
         if "errors" in asked:
             _write(folder / "tables" / "errors.json", errors(asked["errors"], workspace))
+        name = asked.get("beside", {}).get("workspace")
+        beside = workspace.resolve().parent / name if name else None
         asked = asked["claim"]
         pairs = dict.fromkeys(tuple(pair) for claim in asked for pair in claim["pairs"])
-        found = [compared(first, second, workspace) for first, second in pairs]
+        found = [compared(first, second, workspace, beside) for first, second in pairs]
         _write(folder / "comparisons.json", found)
 
 
-def compared(first: str, second: str, workspace: Path) -> dict[str, Any]:
+def compared(first: str, second: str, workspace: Path, beside: Path | None) -> dict[str, Any]:
     """A comparison over all seeds there are, with the systems as they were asked for."""
+    spaces = {"workspace": workspace, "beside": beside}
     try:
-        found = bertvision.compare(first, second, seeds="all", workspace=workspace)
+        found = bertvision.compare(first, second, seeds="all", **spaces)
     except InputError as error:
         if "one seed each" not in str(error):
             raise
-        found = bertvision.compare(first, second, workspace=workspace)
+        found = bertvision.compare(first, second, **spaces)
     print(found.sentence, file=sys.stderr)
     return {**found.to_json(), "first": first, "second": second}
 

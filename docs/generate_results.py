@@ -86,7 +86,8 @@ def view(asked: Mapping[str, Any]) -> str:
 def claims(run: str) -> str:
     """The claims of a run, a row for each comparison, with its verdict."""
     folder = RESULTS / run
-    asked = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    told = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
+    asked, sides = told["claim"], told.get("beside", {}).get("as", ("", ""))
     held = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
     found = {(c["first"], c["second"]): c for c in held}
     lines = []
@@ -98,7 +99,7 @@ def claims(run: str) -> str:
             lines.append(
                 [
                     claim["text"] if (first, second) == tuple(claim["pairs"][0]) else "",
-                    f"{first} − {second}",
+                    f"{first}{sides[0]} − {second}{sides[1]}",
                     shown,
                     f"{c['seeds'][0]}, {c['seeds'][1]}",
                     verdict(claim["kind"], c["low"], c["high"]),

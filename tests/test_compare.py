@@ -199,3 +199,24 @@ def _at_zero(run: Path) -> dict[str, Any]:
     rules: dict[str, Any] = fields(run / "eval" / "1e" / "metrics.json")["rules"]
     rules["n-best"]["threshold"] = 0.0
     return rules
+
+
+def test_a_system_of_another_workspace_is_compared_on_the_same_items(
+    lab: Workspace, tmp_path: Path
+) -> None:
+    """As if both stood in one; each is named with its workspace."""
+    other = scored_copy(lab, tmp_path / "other")
+    shutil.rmtree(lab.bert_dir("1e"))
+    here = compare(other, f"{HEAD}:0.5e:1e", "bert:1e", resamples=100)
+    found = compare(lab, f"{HEAD}:0.5e:1e", "bert:1e", resamples=100, beside=other)
+    assert (found["low"], found["high"], found["p"]) == (here["low"], here["high"], here["p"])
+    assert (found["first"], found["second"]) == (f"{HEAD}:0.5e:1e of lab", "bert:1e of other")
+
+
+def test_a_workspace_with_other_items_is_refused(lab: Workspace, tmp_path: Path) -> None:
+    """Here one whose dev is what the first has as training data, with all predictions there."""
+    other = scored_copy(lab, tmp_path / "other")
+    data = {**other.config.data, "dev": other.config.data["train"]}
+    other.config.model_copy(update={"data": data}).write(other.root / "bertvision.yaml")
+    with pytest.raises(InputError, match="--with .*other: its dev has other items"):
+        compare(lab, "bert:1e", "bert:1e", beside=Workspace.find(other.root))

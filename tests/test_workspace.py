@@ -170,14 +170,14 @@ def test_a_workspace_from_before_nested_parts_keeps_its_parts_and_its_digest(
     assert open_workspace(root, options, resume=True).config == before.config
 
 
-_OF_TEACHER = ("distil", "temperature", "labels_weight", "teacher_sha256")
-_LATER = tuple(f"  {name}:" for name in ("nested", "order", *_OF_TEACHER))
+_OF_OTHERS = ("distil", "temperature", "labels_weight", "teacher_sha256", "init_from")
+_LATER = tuple(f"  {name}:" for name in ("nested", "order", *_OF_OTHERS))
 
 
 def _digest_of_before(config: WorkspaceConfig) -> str:
     """The digest of a workspace when its settings had neither order nor nested parts."""
     values = config.model_dump(mode="json", exclude={"versions", "activations"})
-    for field in ("nested", "order", "variant", *_OF_TEACHER):
+    for field in ("nested", "order", "variant", *_OF_OTHERS):
         del values["finetune"][field]
     for field in ("classes", "text", "pair", "label", "dev_fraction", "linked"):
         del values["task"][field]
@@ -388,6 +388,7 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
         temperature=4,
         labels_weight=0,
         teacher_sha256="0" * 64,
+        init_from="/other:1e",
         seed=9,
     )
     for name in FinetuneConfig.model_fields:

@@ -147,6 +147,7 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
     seeds: Seeds = "one",
+    beside: StrPath | None = None,
     split: str = "dev",
     workspace: StrPath | None = None,
 ) -> Comparison:
@@ -166,12 +167,14 @@ def compare(
         resamples: how often to draw.
         seed: of the draws.
         seeds: one, as named, or all that the systems were trained with, which are then drawn too.
+        beside: workspace of the second system, with the same items in the split.
         split: that was scored.
         workspace: folder of the experiment; by default the one you stand in.
 
     Raises:
         UnknownNameError: a system was not scored, or several are meant.
-        InputError: the systems are of different kinds, or have no such metric.
+        InputError: the systems are of different kinds, or have no such metric, or ``beside`` has
+            other items.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
     if metric is not None:
@@ -181,6 +184,7 @@ def compare(
     at_least(seed, 0, "--seed")
     parse_choice(seeds, get_args(Seeds), "--seeds")
     space = find_workspace(workspace)
+    other = None if beside is None else find_workspace(beside)
     from bertvision.pipelines.results.compare import compare as run
 
     found = run(
@@ -193,6 +197,7 @@ def compare(
         resamples=resamples,
         seed=seed,
         seeds=seeds,
+        beside=other,
     )
     return Comparison.model_validate(found)
 

@@ -61,11 +61,12 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
     seeds: Seeds = "one",
+    beside: Workspace | None = None,
 ) -> dict[str, Any]:
     """Paired bootstrap of the difference of two systems' scores, first minus second.
 
     Args:
-        workspace: with both systems' predictions.
+        workspace: with both systems' predictions, or those of the first.
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         second: likewise.
         metric: one that both systems have; None is the task's own.
@@ -74,6 +75,7 @@ def compare(
         resamples: how often.
         seed: of the draws.
         seeds: ``all`` takes every seed that the systems were trained with, and draws these too.
+        beside: the workspace of the second system, which was scored on the same items there.
 
     Returns:
         The fields of `Difference` in points of per cent, what was compared, and a ``sentence``.
@@ -81,17 +83,21 @@ def compare(
     Raises:
         UnknownNameError: a system was not scored, or several are meant.
         InputError: the systems are of different kinds, or have no such metric; or the threshold of
-            one of them alone was tuned.
+            one of them alone was tuned; or the workspaces have other items.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
-    results = read_results(workspace, split)
-    a, b = find_system(results, first), find_system(results, second)
+    spaces = workspace, beside or workspace
+    results = [read_results(space, split) for space in spaces]
+    a, b = (find_system(r, name) for r, name in zip(results, (first, second), strict=True))
+    names = [label(a), label(b)]
+    if beside is not None:
+        names = [f"{name} of {space.root.name}" for name, space in zip(names, spaces, strict=True)]
     sides = [[a], [b]]
     if seeds == "all":
-        sides = [_trainings(results, system) for system in (a, b)]
+        sides = [_trainings(r, system) for r, system in zip(results, (a, b), strict=True)]
         if len(sides[0]) == len(sides[1]) == 1:
             raise InputError(
-                f"--seeds all: {label(a)} and {label(b)} were scored with one seed each; "
+                f"--seeds all: {names[0]} and {names[1]} were scored with one seed each; "
                 "`bertvision sweep HEAD --seeds 3` trains and scores more"
             )
     for system in (*sides[0], *sides[1]):
@@ -99,6 +105,8 @@ def compare(
     data = workspace.dataset()
     metric = _metric(a, b, metric, data.task.name)
     items = data.items(split)
+    if beside is not None:
+        _check_items(beside, data.task.name, split, items)
     clusters = [data.task.group(item) for item in items] if by == "context" else None
     whole = _whole(metric, a, data.task)
     said = [[(r, read_predictions(r, items)) for r in side] for side in sides]
@@ -120,8 +128,8 @@ def compare(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
     return {
-        "first": label(a),
-        "second": label(b),
+        "first": names[0],
+        "second": names[1],
         "metric": metric,
         "split": split,
         **a.tuning,
@@ -132,8 +140,18 @@ def compare(
         "baseline": trivial_score(headline(a.rules), metric),
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
         "seeds": list(difference.seeds),
-        "sentence": sentence(label(a), label(b), metric, difference, data.task.words),
+        "sentence": sentence(names[0], names[1], metric, difference, data.task.words),
     }
+
+
+def _check_items(beside: Workspace, task: str, split: str, items: Sequence[Any]) -> None:
+    """Refuse a workspace whose systems were scored on other items."""
+    data = beside.dataset()
+    if data.task.name != task or list(data.items(split)) != list(items):
+        raise InputError(
+            f"--with {beside.root}: its {split} has other items: only systems that were scored on "
+            "the same ones can be compared; name a workspace of the same task and data"
+        )
 
 
 def _trainings(results: Sequence[Result], system: Result) -> list[Result]:

@@ -13,7 +13,6 @@ from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
     find_pretrained,
-    load_tokenizer,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
@@ -22,7 +21,6 @@ from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts
-from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.variants.registry import fitting_depth
 from bertvision.pipelines.workspace.config import (
@@ -32,6 +30,7 @@ from bertvision.pipelines.workspace.config import (
     WorkspaceConfig,
 )
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.pretrained import checkpoint_for
 from bertvision.pipelines.workspace.selection import select_items, source_split
 from bertvision.pipelines.workspace.snapshots import (
     library_versions,
@@ -114,7 +113,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     given["nested"] = options.train_questions is not None
     finetune = validated(FinetuneConfig, given)
     finetune = finetune.model_copy(update={"precision": resolve_precision(finetune.precision)})
-    checkpoint = _checkpoint(str(options.model), options.revision, task)
+    checkpoint = checkpoint_for(str(options.model), options.revision, task)
     kind, read = load_task(name), {}
     _check_sources(kind, options)
     for split, source in sources.items():
@@ -209,25 +208,6 @@ def planned_workspace(
         return Workspace(place, _config(checkpoint, task, finetune, {}))
     _check_agreement(workspace, FinetuneOptions(model=model))
     return workspace
-
-
-def _checkpoint(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
-    """The checkpoint, if it can learn the task: special tokens, windows as long as the task's."""
-    checkpoint = find_pretrained(model, revision)
-    tokenizer = load_tokenizer(checkpoint.folder)
-    if special_ends(tokenizer) != (True, True):
-        raise InputError(
-            f"{checkpoint.name_or_path} puts no special tokens around a text, as decoders do not: "
-            "it is a source of hidden states alone (`bertvision extract --model`, `bertvision "
-            "probe --model`); fine-tune an encoder such as bert-base-uncased or roberta-base"
-        )
-    longest = dimensions(checkpoint.config, tokenizer).max_length
-    if task.max_length > longest:
-        raise InputError(
-            f"max_length {task.max_length} is more than the {longest} positions of "
-            f"{checkpoint.name_or_path}: give --max-length {longest} or less"
-        )
-    return checkpoint
 
 
 def _config(

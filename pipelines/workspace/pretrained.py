@@ -13,12 +13,15 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
+    dimensions,
     find_pretrained,
     load_model,
     load_tokenizer,
     new_model,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
@@ -45,6 +48,34 @@ def pretrained(workspace: Workspace) -> PretrainedEncoder:
         encoder = copy.deepcopy(checkpoint.config)
         encoder.num_labels, encoder.problem_type = 2, None  # what is there is of the other task
         checkpoint = checkpoint._replace(config=encoder)
+    return checkpoint
+
+
+def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
+    """The checkpoint, if it can learn the task: special tokens, windows as long as the task's.
+
+    Args:
+        model: hub name or local folder.
+        revision: branch, tag or commit on the hub.
+        task: settings of the task.
+
+    Raises:
+        InputError: there is no such encoder, or it cannot learn the task.
+    """
+    checkpoint = find_pretrained(model, revision)
+    tokenizer = load_tokenizer(checkpoint.folder)
+    if special_ends(tokenizer) != (True, True):
+        raise InputError(
+            f"{checkpoint.name_or_path} puts no special tokens around a text, as decoders do not: "
+            "it is a source of hidden states alone (`bertvision extract --model`, `bertvision "
+            "probe --model`); fine-tune an encoder such as bert-base-uncased or roberta-base"
+        )
+    longest = dimensions(checkpoint.config, tokenizer).max_length
+    if task.max_length > longest:
+        raise InputError(
+            f"max_length {task.max_length} is more than the {longest} positions of "
+            f"{checkpoint.name_or_path}: give --max-length {longest} or less"
+        )
     return checkpoint
 
 
