@@ -37,7 +37,8 @@ from bertvision.commands.logits import logits
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
-from bertvision.commands.store import app as store_app
+from bertvision.commands.store.foreign import import_states
+from bertvision.commands.store.inspection import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning, InputError
@@ -147,6 +148,7 @@ _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, st
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
 for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))
+store_app.command("import")(import_states)
 app.add_typer(store_app, name="store")
 
 

@@ -1,0 +1,82 @@
+"""``bertvision store import``: hidden states of others into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertvision.commands.options import Json, Workspace, runs_verb
+
+NewStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Activation store, a folder or an fsspec URL, made where there is none; by default "
+        "the workspace's.",
+    ),
+]
+
+
+@runs_verb
+def import_states(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of safetensors or .npy files, DeepSpec cache, data set that `datasets` "
+            "saved, .npy file or memory map."
+        ),
+    ],
+    name: Annotated[str, typer.Argument(help="Split to write, such as 0e/train.")],
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="What the layers are, by index or name, such as 2,18,33; by default what the "
+            "files say."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="int8, int4, bfloat16, float16 or float32.")
+    ] = "int8",
+    compression: Annotated[str, typer.Option(help="none, zstd or pcodec.")] = "none",
+    shard_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of a shard; by default 4,096, or twice the longest sample."
+        ),
+    ] = None,
+    permute: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of a stored order that mixes neighbours."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose hidden states they are, for the provenance.")
+    ] = None,
+    lengths: Annotated[
+        Path | None, typer.Option(help=".npy with the tokens of each sample, beside one array.")
+    ] = None,
+    input_ids: Annotated[
+        Path | None, typer.Option(help=".npy with the token ids, beside one array.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Numbers of a memory map: float16, bfloat16, float32 or float64."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of a memory map, such as 1000,128,4,768.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of a data set that has the hidden states.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out damaged samples, and count them.")
+    ] = False,
+    workspace: Workspace = None,
+    store: NewStore = None,
+    as_json: Json = False,
+) -> None:
+    """Store hidden states that other programs wrote; all readers take them then.
+
+    A killed import is finished by the same command: nothing is stored twice. Nothing is unpickled.
+    """

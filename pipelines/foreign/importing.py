@@ -1,0 +1,181 @@
+"""Import: hidden states that others wrote → a split of the store, through its public writer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from bertvision.errors import InputError, NonFiniteError, counted
+from bertvision.featurestore.format.names import CompressionName, NonFinite
+from bertvision.featurestore.format.plan import SHARD_TOKENS
+from bertvision.featurestore.format.records import Provenance
+from bertvision.featurestore.store import ActivationStore
+from bertvision.pipelines.foreign.sample import Sample, Source
+from bertvision.pipelines.progress import progress
+
+_NAMED = 3  # of what is wrong, in a message
+
+
+class Imported(NamedTuple):
+    """What an import did.
+
+    Attributes:
+        tag: of the split.
+        split: its name.
+        source: what the files were.
+        examples: that the split has.
+        added: by this call; the others were there before.
+        skipped: why samples were left out, by key.
+        bytes: of the split's shards.
+        layers: what they are called, or their indices.
+    """
+
+    tag: str
+    split: str
+    source: str
+    examples: int
+    added: int
+    skipped: dict[str, str]
+    bytes: int
+    layers: list[int] | list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return self._asdict()
+
+
+def import_source(
+    store: ActivationStore,
+    tag: str,
+    split: str,
+    source: Source,
+    *,
+    layers: Sequence[int | str] | None = None,
+    encoding: str = "int8",
+    compression: CompressionName = "none",
+    shard_tokens: int | None = None,
+    permute: int | None = None,
+    model: str | None = None,
+    nonfinite: NonFinite = "error",
+    skip_bad: bool = False,
+) -> Imported:
+    """Add the samples of a source that the split does not have yet, and finish it.
+
+    A call that was killed is finished by the same one: what was committed is not read again. It
+    must begin with the same sample, whose digest stands in the provenance.
+
+    Args:
+        store: where to.
+        tag: of the split.
+        split: its name.
+        source: of the samples.
+        layers: what the layers are; by default what the files say, else ``stored 0``, ``stored 1``.
+        encoding: of the store.
+        compression: of the store.
+        shard_tokens: capacity of a shard; by default what suits the longest sample.
+        permute: seed of a permutation of the stored order.
+        model: whose hidden states they are; by default what the files say.
+        nonfinite: refuse NaN and infinity, or replace and count them.
+        skip_bad: leave out what is damaged, and count it.
+
+    Raises:
+        InputError: a sample is damaged or of another shape than the others, or the split holds
+            examples that are not of the source.
+        NonFiniteError: a sample holds NaN or infinity.
+        ProvenanceError: the split was begun from another source.
+        LockedError: another process is writing it.
+        DiskSpaceError: the disk is full; what was committed stays.
+    """
+    skipped = dict(source.bad)
+    if skipped and not skip_bad:
+        raise InputError(_bad(skipped))
+    first = _first(source, skipped, skip_bad)
+    names = layers or source.layer_names or [f"stored {i}" for i in range(first.states.shape[1])]
+    if len(names) != first.states.shape[1]:
+        raise InputError(
+            f"the samples have {counted(first.states.shape[1], 'layer')}, and {len(names)} are "
+            f"named: {', '.join(map(str, names))}"
+        )
+    if shard_tokens is None:
+        shard_tokens = SHARD_TOKENS if 2 * source.longest <= SHARD_TOKENS else 2 * source.longest
+    made_from: Provenance = {"imported_from": source.kind, "first_sample_sha256": _digest(first)}
+    if (model or source.model) is not None:
+        made_from["model"] = model or source.model
+    added = 0
+    with store.writer(
+        *(tag, split),
+        hidden_size=first.states.shape[2],
+        layers=names,
+        encoding=encoding,
+        compression=compression,
+        shard_tokens=shard_tokens,
+        provenance=made_from,
+        nonfinite=nonfinite,
+    ) as writer:
+        there = set(writer)
+        if strange := there.difference(source.keys):
+            raise InputError(
+                f"{tag}/{split} holds {counted(len(strange), 'example')} that are not of this "
+                f"source, {min(strange)!r} first: import it to another split"
+            )
+        name = f"import {tag}/{split}"
+        with progress(len(source.keys), name, "example", initial=len(there)) as bar:
+            for position, key in enumerate(source.keys):
+                if key in there:
+                    continue
+                bar.update(1)
+                if key in skipped:
+                    continue
+                try:
+                    sample = source.read(position)
+                    writer.add(
+                        key,
+                        sample.states,
+                        input_ids=sample.input_ids,
+                        labels=sample.labels,
+                        fields=sample.fields,
+                    )
+                except (InputError, NonFiniteError) as error:
+                    if not skip_bad:
+                        raise
+                    skipped[key] = str(error)
+                else:
+                    added += 1
+        done = writer.finish(permute)
+    held: list[int] | list[str] = done.layer_names or [*done.record.layers]
+    size = store.stored_bytes(tag, split)
+    return Imported(tag, split, source.kind, len(done), added, skipped, size, held)
+
+
+def _first(source: Source, skipped: dict[str, str], skip_bad: bool) -> Sample:
+    """The first sample that can be read, which says what all are like."""
+    for position, key in enumerate(source.keys):
+        try:
+            return source.read(position)
+        except InputError as error:
+            if not skip_bad:
+                raise
+            skipped[key] = str(error)
+    raise InputError(f"there is no sample that can be read: {_bad(skipped) if skipped else 'none'}")
+
+
+def _digest(sample: Sample) -> str:
+    """Hex sha256 of hidden states and token ids, as they lie in memory."""
+    digest = hashlib.sha256(f"{sample.states.dtype} {tuple(sample.states.shape)}".encode())
+    digest.update(sample.states.contiguous().view(torch.uint8).numpy().tobytes())
+    if sample.input_ids is not None:
+        digest.update(sample.input_ids.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _bad(bad: dict[str, str]) -> str:
+    """What is wrong, the first of it by name."""
+    named = "; ".join(list(bad.values())[:_NAMED])
+    more = f"; and {len(bad) - _NAMED:,} more" if len(bad) > _NAMED else ""
+    return (
+        f"{counted(len(bad), 'sample')} cannot be read: {named}{more}: have them written again, or "
+        "leave them out with --skip-bad"
+    )

@@ -1,0 +1,201 @@
+"""Arrays of NumPy: one for all samples, flat or padded, or a file for each; memory maps too.
+
+Nothing is unpickled: arrays of objects are refused.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError, counted
+from bertvision.pipelines.files import read_json
+from bertvision.pipelines.foreign.sample import (
+    LABELS,
+    Sample,
+    Source,
+    as_layers,
+    as_tensor,
+    check_ids,
+)
+
+STATES, LENGTHS, IDS, KEYS = "hidden_states.npy", "lengths.npy", "input_ids.npy", "keys.json"
+"""Files of a folder that has one array of all tokens."""
+RAW_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class NumpyArray(Source):
+    """One array of all samples.
+
+    Args:
+        states: (samples, seq, layers, hidden), or (samples, seq, hidden); with ``lengths`` padded
+            behind, or flat: (tokens, layers, hidden) or (tokens, hidden).
+        lengths: (samples,) tokens of each; where they add up to the first axis, it is flat.
+        input_ids: as the first axes of ``states``, or None.
+        keys: of the samples; by default their numbers.
+        beside: other arrays by name: ``labels.NAME`` (samples, …), others as the tokens lie.
+        is_bfloat16: whether ``states`` holds the bits of bfloat16, as 16-bit numbers.
+
+    Raises:
+        InputError: the shapes do not belong together.
+    """
+
+    kind = "NumPy"
+
+    def __init__(
+        self,
+        states: npt.NDArray[Any],
+        lengths: npt.NDArray[Any] | None = None,
+        input_ids: npt.NDArray[Any] | None = None,
+        *,
+        keys: list[str] | None = None,
+        beside: dict[str, npt.NDArray[Any]] | None = None,
+        is_bfloat16: bool = False,
+    ) -> None:
+        self._states, self._bfloat16, shape = states, is_bfloat16, states.shape
+        if lengths is not None:
+            if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths):
+                raise InputError(f"lengths are {lengths.dtype} of shape {lengths.shape}: give a "
+                                 "whole number for each sample")  # fmt: skip
+            lengths = lengths.astype(np.int64)
+        flat = lengths is not None and lengths.sum() == shape[0] and len(shape) < 4
+        if lengths is None and len(shape) in (3, 4):
+            lengths = np.full(shape[0], shape[1], np.int64)
+        if (
+            lengths is None
+            or not lengths.size
+            or lengths.min() < 1
+            or not (flat or (len(lengths) == shape[0] and lengths.max() <= shape[1]))
+            or len(shape) not in ((2, 3) if flat else (3, 4))
+        ):
+            said = "none" if lengths is None else f"{len(lengths):,}, {lengths.sum():,} in all"
+            raise InputError(
+                f"an array of shape {shape} and lengths ({said}) do not belong together: give "
+                "(samples, seq, layers, hidden) or (samples, seq, hidden), with or without the "
+                "lengths of the samples, or (tokens, layers, hidden) or (tokens, hidden) with them"
+            )
+        self._lengths, self._flat = lengths, flat
+        self._first = np.cumsum(lengths) - lengths
+        self._ids, self._beside = input_ids, beside or {}
+        for name, array in {"input_ids": input_ids, **self._beside}.items():
+            due = (len(lengths),) if name.startswith(LABELS) else shape[: 1 if flat else 2]
+            if array is not None and array.shape[: len(due)] != due:
+                raise InputError(f"{name} of shape {array.shape} do not begin with {due}, as due "
+                                 f"beside hidden states of shape {shape}")  # fmt: skip
+        self.keys = [str(i) for i in range(len(lengths))] if keys is None else keys
+        if len(set(self.keys)) != len(lengths):
+            raise InputError(
+                f"{counted(len(set(self.keys)), 'key')} for {counted(len(lengths), 'sample')}: "
+                "give each sample one of its own"
+            )
+        self.longest = int(lengths.max())
+
+    def read(self, position: int) -> Sample:
+        """See `Source.read`."""
+        name = f"sample {self.keys[position]!r}"
+        states = as_layers(name, self._tensor(self._part(self._states, position)))
+        ids = None if self._ids is None else np.array(self._part(self._ids, position))
+        labels, fields = {}, {}
+        for of, array in self._beside.items():
+            if of.startswith(LABELS):
+                labels[of.removeprefix(LABELS)] = np.array(array[position])
+            else:
+                fields[of] = np.array(self._part(array, position))
+        return Sample(states, ids, labels, fields)
+
+    def _part(self, array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
+        tokens = int(self._lengths[position])
+        if not self._flat:
+            return array[position, :tokens]
+        return array[int(self._first[position]) :][:tokens]
+
+    def _tensor(self, part: npt.NDArray[Any]) -> Tensor:
+        states = as_tensor(part)
+        return states.view(torch.bfloat16) if self._bfloat16 else states
+
+
+class NumpyFolder(Source):
+    """A folder of ``.npy`` files, each with the hidden states of one sample, whose key it is.
+
+    Token ids, where there are some, are in ``NAME.input_ids.npy`` beside ``NAME.npy``.
+
+    Raises:
+        InputError: there is none.
+    """
+
+    kind = "NumPy files"
+
+    def __init__(self, folder: Path) -> None:
+        paths = {path.stem: path for path in sorted(folder.glob("*.npy"))}
+        self._paths = {k: p for k, p in paths.items() if not k.endswith(".input_ids")}
+        self._ids = {k: paths[n] for k in self._paths if (n := f"{k}.input_ids") in paths}
+        self.longest, self.bad, self.keys = 0, dict[str, str](), list[str]()
+        for key, path in self._paths.items():
+            try:
+                self.longest = max(self.longest, *load_array(path).shape[:1])
+                self.keys.append(key)
+            except InputError as error:
+                self.bad[key] = str(error)
+
+    def read(self, position: int) -> Sample:
+        """See `Source.read`."""
+        key = self.keys[position]
+        states = as_layers(str(self._paths[key]), as_tensor(load_array(self._paths[key])))
+        ids = np.array(load_array(self._ids[key])) if key in self._ids else None
+        check_ids(str(self._paths[key]), len(states), ids)
+        return Sample(states, ids)
+
+
+def load_array(path: Path) -> npt.NDArray[Any]:
+    """An array out of an ``.npy`` file, mapped into memory.
+
+    Raises:
+        InputError: it is damaged, or holds objects, which would have to be unpickled.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is no whole .npy file of numbers: {error}") from None
+    if not isinstance(found, np.ndarray) or not found.ndim:
+        raise InputError(f"{path} is no array of hidden states: give .npy files of one array each")
+    return found
+
+
+def load_raw(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Numbers without a header, as ``numpy.memmap`` leaves them; bfloat16 as 16-bit numbers.
+
+    Raises:
+        InputError: the file is of another size.
+    """
+    stored = np.dtype("<u2" if dtype == "bfloat16" else f"<f{int(dtype[5:]) // 8}")
+    size, due = path.stat().st_size, prod(shape) * stored.itemsize
+    if size != due or not due or min(shape) < 1:
+        raise InputError(
+            f"{path} has {size:,} bytes: {dtype} of shape {shape} has {due:,}; give --dtype and "
+            "--shape as it was written with"
+        )
+    return np.memmap(path, stored, "r", shape=shape)
+
+
+def open_flat(folder: Path) -> NumpyArray:
+    """A folder with one array of all tokens: `STATES`, and beside it what there is.
+
+    Raises:
+        InputError: a file is damaged, or they do not belong together.
+    """
+    paths = {path.name: path for path in sorted(folder.glob("*.npy"))}
+    states = load_array(paths.pop(STATES))
+    lengths, ids = (load_array(paths.pop(n)) if n in paths else None for n in (LENGTHS, IDS))
+    keys = None
+    if (folder / KEYS).is_file():
+        keys = read_json(folder / KEYS, 1 << 30)
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise InputError(f"{folder / KEYS} is no list of keys")
+    beside = {name.removesuffix(".npy"): load_array(path) for name, path in paths.items()}
+    return NumpyArray(states, lengths, ids, keys=keys, beside=beside)
