@@ -238,6 +238,42 @@ def test_nan_is_refused_by_key_or_replaced_and_counted(store: ActivationStore) -
     assert len(split) == 3
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "gone on with"])
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [("int8", 1e39), ("int4", 3e38), ("float16", 1e5)],
+    ids=str,
+)
+def test_a_value_that_does_not_fit_costs_its_own_example_alone(
+    store: ActivationStore, encoding: str, value: float, begun: bool
+) -> None:
+    """Whoever goes on after the error stores nothing that was not given."""
+    options = SHAPE | {"encoding": encoding}
+    if begun:
+        with store.writer("0e", "train", **options) as writer:
+            writer.add("d", states("d"))
+    refused = []
+    with store.writer("0e", "train", **options) as writer:
+        for key in LENGTHS:
+            given = states(key).double()
+            if key == "f":
+                given[0, 1, 2] = value
+            if key not in writer:
+                try:
+                    writer.add(key, given)
+                except NonFiniteError as error:
+                    refused.append(str(error))
+        split = writer.finish()
+    assert len(refused) == 1
+    assert refused[0].startswith("example 'f'")
+    keys = split.table()["id"].to_pylist()
+    assert keys == sorted(set(LENGTHS) - {"f"})
+    for row, found in zip(split.plan.example_id.tolist(), split, strict=True):
+        truth = states(keys[row]).transpose(1, 2)
+        assert float((found - truth).norm()) <= 0.2 * float(truth.norm()), keys[row]
+    assert split.verify() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -368,10 +404,12 @@ def test_a_writer_that_ends_by_an_error_drops_the_shard_it_was_filling(
         for key in "dafb":
             writer.add(key, states(key))
         raise ZeroDivisionError
-    with store.writer("0e", "train", **SHAPE) as writer:
-        assert list(writer) == ["a", "d", "f"]
     with pytest.raises(InputError, match="is closed"):
         writer.add("b", states("b"))
+    with pytest.raises(InputError, match="closed by an error, and what it held was dropped"):
+        writer.finish()
+    with store.writer("0e", "train", **SHAPE) as writer:
+        assert list(writer) == ["a", "d", "f"]
 
 
 def test_a_part_has_one_writer_and_who_wants_all_waits_for_none(store: ActivationStore) -> None:

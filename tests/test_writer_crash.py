@@ -15,6 +15,7 @@ from processes import run_code
 from written import check, kept, open_writer, states, write
 
 from bertvision.errors import DiskSpaceError
+from bertvision.featurestore.writing import background
 
 
 @pytest.fixture
@@ -178,3 +179,40 @@ def test_after_a_full_disk_the_same_writer_goes_on(memory: Path) -> None:
         writer.add("d", states("d"), input_ids=[100] * 9, labels={"label": 100})
     assert set(write(memory / "store")) == set("afec")
     check(memory / "store")
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_what_could_not_be_written_is_not_left_out_by_the_next_finish(
+    memory: Path, end: str
+) -> None:
+    full = True
+
+    def fail(i: int, op: Op) -> None:
+        if full and "hidden_states" in op.path and op.kind == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Recorder(memory / "store", fail).recording():
+        writer = open_writer(memory / "store")
+        for key in "daf":
+            writer.add(key, states(key))
+        with pytest.raises(DiskSpaceError):
+            getattr(writer, end)()
+        full = False
+        assert len(writer.finish()) == 3
+
+
+def test_an_interrupt_while_it_waits_commits_nothing_twice(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(futures: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_writer(memory / "store") as writer:
+        for key in "daf":
+            writer.add(key, states(key))
+        with monkeypatch.context() as patched:
+            patched.setattr(background, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                writer.flush()
+        writer.flush()
+        assert len(writer.finish()) == 3

@@ -8,8 +8,9 @@ import pytest
 from processes import Running
 from written import LENGTHS, check, open_writer, states
 
-from bertvision.errors import InputError, LockedError
+from bertvision.errors import InputError, LockedError, NonFiniteError
 from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.writing.appending import ActivationWriter
 
 WRITING = """
 import os, signal, sys, torch
@@ -84,6 +85,35 @@ def test_channel_statistics_are_those_of_whoever_filled_a_shard_first(tmp_path: 
     check(tmp_path / "store")  # it decodes each example by the same ones
 
 
+def test_what_does_not_fit_the_statistics_of_another_part_is_dropped_alone(tmp_path: Path) -> None:
+    def int4(part: int) -> ActivationWriter:
+        store = ActivationStore.create(tmp_path / "store")
+        return store.writer(
+            "0e", "s", hidden_size=4, layers=[0, 1], shard_tokens=16, encoding="int4", part=part
+        )
+
+    with int4(0) as one:
+        add(one, "a")
+        large = states("f")
+        large[0, 1, 2] = 9e7
+        one.add("f", large, input_ids=[102], labels={"label": 102})
+        add(one, "e")
+        with int4(1) as other:
+            add(other, "b")
+        with pytest.raises(
+            NonFiniteError, match=r"'f': token 0, layer 1: 9e\+07 does not fit int4"
+        ):
+            one.flush()
+        assert list(one) == ["a", "b", "e"]
+        add(one, "f")
+        split = one.finish()
+    keys = split.table()["id"].to_pylist()
+    assert keys == ["a", "b", "e", "f"]
+    for row, found in zip(split.plan.example_id.tolist(), split, strict=True):
+        truth = states(keys[row]).transpose(1, 2)
+        assert float((found - truth).norm()) <= 0.2 * float(truth.norm()), keys[row]
+
+
 def test_arrays_of_two_processes_must_be_the_same(tmp_path: Path) -> None:
     with open_writer(tmp_path / "store", 0) as one, open_writer(tmp_path / "store", 1) as other:
         add(one, "d")
@@ -91,6 +121,58 @@ def test_arrays_of_two_processes_must_be_the_same(tmp_path: Path) -> None:
         one.close()
         with pytest.raises(InputError, match="no 'input_ids', the examples before it have int32"):
             other.close()
+        assert other.unwritten == ["a"]
+        other.discard()
+        add(other, "a")  # the arrays of what was dropped count no more
+        other.finish()
+    assert ActivationStore.open(tmp_path / "store")["0e/s"].table()["id"].to_pylist() == ["a", "d"]
+
+
+def test_a_split_is_not_finished_while_a_part_was_begun_and_not_closed(tmp_path: Path) -> None:
+    def fail() -> None:
+        with open_writer(tmp_path / "store", 1) as writer:
+            add(writer, "d")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with open_writer(tmp_path / "store") as writer:
+        add(writer, "a")
+        with pytest.raises(InputError, match=r"1 part of 0e/s began and did not end, part 1 first"):
+            writer.finish()
+    with open_writer(tmp_path / "store", 1) as writer:
+        add(writer, "d")
+    with open_writer(tmp_path / "store") as writer:
+        assert len(writer.finish()) == 2
+
+
+def test_what_other_parts_stored_counts_for_a_split_that_must_be_whole(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store") as one:
+        add(one, "a")
+        one.flush()
+        with pytest.raises(InputError, match="0e/s has 1 examples, not 2"):
+            one.finish(examples=2)
+        with open_writer(tmp_path / "store", 1) as other:
+            add(other, "d")
+        assert len(one.finish(examples=2)) == 2
+
+
+def test_other_snapshots_ask_for_no_example_that_another_part_stored(tmp_path: Path) -> None:
+    def snapshot(tag: str, part: int) -> ActivationWriter:
+        store = ActivationStore.create(tmp_path / "store")
+        return store.writer(
+            tag, "s", hidden_size=4, layers=[0, 1], shard_tokens=16, encoding="float32", part=part
+        )
+
+    with snapshot("0e", 0) as writer:
+        for key in "da":
+            add(writer, key)
+        writer.finish()
+    with snapshot("1e", 0) as one:
+        add(one, "a")
+        with snapshot("1e", 1) as other:
+            add(other, "d")
+        assert len(one.finish()) == 2
 
 
 def test_who_finds_the_split_removed_writes_nothing_to_another(tmp_path: Path) -> None:

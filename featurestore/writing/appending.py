@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy.typing as npt
 from torch import Tensor
 
-from bertvision.errors import BertvisionError, InputError
+from bertvision.errors import BertvisionError, InputError, NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.split import ActivationSplit
@@ -23,14 +23,10 @@ from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.writing.background import Background
 from bertvision.featurestore.writing.buffer import Example, ShardBuffer
 from bertvision.featurestore.writing.columns import as_key, as_states, check_same, rows_of
-from bertvision.featurestore.writing.committed import Committed
+from bertvision.featurestore.writing.committed import Committed, check_all, check_new
 from bertvision.featurestore.writing.finishing import finish
-from bertvision.featurestore.writing.growing import (
-    Column,
-    GrowingLedger,
-    GrowingRecord,
-)
-from bertvision.featurestore.writing.growth import begin, commit, keys_due
+from bertvision.featurestore.writing.growing import Column, GrowingLedger, GrowingRecord
+from bertvision.featurestore.writing.growth import begin, close_part, commit, keys_due, known_stats
 
 
 class ActivationWriter:
@@ -65,7 +61,7 @@ class ActivationWriter:
     ) -> None:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
         self._held = ExitStack()
-        self._open = True
+        self._open, self._cut_short = True, False
         with full_disk_named(self._storage):
             state = ledger.state()
             if isinstance(state, GrowingRecord) and state.final is not None:
@@ -75,7 +71,7 @@ class ActivationWriter:
                 # first: or a split that can never be finished would be begun
                 self._due = keys_due(self._storage, ledger.tag, ledger.split)
                 with ledger.commit_lock():
-                    state = begin(ledger, wanted, stats)
+                    state = begin(ledger, wanted, stats, part)
                 self._growing = state if isinstance(state, GrowingRecord) else None
                 if self._growing is None:
                     table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
@@ -83,12 +79,13 @@ class ActivationWriter:
                     return
                 self._committed = Committed(ledger, self._growing)
                 self._committed.refresh()
+                known = known_stats(ledger, self._growing)
             except BaseException:
                 self._held.close()
                 raise
-        self._keys = set(self._committed.keys)
+        self._keys = set(self._committed.take_new())
         self._columns: Mapping[str, Column] | None = self._committed.columns
-        self._buffer, self._spare = (ShardBuffer(self._growing, nonfinite) for _ in range(2))
+        self._buffer, self._spare = (ShardBuffer(self._growing, nonfinite, known) for _ in range(2))
         self._background = Background(self._commit)
 
     def __repr__(self) -> str:
@@ -122,10 +119,13 @@ class ActivationWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._let_go()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if self._open:
+                self._cut_short = True
+                self._let_go()
 
     def add(
         self,
@@ -150,10 +150,13 @@ class ActivationWriter:
         Raises:
             InputError: the key is there already, or what is given cannot be stored.
             NonFiniteError: the hidden states hold NaN or infinity, or do not fit the encoding.
+                Where it names another example, that one waited for the channel statistics and is
+                dropped; this one is added.
             DiskSpaceError: the disk is full; what was committed stays whole.
         """
         self._require_open()
-        name, growing = self._new_key(key)
+        name, ledger = as_key(key), self._ledger
+        growing = check_new(name, self._growing, self._keys, self._due, ledger.tag, ledger.split)
         states = as_states(name, hidden_states, growing)
         rows, columns = rows_of(len(states), input_ids, labels or {}, fields or {})
         if self._columns is not None:
@@ -163,6 +166,7 @@ class ActivationWriter:
         self._buffer.put(Example(name, states, rows))
         self._columns = columns
         self._keys.add(name)
+        self._tell_refused()
 
     def flush(self) -> None:
         """Write the examples that are not written yet, as a shard that stays as it is.
@@ -172,6 +176,7 @@ class ActivationWriter:
 
         Raises:
             InputError: another process committed one of them meanwhile: `discard` drops all.
+            NonFiniteError: one does not fit the encoding; it is dropped, the others are written.
             DiskSpaceError: the disk is full; they are kept.
         """
         self._require_open()
@@ -179,30 +184,36 @@ class ActivationWriter:
             if self._buffer.keys:
                 self._hand_over()
             self._background.settle()
-            self._keys |= self._committed.keys
+            self._keys.update(self._committed.take_new())
+            self._tell_refused()
 
     def discard(self) -> None:
         """Drop the examples that are not written, so that they can be added again."""
         if self._growing is not None:
-            with suppress(BertvisionError):  # what can be written is
+            with suppress(BertvisionError, OSError):  # what can be written is
                 self._background.settle()
-            self._keys = self._keys.difference(self.unwritten) | self._committed.keys
+            self._keys.difference_update(self.unwritten, self._refused())
+            self._keys.update(self._committed.take_new())
+            self._columns = self._committed.columns
             self._background.drop()
             self._buffer.clear()
 
     def close(self) -> None:
         """Write what it holds and let go of the split, which can be gone on with later.
 
+        Where that fails it stays open, with the examples that are not written.
+
         Raises:
-            DiskSpaceError: the disk is full.
+            InputError, NonFiniteError, DiskSpaceError: as `flush`.
         """
         if self._open:
-            try:
-                self.flush()
-            finally:
-                self._let_go()
+            self.flush()
+            if self._growing is not None:
+                with full_disk_named(self._storage):
+                    close_part(self._ledger, self._growing, self._part)
+            self._let_go()
 
-    def finish(self, permute: int | None = None) -> ActivationSplit:
+    def finish(self, permute: int | None = None, examples: int | None = None) -> ActivationSplit:
         """Write what it holds, and make the split complete: it takes no more examples then.
 
         ``plan.example_id`` of the split is the place of a stored example among the sorted keys,
@@ -212,22 +223,28 @@ class ActivationWriter:
             permute: seed of a permutation of the stored order, as training splits of extraction
                 have one, so that neighbours are mixed; it takes the split's space once more while
                 it is done. None keeps the order in which shards were committed.
+            examples: how many it must have, whoever added them; None takes those that are there.
 
         Returns:
             The split, which is read as any other.
 
         Raises:
-            InputError: it has no example, or was finished in another order.
+            InputError: it has no example, or lacks some; a part of it was begun and not closed;
+                this writer's block ended by an error; or it was finished in another order.
             ProvenanceError: another snapshot has the split with other examples.
             CorruptStoreError: a shard is damaged.
             LockedError: another process is adding examples.
         """
-        if self._due is not None and (lacking := self._due - self._keys) and self._open:
+        if self._cut_short:
             raise InputError(
-                f"{self._ledger.name} lacks {len(lacking):,} of the {len(self._due):,} examples "
-                f"that the split has in other snapshots, {min(lacking)!r} first: add them before "
-                "it is finished"
+                f"the writer of {self._ledger.name} was closed by an error, and what it held was "
+                "dropped: make another one with the same arguments, and add what it lacks"
             )
+        if self._open and self._growing is not None:
+            self.flush()
+            self._committed.refresh()
+            self._keys.update(self._committed.take_new())
+        check_all(self._keys, self._due, examples, self._ledger.name)
         self.close()
         with full_disk_named(self._storage):
             finish(self._ledger, permute)
@@ -248,6 +265,17 @@ class ActivationWriter:
             if self._spare.stats is not None:
                 self._buffer.use(self._spare.stats)
 
+    def _tell_refused(self) -> None:
+        if refused := self._refused():
+            self._keys -= refused.keys()
+            raise NonFiniteError(f"{'; '.join(refused.values())}: dropped, all others are kept")
+
+    def _refused(self) -> dict[str, str]:
+        """What waited for the channel statistics and does not fit; it is told once."""
+        refused = self._buffer.refused | self._spare.refused
+        self._buffer.refused, self._spare.refused = {}, {}
+        return refused
+
     def _commit(self, buffer: ShardBuffer) -> None:
         assert self._growing is not None
         with full_disk_named(self._storage):
@@ -265,23 +293,3 @@ class ActivationWriter:
                 f"the writer of {self._ledger.name} is closed: make another one with the same "
                 "arguments to go on"
             )
-
-    def _new_key(self, key: str | int) -> tuple[str, GrowingRecord]:
-        name = as_key(key)
-        if self._growing is None:
-            raise InputError(
-                f"{self._ledger.name} is complete and takes no more examples: remove it with "
-                f"`store.remove({self._ledger.tag!r}, {self._ledger.split!r})`, or write to "
-                "another split"
-            )
-        if name in self._keys:
-            raise InputError(
-                f"{self._ledger.name} has an example {name!r} already: leave out what it has, "
-                "`if key not in writer`"
-            )
-        if self._due is not None and name not in self._due:
-            raise InputError(
-                f"{name!r} is no example of {self._ledger.split} in other snapshots, and a split "
-                "has the same ones in each: choose another name for the split"
-            )
-        return name, self._growing

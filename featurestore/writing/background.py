@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from bertvision.featurestore.writing.buffer import ShardBuffer
 
@@ -43,16 +43,19 @@ class Background:
         """
         if self.buffer is None:
             return
-        future = self._future or self._thread.submit(self._commit, self.buffer)
-        self._future = None
-        future.result()
+        if self._future is None:
+            self._future = self._thread.submit(self._commit, self.buffer)
+        wait([self._future])  # an interrupt leaves it, or the buffer would be committed twice
+        if error := self._future.exception():
+            self._future = None
+            raise error
         self.drop()
 
     def drop(self) -> None:
         """Let go of the buffer, which is empty then."""
         if self.buffer is not None:
             self.buffer.clear()
-        self.buffer = None
+        self.buffer = self._future = None
 
     def end(self) -> None:
         """Wait for the thread's end; what it was committing is committed, or is not."""

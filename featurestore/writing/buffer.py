@@ -19,6 +19,8 @@ from bertvision.featurestore.writing.columns import Rows
 from bertvision.featurestore.writing.shards import ShardContent
 
 _BLOCK_TOKENS = 1024
+_LARGEST = 1e8
+"""Beside a larger value the sums of channel statistics keep no digits of the others."""
 
 
 class Example(NamedTuple):
@@ -44,6 +46,7 @@ class ShardBuffer:
     Args:
         layout: of the split.
         nonfinite: what to do about NaN and infinity (see `encode`).
+        stats: channel statistics, where they are known.
 
     Attributes:
         keys: of the examples it holds.
@@ -51,9 +54,12 @@ class ShardBuffer:
         tokens: of all.
         rows: arrays beside each.
         stats: channel statistics, once they are known.
+        refused: examples that waited and do not fit the encoding, by key why; they are dropped.
     """
 
-    def __init__(self, layout: Layout, nonfinite: NonFinite) -> None:
+    def __init__(
+        self, layout: Layout, nonfinite: NonFinite, stats: ChannelStats | None = None
+    ) -> None:
         encoding = get_encoding(layout.encoding)
         layers, tokens = len(layout.layers), layout.shard_tokens
         width = encoding.codes_size(layout.hidden_size)
@@ -61,7 +67,8 @@ class ShardBuffer:
         self.lengths: list[int] = []
         self.rows: list[Rows] = []
         self.tokens = 0
-        self.stats: ChannelStats | None = None
+        self.stats = stats
+        self.refused: dict[str, str] = {}
         self._layout, self._encoding, self._nonfinite = layout, encoding, nonfinite
         self._codes = torch.empty((layers, tokens, width), dtype=encoding.torch_dtype)
         self._scale: Tensor | None = None
@@ -92,14 +99,15 @@ class ShardBuffer:
             NonFiniteError: names it.
         """
         if self.waits:
-            if self._nonfinite == "error" and not bool(example.hidden_states.isfinite().all()):
+            if self._nonfinite == "error" and not bool(_usable(example.hidden_states).all()):
                 raise NonFiniteError(
-                    f"example {example.key!r}: the hidden states hold NaN or infinity: look at "
-                    'the model, or give nonfinite="record" to have them replaced and counted'
+                    f"example {example.key!r}: the hidden states hold NaN, infinity or values "
+                    f"above {_LARGEST:.0e}: look at the model, choose encoding bfloat16 or "
+                    'float32, or give nonfinite="record" to have them replaced and counted'
                 )
             self._waiting.append(example.hidden_states.detach().cpu().clone())
         else:
-            self._encode(example.key, example.hidden_states, self.tokens)
+            self._encode(example.key, example.hidden_states, self.tokens, self.stats)
         self.keys.append(example.key)
         self.lengths.append(len(example.hidden_states))
         self.tokens += len(example.hidden_states)
@@ -117,14 +125,22 @@ class ShardBuffer:
     def use(self, stats: ChannelStats) -> None:
         """Encode with these statistics from now on, and what waits first.
 
-        Raises:
-            NonFiniteError: an example does not fit the encoding.
+        An example that does not fit the encoding is dropped alone, and stands in ``refused``.
         """
-        self.stats, first = stats, 0
-        for key, states in zip(self.keys, self._waiting, strict=False):
-            self._encode(key, states, first)
+        kept, first, self._replaced = [], 0, 0
+        for i, (key, states) in enumerate(zip(self.keys, self._waiting, strict=True)):
+            try:
+                self._encode(key, states, first, stats)
+            except NonFiniteError as error:
+                self.refused[key] = str(error)
+                continue
+            kept.append(i)
             first += len(states)
-        self._waiting = []
+        self.keys = [self.keys[i] for i in kept]
+        self.lengths = [self.lengths[i] for i in kept]
+        self.rows = [self.rows[i] for i in kept]
+        # last: before this it waits as a whole, and may be tried again
+        self.tokens, self._waiting, self.stats = first, [], stats
 
     def content(self, shard: int) -> ShardContent:
         """What it holds, as the content of a shard."""
@@ -137,8 +153,10 @@ class ShardBuffer:
         self.keys, self.lengths, self.rows = [], [], []
         self._waiting, self.tokens, self._said, self._replaced = [], 0, 0, 0
 
-    def _encode(self, key: str, hidden_states: Tensor, first: int) -> None:
-        stats = self.stats and ChannelStats(*(s.to(hidden_states.device) for s in self.stats))
+    def _encode(
+        self, key: str, hidden_states: Tensor, first: int, stats: ChannelStats | None
+    ) -> None:
+        stats = stats and ChannelStats(*(s.to(hidden_states.device) for s in stats))
         try:
             encoded = encode(
                 hidden_states.detach(), self._encoding, stats, nonfinite=self._nonfinite
@@ -160,7 +178,7 @@ def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:
 
     Raises:
         InputError: there is no example.
-        NonFiniteError: none is without NaN and infinity.
+        NonFiniteError: no token is without NaN, infinity and values that are too large.
     """
     if not examples:
         raise InputError("there are no examples to take channel statistics from")
@@ -171,5 +189,10 @@ def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:
         kinds[:] = POOLED
     calibrator = Calibrator(encoding, kinds)
     for block in torch.cat(examples).split(_BLOCK_TOKENS):
-        calibrator.add(block.float(), block.isfinite().flatten(1).all(dim=1))
+        calibrator.add(block.float(), _usable(block).flatten(1).all(dim=1))
     return calibrator.result()
+
+
+def _usable(hidden_states: Tensor) -> Tensor:
+    """Whether channel statistics may be taken of each value: it is neither NaN nor too large."""
+    return hidden_states.float().abs() <= _LARGEST

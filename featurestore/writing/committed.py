@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from bertvision.errors import CorruptStoreError, InputError, counted
 from bertvision.featurestore.format.shard import shard_key
@@ -35,6 +35,8 @@ class Committed:
         self.columns: Mapping[str, Column] | None = None
         self._ledger, self._growing = ledger, growing
         self._seen: set[int] = set()
+        self._lowest = 0
+        self._new: list[str] = []
 
     def refresh(self) -> None:
         """Take note of shards that were committed since.
@@ -48,13 +50,18 @@ class Committed:
                     f"{self._ledger.name} shard {record.shard} holds example {min(twice)!r}, "
                     "which another shard holds too"
                 )
-            self._seen.add(record.shard)
-            self.keys.update(record.keys)
-            self.columns = record.columns
+            self.add(record)
+
+    def take_new(self) -> list[str]:
+        """The keys that came since the call before."""
+        found, self._new = self._new, []
+        return found
 
     def next_shard(self) -> int:
         """The lowest number that no shard has."""
-        return next(i for i in range(len(self._seen) + 1) if i not in self._seen)
+        while self._lowest in self._seen:
+            self._lowest += 1
+        return self._lowest
 
     def check(self, keys: Iterable[str], columns: Mapping[str, Column]) -> None:
         """Check that examples may be committed beside the others.
@@ -72,10 +79,76 @@ class Committed:
             check_same(columns, self.columns, "a shard of this process")
 
     def add(self, record: GrowingShard) -> None:
-        """Take note of a shard that was just committed."""
+        """Take note of a shard that was committed."""
         self._seen.add(record.shard)
         self.keys.update(record.keys)
+        self._new += record.keys
         self.columns = record.columns
+
+
+def check_new(
+    name: str,
+    growing: GrowingRecord | None,
+    keys: Container[str],
+    due: Container[str] | None,
+    tag: str,
+    split: str,
+) -> GrowingRecord:
+    """Check that a split takes an example of this key.
+
+    Args:
+        name: the key.
+        growing: the split's record; None where it is complete.
+        keys: that the split has.
+        due: that it has in other snapshots, or None.
+        tag: of the split.
+        split: its name.
+
+    Returns:
+        The record.
+
+    Raises:
+        InputError: it does not.
+    """
+    if growing is None:
+        raise InputError(
+            f"{tag}/{split} is complete and takes no more examples: remove it with "
+            f"`store.remove({tag!r}, {split!r})`, or write to another split"
+        )
+    if name in keys:
+        raise InputError(
+            f"{tag}/{split} has an example {name!r} already: leave out what it has, "
+            "`if key not in writer`"
+        )
+    if due is not None and name not in due:
+        raise InputError(
+            f"{name!r} is no example of {split} in other snapshots, and a split has the same ones "
+            "in each: choose another name for the split"
+        )
+    return growing
+
+
+def check_all(keys: set[str], due: set[str] | None, examples: int | None, split: str) -> None:
+    """Check that a split that is to be finished has all examples.
+
+    Args:
+        keys: that it has.
+        due: that it has in other snapshots, or None.
+        examples: how many it must have, or None.
+        split: ``<tag>/<split>``.
+
+    Raises:
+        InputError: some are missing, or there are too many.
+    """
+    if due is not None and (lacking := due - keys):
+        raise InputError(
+            f"{split} lacks {len(lacking):,} of the {len(due):,} examples that the split has in "
+            f"other snapshots, {min(lacking)!r} first: add them before it is finished"
+        )
+    if examples is not None and len(keys) != examples:
+        raise InputError(
+            f"{split} has {len(keys):,} examples, not {examples:,}: it is finished when it has them"
+        )
 
 
 def read_shards(

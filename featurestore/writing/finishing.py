@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError
+from bertvision.errors import CorruptStoreError, IncompleteSplitError, InputError, counted
 from bertvision.featurestore.creation import (
     SplitContents,
     SplitSpec,
@@ -87,6 +87,13 @@ def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
 
 def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None) -> GrowingRecord:
     """Write everything beside the shards, and the record that comes of it into the growing one."""
+    if growing.parts:
+        others = counted(len(growing.parts), "part")
+        raise InputError(
+            f"{others} of {ledger.name} began and did not end, part {growing.parts[0]} first: run "
+            f"it again, or where it has nothing to add, close `store.writer(…, part="
+            f"{growing.parts[0]})` again"
+        )
     shards = _whole_shards(ledger, growing)
     keys = pa.array([key for record in shards for key in record.keys], pa.string())
     order = pc.sort_indices(keys)

@@ -52,11 +52,13 @@ class GrowingRecord(Layout):
 
     Attributes:
         writing: drawn at random when the split was begun; its shards are bound to it.
+        parts: that were begun and have not been closed; they may have more examples to come.
         arrays: channel statistics and what the encoding loses, once they are known.
         final: the split's record, once all examples are there and it is being finished.
     """
 
     writing: str = Field(pattern="^[0-9a-f]{32}$")
+    parts: tuple[Annotated[int, Field(ge=0)], ...] = ()
     arrays: dict[Identifier, ArrayRecord] = {}
     final: SplitRecord | None = None
 

@@ -32,7 +32,7 @@ from bertvision.featurestore.writing.origin import check_layout
 
 
 def begin(
-    ledger: GrowingLedger, wanted: GrowingRecord, stats: ChannelStats | None
+    ledger: GrowingLedger, wanted: GrowingRecord, stats: ChannelStats | None, part: int
 ) -> GrowingRecord | SplitRecord:
     """Create a growing split, or find the one that is to be gone on with.
 
@@ -42,6 +42,7 @@ def begin(
         ledger: of the split.
         wanted: its record, where there is none yet.
         stats: channel statistics that were given, or None.
+        part: that begins to add examples; it counts as begun until `close_part`.
 
     Returns:
         Its record; of a split that is complete, an ordinary one.
@@ -53,19 +54,41 @@ def begin(
     if state is None:
         ledger.storage.remove(group_key(wanted))  # what was left of one that is gone
         ledger.remove_beside()
-        ledger.commit_growing(wanted)
-        state = wanted
+        state = wanted.model_copy(update={"parts": (part,)})
+        ledger.commit_growing(state)
     check_layout(ledger, state, wanted)
-    if stats is None or not isinstance(state, GrowingRecord):
+    if not isinstance(state, GrowingRecord):
         return state
-    if not state.arrays:
-        return _with_stats(ledger, state, Calibration(stats))
-    if not all(map(torch.equal, stats, _stats(ledger, state))):
+    if (
+        stats is not None
+        and state.arrays
+        and not all(map(torch.equal, stats, known_stats(ledger, state) or ()))
+    ):
         raise InputError(
             f"{ledger.name} was begun with other channel statistics: leave them out to go on with "
             "those that it has"
         )
+    if part not in state.parts:
+        state = state.model_copy(update={"parts": tuple(sorted({*state.parts, part}))})
+        ledger.commit_growing(state)
+    if stats is not None and not state.arrays:
+        state = _with_stats(ledger, state, Calibration(stats))
     return state
+
+
+def close_part(ledger: GrowingLedger, begun: GrowingRecord, part: int) -> None:
+    """Note that a part has stored all that was added to it, which `finish` asks of each.
+
+    Args:
+        ledger: of the split, the part of which the caller holds.
+        begun: its record when the part was opened.
+        part: its number.
+    """
+    with ledger.commit_lock():
+        state = ledger.state()
+        if isinstance(state, GrowingRecord) and state.writing == begun.writing:
+            left = tuple(other for other in state.parts if other != part)
+            ledger.commit_growing(state.model_copy(update={"parts": left}))
 
 
 def commit(
@@ -81,7 +104,7 @@ def commit(
         ledger: of the split, a part of which the caller holds.
         begun: its record when that part was opened.
         committed: what its shards hold; the new one is added.
-        buffer: with at least one example.
+        buffer: nothing is committed where it holds nothing.
         columns: the arrays that each of them has.
 
     Raises:
@@ -98,7 +121,11 @@ def commit(
         if buffer.waits:
             if not growing.arrays:
                 growing = _with_stats(ledger, growing, buffer.calibrate())
-            buffer.use(_stats(ledger, growing))
+            stats = known_stats(ledger, growing)
+            assert stats is not None
+            buffer.use(stats)
+        if not buffer.keys:
+            return
         committed.refresh()
         committed.check(buffer.keys, columns)
         shard = committed.next_shard()
@@ -146,7 +173,10 @@ def keys_due(storage: Storage, tag: str, split: str) -> set[str] | None:
     return None
 
 
-def _stats(ledger: GrowingLedger, growing: GrowingRecord) -> ChannelStats:
+def known_stats(ledger: GrowingLedger, growing: GrowingRecord) -> ChannelStats | None:
+    """The channel statistics of a split; None where there are none, or not yet."""
+    if not growing.arrays:
+        return None
     group = group_key(growing)
     mean, std = (
         torch.from_numpy(read_array(ledger.storage, group, name, growing.arrays[name]))
