@@ -42,7 +42,7 @@ from bertvision.commands.store.inspection import app as store_app
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning, InputError
-from bertvision.pipelines.ranks import this_rank
+from bertvision.pipelines.ranks import end_with_starter, this_rank
 from bertvision.pipelines.text import printable
 
 # Read by torch at its first allocation: huge pages make CPU training up to twice as fast.
@@ -128,6 +128,7 @@ def _main(
     logger, handler = logging.getLogger("bertvision"), _Lines()
     logger.addHandler(handler)
     ctx.call_on_close(lambda: logger.removeHandler(handler))
+    end_with_starter()
     rank = this_rank()
     if not rank.alone and ctx.invoked_subcommand not in _SHARED:
         raise InputError(

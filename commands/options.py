@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertvision.pipelines.ranks import this_rank
+from bertvision.pipelines.ranks import RESULT_FILE, this_rank
 from bertvision.pipelines.text import printable
 from bertvision.pipelines.workspace.job_options import DATA, LABEL, PAIR, TEXT
 
@@ -124,9 +125,12 @@ def runs_verb(command: Callable[..., None]) -> Callable[..., None]:
 def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:
     """Print a result to stdout: as JSON, or as the table that ``table`` makes of it.
 
-    Of several ranks the first prints.
+    Of several ranks the first prints; to a file where the process that started them asks for it.
     """
     if not this_rank().first:
         return
     text = json.dumps(result, indent=2, allow_nan=False) if as_json else printable(table(result))
-    typer.echo(text)
+    if (file := os.environ.get(RESULT_FILE)) is None:
+        typer.echo(text)
+    else:
+        Path(file).write_text(text)

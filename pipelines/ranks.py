@@ -7,13 +7,24 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
+
+RESULT_FILE = "BERTVISION_RESULT"
+"""Names where the first of several ranks writes its result, for the process that started them:
+libraries print to stdout as they like."""
+STARTER = "BERTVISION_STARTER"
+"""Names the end of a pipe that is at its end when the process that started a rank is."""
 
 _T = TypeVar("_T")
+_ORPHANED = 300.0
+"""Seconds that a rank without a starter has to end its step and to save, unless it is stuck."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,37 @@ class Rank:
         return list(items[first:after])
 
     def claim_device(self) -> None:
-        """See one GPU alone, that of this rank; to be called before torch looks for any."""
+        """See one GPU alone, that of this rank; to be called before torch looks for any.
+
+        Raises:
+            InputError: see `check_devices`.
+        """
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         if self.alone or seen == "":  # hidden on purpose
             return
-        visible = [str(n) for n in range(self.local_count)] if seen is None else seen.split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[self.local % len(visible)]
+        import torch
+
+        there = torch.cuda.device_count()  # it asks the driver, and does not begin to use it
+        self.check_devices(there)
+        if there:
+            visible = [str(n) for n in range(there)] if seen is None else seen.split(",")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible[self.local]
+
+    def check_devices(self, there: int) -> None:
+        """Refuse more ranks than GPUs; where there is none, all share the CPU.
+
+        Args:
+            there: how many GPUs a process of this machine may see.
+
+        Raises:
+            InputError: names what is allowed.
+        """
+        if 0 < there < self.local_count:
+            raise InputError(
+                f"{self.local_count} processes on a machine that shows them "
+                f"{counted(there, 'GPU')}: give torchrun --nproc-per-node {there} or less, or set "
+                "CUDA_VISIBLE_DEVICES= to let them share the CPU"
+            )
 
 
 def this_rank() -> Rank:
@@ -81,3 +117,22 @@ def this_rank() -> Rank:
             "--nproc-per-node on every machine"
         )
     return Rank(number, count, local, local_count)
+
+
+def end_with_starter() -> None:
+    """Let this process end when the one that started it as a rank has, also where that was killed.
+
+    SIGTERM lets a training end its step and save. A rank that waits for another inside a library
+    hears no signal, and is ended five minutes later.
+    """
+    pipe = os.environ.pop(STARTER, None)
+    if pipe is None:
+        return
+
+    def watch(end: int) -> None:
+        os.read(end, 1)  # nobody writes: it returns when nobody can
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_ORPHANED)
+        os._exit(os.EX_TEMPFAIL)
+
+    threading.Thread(target=watch, args=(int(pipe),), daemon=True).start()

@@ -322,9 +322,14 @@ def test_variants_that_need_whole_batches_are_refused_by_name(
 
 
 def test_devices_from_python_give_what_the_workspace_holds(
-    exact: dict[str, Any], tmp_path: Path
+    exact: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With processes that are started afresh, as by the command."""
+    """With processes that are started afresh, as by the command; a library prints to stdout."""
+    loud = tmp_path / "loud" / "sitecustomize.py"
+    loud.parent.mkdir()
+    loud.write_text("print('NCCL version 2')")
+    path = [str(loud.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     one = bertvision.finetune(**exact, workspace=tmp_path / "one")
     two = bertvision.finetune(**exact, workspace=tmp_path / "two", devices=2)
     assert (two.steps, two.snapshots) == (one.steps, one.snapshots)
@@ -358,8 +363,11 @@ def _launch(code: str, devices: int = 2) -> str:
     return launch([], devices, program=[sys.executable, "-c", "import os, signal, sys\n" + code])
 
 
-def test_what_the_first_rank_prints_is_given() -> None:
-    assert _launch("print(os.environ['RANK'], os.environ['WORLD_SIZE'])", 3) == "0 3\n"
+def test_what_the_first_rank_leaves_is_given_whatever_it_prints() -> None:
+    """NCCL prints its version to stdout where NCCL_DEBUG is set, and it is not alone."""
+    code = "print('NCCL version 2')\nif os.environ['RANK'] == '0': "
+    code += "open(os.environ['BERTVISION_RESULT'], 'w').write(os.environ['WORLD_SIZE'])"
+    assert _launch(code, 3) == "3"
 
 
 WAIT = "signal.pause() if os.environ['RANK'] != '1' else "

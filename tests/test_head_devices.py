@@ -174,12 +174,32 @@ def test_every_head_is_the_part_of_one_process_and_seeds_stay_together(
 
 
 @pytest.mark.parametrize(
-    ("seen", "claimed"), [(None, "1"), ("4,7", "7"), ("3", "3"), ("", "")], ids=repr
+    ("seen", "there", "claimed"),
+    [(None, 2, "1"), (None, 0, None), ("4,7", 2, "7"), ("", 0, ""), ("-1", 0, "-1")],
+    ids=repr,
 )
-def test_a_rank_sees_one_gpu(seen: str | None, claimed: str) -> None:
+def test_a_rank_sees_one_gpu(
+    seen: str | None, there: int, claimed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     with mock.patch.dict(os.environ):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if seen is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = seen
         Rank(number=3, count=4, local=1, local_count=2).claim_device()
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == claimed
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == claimed
+
+
+@pytest.mark.parametrize("seen", [None, "0", "0,1"], ids=repr)
+def test_more_ranks_than_gpus_are_refused(
+    seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond the last GPU would train on the CPU, and not give the same bits."""
+    there = 2 if seen is None else len(seen.split(","))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    for local in range(3):  # all of them, or some would wait for the others
+        with pytest.raises(InputError, match=rf"3 processes .* {there} GPUs?: .*-node {there} or"):
+            Rank(number=local, count=3, local=local, local_count=3).claim_device()

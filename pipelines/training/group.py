@@ -170,7 +170,7 @@ def joined() -> Iterator[Group]:
     """The group of this process, once all of its ranks are there.
 
     Raises:
-        InputError: see `this_rank`.
+        InputError: see `this_rank`, likewise `Rank.check_devices`.
         RankLostError: another rank ended while this one needed it.
     """
     rank = this_rank()
@@ -179,6 +179,7 @@ def joined() -> Iterator[Group]:
         return
     cuda = device().type == "cuda"
     if cuda:
+        rank.check_devices(torch.cuda.device_count())
         torch.cuda.set_device(rank.local)
     try:
         dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)

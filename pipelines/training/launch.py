@@ -5,6 +5,7 @@ What `torchrun` does, with an end that says in a sentence which rank ended the r
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -16,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bertvision.errors import InputError
+from bertvision.pipelines.ranks import RESULT_FILE, STARTER
 from bertvision.pipelines.training.group import PATIENCE, RankLostError
 from bertvision.pipelines.training.resume import StoppedError
 from bertvision.pipelines.workspace.runs import Run, check_shares
@@ -29,6 +32,13 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 _GRACE = 10.0
 """Seconds that ranks have to end after one of them failed, before they are killed."""
+_HEARS = 1.0
+"""Seconds after which a signal is heard that the system gave to another thread, which does not
+wake the one that hears."""
+_BEGIN = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from bertvision.__main__ import main; main()"
+)
 _LOOPBACK = {"lo", "lo0"}  # Linux and macOS
 
 
@@ -75,50 +85,65 @@ def share_out(
 def launch(arguments: Sequence[str], devices: int, program: Sequence[str] | None = None) -> str:
     """Run a command as ranks 0 to ``devices`` - 1, and wait until all have ended.
 
-    SIGINT and SIGTERM are passed on to all of them. Where a rank fails, the others are asked to
-    end, and are killed where they have not after ten seconds.
+    SIGINT and SIGTERM are passed on to all of them. Where a rank fails, or a second signal comes,
+    they are asked to end, and are killed where they have not after ten seconds. What they print
+    goes to stderr.
 
     Args:
         arguments: of the command.
         devices: how many ranks.
-        program: that takes them; by default bertvision itself.
+        program: that takes them; by default `own_program`.
 
     Returns:
-        What rank 0 printed to stdout; that of the others is thrown away.
+        What rank 0 wrote to its `RESULT_FILE`.
 
     Raises:
         StoppedError: a signal to this process stopped them.
         RankLostError: a rank failed; names it, and how it ended.
     """
     store = meeting_place()
-    if program is None:
-        quiet = ["--quiet"] if "TQDM_DISABLE" in os.environ else []
-        program = [sys.executable, "-m", "bertvision", *quiet]
+    program = own_program() if program is None else program
     threads = str(max(1, (os.cpu_count() or 1) // devices))
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryFile() as printed, _passed_on(ranks) as stopped_by:
+    ended: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    read_end, write_end = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, _passed_on(ranks, ended) as stopped_by:
+        result = Path(folder) / "result"
+        told = {RESULT_FILE: str(result), STARTER: str(read_end)}
         try:
             for number in range(devices):
                 own = environment(store, number, devices)
                 ranks.append(
                     subprocess.Popen(
                         [*program, *arguments],
-                        env={"OMP_NUM_THREADS": threads, **os.environ, **own},
+                        env={"OMP_NUM_THREADS": threads, **os.environ, **own, **told},
                         stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL if number else printed,
+                        stdout=2,
+                        pass_fds=[read_end],
                         start_new_session=True,  # Ctrl-C is for this process, which passes it on
                     )
                 )
             if (signum := stopped_by()) is not None:  # it came before all were there to hear it
                 for rank in ranks:
                     rank.send_signal(signum)
-            order = _wait(ranks)
+            order = _wait(ranks, ended)
         finally:
             for rank in ranks:
                 rank.kill()  # of one that ended it does nothing
+            os.close(read_end)
+            os.close(write_end)
         _judge([(number, ranks[number].returncode) for number in order], stopped_by())
-        printed.seek(0)
-        return printed.read().decode()
+        return result.read_text()
+
+
+def own_program() -> list[str]:
+    """What runs bertvision in another process, which imports what this one would import.
+
+    Python alone would look for modules in the current folder first, which this process may not do:
+    a folder of data may hold a ``torch.py``.
+    """
+    quiet = ["--quiet"] if "TQDM_DISABLE" in os.environ else []
+    return [sys.executable, "-P", "-c", _BEGIN, json.dumps([*map(str, sys.path)]), *quiet]
 
 
 def meeting_place() -> TCPStore:
@@ -159,31 +184,40 @@ def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
     }
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Wait for all ranks; once one has failed, not long for the others. Gives their order."""
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+def _wait(
+    ranks: Sequence[subprocess.Popen[bytes]], ended: queue.SimpleQueue[int | None]
+) -> list[int]:
+    """Wait for all ranks; once one has failed, not long for the others. Gives their order.
 
-    def watch(number: int) -> None:
-        ranks[number].wait()
-        ended.put(number)
+    Args:
+        ranks: that were started.
+        ended: is given the number of each, and None where a signal asked not to wait long.
+    """
 
-    for number in range(len(ranks)):
-        threading.Thread(target=watch, args=(number,), daemon=True).start()
+    def watch(rank: int) -> None:
+        ranks[rank].wait()
+        ended.put(rank)
+
+    for rank in range(len(ranks)):
+        threading.Thread(target=watch, args=(rank,), daemon=True).start()
     order: list[int] = []
     deadline: float | None = None
     while len(order) < len(ranks):
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        left = _HEARS if deadline is None else deadline - time.monotonic()
         try:
-            order.append(ended.get(timeout=left))
+            number = ended.get(timeout=min(_HEARS, max(0.0, left)))
         except queue.Empty:
-            for rank in ranks:
-                rank.kill()
-            deadline = None
+            if left <= 0:
+                for process in ranks:
+                    process.kill()
+                deadline = None
             continue
-        if ranks[order[-1]].returncode and deadline is None:
+        if number is not None:
+            order.append(number)
+        if (number is None or ranks[number].returncode) and deadline is None:
             deadline = time.monotonic() + _GRACE
-            for rank in ranks:
-                rank.terminate()
+            for process in ranks:
+                process.terminate()
     return order
 
 
@@ -219,15 +253,20 @@ def _judge(ends: Sequence[tuple[int, int]], stopped_by: int | None) -> None:
 
 @contextmanager
 def _passed_on(
-    ranks: Sequence[subprocess.Popen[bytes]],
+    ranks: Sequence[subprocess.Popen[bytes]], ended: queue.SimpleQueue[int | None]
 ) -> Iterator[Callable[[], int | None]]:
-    """Pass SIGINT and SIGTERM on to ranks; gives what tells the first that came."""
+    """Pass SIGINT and SIGTERM on to ranks; gives what tells the first that came.
+
+    A rank that waits inside a library hears none of them, so the second sets `_wait` a deadline.
+    """
     came: list[int] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
         came.append(signum)
         for rank in ranks:
             rank.send_signal(signum)
+        if len(came) > 1:
+            ended.put(None)
 
     def first() -> int | None:
         return came[0] if came else None
