@@ -183,6 +183,7 @@ def _exits() -> ExitsResult:
         mean_layers=np.array([[4, 3.2, 2.5, 1], [4, 3, 2, 1], [4, 2.1, 1, np.nan]]),
         scores=np.array([[88, 88.5, 84, 70], [88, 87, 80, 70], [88, 85, 70, np.nan]]),
         least=np.array([3.1, 3.0, 4.0]),
+        least_scores=np.array([87.2, 87, 88]),
         layers=(1, 2, 4),
         fixed=np.array([70.0, 80, 88]),
         weights=np.array([0.2, 0.3, 0.5]),

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from test_latency import _answers
 from torch import nn
 
 import bertvision
-from bertvision.errors import InputError
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.pipelines import precision
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
 from bertvision.pipelines.analysis.records import Analysis
 from bertvision.pipelines.encoders.loading import load_model
+from bertvision.pipelines.finetuning import kept_logits
 from bertvision.pipelines.finetuning import quantised as quantising
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
 from bertvision.pipelines.finetuning.latency import measure_latency
 from bertvision.pipelines.finetuning.latency_record import latency_file
 from bertvision.pipelines.finetuning.quantised import quantise, quantised
-from bertvision.pipelines.records import write_record
+from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.report.costs.compression import compared
 from bertvision.pipelines.report.side_by_side import find_table
 from bertvision.pipelines.results.results import read_results
@@ -33,8 +38,9 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
-from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters, load_snapshot
+from bertvision.pipelines.workspace.status import _is_reported
 from bertvision.pipelines.workspace.workspace import Workspace
 
 LOW = "learned-pooling@l0-1"
@@ -118,12 +124,65 @@ def test_its_scores_are_those_of_its_own_logits_and_stand_among_the_results(
 def test_the_size_is_a_byte_for_each_quantised_weight(lab: Workspace) -> None:
     shown = bertvision.quantise("1e", workspace=lab.root)
     model = load_snapshot(lab.snapshot_dir("1e")).model
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for p in model.base_model.parameters())  # as the table counts
     linear = [m.weight for m in model.base_model.modules() if isinstance(m, nn.Linear)]
     assert shown.float_bytes == 4 * total
     saved = sum(3 * w.numel() - 16 * w.shape[0] for w in linear)
     assert shown.bytes == 4 * total - saved
     assert "BERT, int8" in str(shown)
+
+
+def test_8_bits_are_compared_with_the_encoder_in_the_same_precision(copy: Workspace) -> None:
+    """In a workspace of bf16: what float32 gives is scored too, and the table takes that."""
+    file = copy.root / "bertvision.yaml"
+    file.write_text(file.read_text().replace("precision: '32'", "precision: bf16"))
+    shutil.rmtree(copy.root / "quantised")
+    space = Workspace.find(copy.root)
+    assert space.config.finetune.precision == "bf16"
+    own = space.bert_dir("1e") / "metrics.json"
+    plain = read_record(own, BertScores, "")  # the shared workspace was scored in float32
+    held = quantise(space, "1e")
+    assert (held.precision, held.whole) == ("32", plain.rules)
+    assert quantise(space, "1e") == held
+    plain.rules["n-best"]["metrics"]["f1"] = 99.0  # as if bf16 had given it
+    write_record(own, plain)
+    row = _table(space)["/BERT, int8"]
+    full = held.whole["n-best"]["metrics"]["f1"]
+    trivial = row["baseline"]
+    assert row["retention"] == pytest.approx(100 * (row["score"] - trivial) / (full - trivial))
+    assert "BERT, float32" in str(bertvision.quantise("1e", workspace=space.root))
+
+
+def test_a_report_is_old_where_8_bits_were_scored_since(copy: Workspace) -> None:
+    page = copy.root / "report" / "index.html"
+    page.parent.mkdir()
+    page.write_text("")
+    later = page.stat().st_mtime + 60
+    os.utime(page, (later, later))
+    assert _is_reported(copy)
+    os.utime(copy.root / "quantised/1e/metrics.json", (later + 60, later + 60))
+    assert not _is_reported(copy)
+
+
+@pytest.mark.parametrize("file", ["dev", ".dev-0"])
+def test_damaged_logits_name_the_command_that_makes_them(
+    copy: Workspace, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setattr(kept_logits, "_PART", 16_384 if file == "dev" else 5)
+    for folder in (copy.root / "quantised/1e", copy.bert_dir("1e")):
+        arrays = load_file(folder / "dev.safetensors")
+        del arrays["end_logits"]
+        with safe_open(folder / "dev.safetensors", framework="numpy") as kept:
+            metadata = kept.metadata()
+        (folder / "dev.safetensors").unlink()
+        save_file(arrays, folder / f"{file}.safetensors", metadata)
+        (folder / "metrics.json").unlink()
+    with pytest.raises(WorkspaceError, match=r"run `bertvision quantise --checkpoint 1e`"):
+        quantise(copy, "1e")
+    with pytest.raises(
+        WorkspaceError, match=r"run `bertvision logits --checkpoint 1e --split dev`"
+    ):
+        keep_logits(copy, "1e", ["dev"])
 
 
 def test_what_is_scored_is_not_scored_again_but_for_other_weights(
@@ -175,7 +234,9 @@ def test_rows_are_what_was_measured(lab: Workspace) -> None:
         assert bert["score"] > trivial
         assert rows[name]["score"] == score
         assert rows[name]["retention"] == pytest.approx(expected)
-    assert eight["smaller"] == pytest.approx(4 * whole / eight["bytes"])
+    of = bertvision.quantise("1e", workspace=lab.root)
+    assert eight["smaller"] == of.float_bytes / of.bytes
+    assert of.float_bytes == 4 * whole
     low = rows[f"/{LOW}@d1e"]
     one = load_model(lab.snapshot_dir("1e"), num_hidden_layers=1)
     head = 3 + 2 * 32 + 2  # two weights and γ, and the output layer
@@ -247,7 +308,8 @@ def test_early_exits_and_masked_heads_are_the_least_within_a_point(copy: Workspa
         thresholds=np.array([[np.nan, 0.1, 0.6]]),
         mean_layers=lines,
         scores=np.array([[80.0, 79.5, 60.0]]),
-        least=np.array([1.5]),
+        least=np.array([1.2]),  # a threshold between those that are shown
+        least_scores=np.array([79.25]),
         layers=(1, 2),
         fixed=np.array([55.0, 80.0]),
         weights=np.array([0.5, 0.5]),
@@ -276,16 +338,21 @@ def test_early_exits_and_masked_heads_are_the_least_within_a_point(copy: Workspa
         seed=0,
     )
     (copy.root / "analysis").mkdir()
-    for result in (exits, pruned):
+    of_tune = replace(exits, name="1e/tune"), replace(pruned, name="1e/tune")
+    for result in (exits, pruned, *of_tune):
         command = f"bertvision {result.kind} 1e"
         record = Analysis[type(result)](  # type: ignore[misc]
             command=command, weights_sha256={"1e": weights}, kind=result.kind, result=result
         )
-        write_record(copy.root / "analysis" / f"{result.kind}-1e.json", record)
+        file = f"{result.kind}-{result.name.replace('/', '-')}.json"
+        write_record(copy.root / "analysis" / file, record)
     rows = _table(copy)
+    table = find_table(copy, "compression", ()).rows
+    assert [r["how"] for r in table][-2:] == ["early exits", "masked heads"]  # of dev alone
+    assert len(table) == len(rows)
     early, masked = rows["/exits by entropy"], rows["/50 % of attention heads"]
-    assert (early["how"], early["layers"], early["score"]) == ("early exits", 1.5, 79.5)
-    assert early["retention"] == pytest.approx(100 * 29.5 / 30)
+    assert (early["how"], early["layers"], early["score"]) == ("early exits", 1.2, 79.25)
+    assert early["retention"] == pytest.approx(100 * 29.25 / 30)
     assert (early["command"], early["speed_up"]) == ("bertvision exits 1e", None)
     assert masked["retention"] == pytest.approx(100 * 21 / 20)
     assert (masked["how"], masked["command"]) == ("masked heads", "bertvision prune 1e")
@@ -298,6 +365,17 @@ def test_8_bits_beside_a_gpu_are_refused(copy: Workspace, monkeypatch: pytest.Mo
     monkeypatch.setattr(latency, "device", lambda: torch.device("cuda"))
     with pytest.raises(InputError, match="8-bit layers run on a CPU.*on cuda"):
         measure_latency(copy, [], tag="1e", in_8_bits=True)
+
+
+def test_8_bits_are_measured_beside_float32_alone(
+    copy: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU of bf16, on which ``auto`` were bf16 for all but them."""
+    monkeypatch.setattr(precision, "has_bf16", lambda: True)
+    with pytest.raises(InputError, match="--quantised --precision bf16: what is not in 8 bits"):
+        measure_latency(copy, [], tag="1e", precision="bf16", in_8_bits=True)
+    found = measure_latency(copy, [], tag="1e", windows=1, rounds=1, in_8_bits=True)
+    assert found.precision == "32"
 
 
 def test_nothing_compressed_has_no_table(workspace: Workspace, tmp_path: Path) -> None:

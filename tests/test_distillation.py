@@ -276,6 +276,7 @@ def test_a_sweep_has_distilled_heads_beside_the_others(space: Workspace) -> None
         ("a@d1e", "a@d1e"),
         ("a@d1e@t2@w0.5", "a@d1e"),
         ("a@t4.0@d2e+3e@w0.25@s3", "a@d2e+3e@t4@w0.25@s3"),
+        ("a@d1e@t1000000", "a@d1e@t1e06"),
     ],
 )
 def test_one_way_of_distilling_has_one_name(name: str, again: str) -> None:

@@ -172,6 +172,10 @@ def test_at_the_ends_all_windows_leave_at_the_last_and_at_the_first_layer(case: 
         own = headline(task.score(of, None).rules)[metric]
         assert score == pytest.approx(own, abs=1e-9)
     assert (found.least <= LAYERS[-1]).all()
+    assert (found.least_scores >= found.fixed[-1] - 1).all()
+    for k, (layers, score) in enumerate(zip(found.least, found.least_scores, strict=True)):
+        shown = np.flatnonzero(found.mean_layers[k] == layers)
+        assert all(found.scores[k, at] == score for at in shown)
 
 
 def test_the_metrics_are_those_of_the_tasks() -> None:

@@ -71,8 +71,8 @@ def latency(
         windows: of dev, evenly spread.
         batch_size: windows of a forward pass.
         rounds: in each of which every system answers all windows.
-        precision: arithmetic of all: auto, 32 or bf16.
-        quantised: also the encoder with 8-bit linear layers, on a CPU.
+        precision: arithmetic of all: auto, 32 or bf16; with ``quantised`` auto is 32.
+        quantised: also the encoder with 8-bit linear layers, on a CPU, all else in float32.
         beside: encoders of other workspaces, such as students: ``../mrpc-4:1e``.
         workspace: folder of the experiment; by default the one you stand in.
 
@@ -159,13 +159,17 @@ def quantise(checkpoint: Tag | None = None, *, workspace: StrPath | None = None)
 
 
 def quantised_table(result: Values) -> str:
-    """Its scores, and the size of the weights beside that in float32."""
+    """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
     metrics = headline(result["rules"])
     names = metric_names([metrics])
     header = ["system", "snapshot", *names.values(), "8-bit layers", "size", "in float32"]
     sizes = size(result["bytes"]), size(result["float_bytes"])
     row = [NAME, result["snapshot"], *metric_cells(metrics, names), str(result["layers"]), *sizes]
-    return format_table(header, [row])
+    rows = [row]
+    if result["whole"] is not None:  # BERT's own scores are of another precision
+        cells = metric_cells(headline(result["whole"]), names)
+        rows.append(["BERT, float32", result["snapshot"], *cells, "0", sizes[1], sizes[1]])
+    return format_table(header, rows)
 
 
 def _one_of_each(space: Workspace, tag: str) -> list[str]:

@@ -73,7 +73,11 @@ def kept_scores(
 
 
 def scored(
-    workspace: Workspace, snapshot: Snapshot, folder: Path, where: torch.device | None = None
+    workspace: Workspace,
+    snapshot: Snapshot,
+    folder: Path,
+    where: torch.device | None = None,
+    command: str = BERT_COMMAND,
 ) -> BertScores:
     """Run a snapshot over tune and dev, and score it on dev; its answers are kept in a folder.
 
@@ -82,11 +86,14 @@ def scored(
         snapshot: as it is to be run.
         folder: for its logits and predictions.
         where: see `logits_on`.
+        command: likewise.
     """
     info, splits = snapshot.info, _splits(workspace)
     task = load_task(info.task.name)
     made = {
-        split: logits_on(workspace, info.tag, split, snapshot, task, folder=folder, where=where)
+        split: logits_on(
+            *(workspace, info.tag, split, snapshot, task, command), folder=folder, where=where
+        )
         for split in splits
     }
     used = made if task.tunes else {"dev": made["dev"]}

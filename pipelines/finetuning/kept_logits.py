@@ -26,7 +26,6 @@ from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.config import Tag
-from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.selection import check_split
 from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -71,7 +70,8 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
     snapshot = load_snapshot(folder)
     task, found = load_task(snapshot.info.task.name), []
     for split in splits:
-        logits, seconds = logits_on(workspace, tag, split, snapshot, task)
+        command = f"bertvision logits --checkpoint {tag} --split {split}"
+        logits, seconds = logits_on(workspace, tag, split, snapshot, task, command)
         path = workspace.bert_dir(tag) / f"{split}.safetensors"
         found.append(
             KeptLogits(
@@ -92,6 +92,7 @@ def logits_on(
     split: str,
     snapshot: Snapshot,
     task: Task,
+    command: str,
     *,
     folder: Path | None = None,
     where: torch.device | None = None,
@@ -104,6 +105,7 @@ def logits_on(
         split: of the workspace's own data.
         snapshot: that leaves them.
         task: that it was fine-tuned for.
+        command: what makes them, for messages.
         folder: where they are kept; None is the encoder's own.
         where: device that it is run on, in float32; None is this machine's accelerator, and the
             precision of the workspace.
@@ -115,7 +117,6 @@ def logits_on(
     index = WindowIndex.of(workspace.items(split), windows)
     path = (folder or workspace.bert_dir(tag)) / f"{split}.safetensors"
     seconds = _seconds(path, weights)
-    command = f"bertvision logits --checkpoint {tag}" if split == "train" else BERT_COMMAND
     if seconds is not None:
         return Logits.load(path, index, command), seconds
     precision = resolve_precision("32" if where else workspace.config.finetune.precision)
@@ -124,7 +125,7 @@ def logits_on(
         whole = len(windows) <= _PART
         file = path if whole else path.with_name(f".{split}-{first}.safetensors")
         some, desc = windows.part(first, first + _PART), f"BERT {tag} {split}"
-        part, seconds = _part(file, snapshot, task, some, precision, desc, where)
+        part, seconds = _part(file, snapshot, task, some, command, precision, desc, where)
         parts.append(part.arrays)
         spent += seconds
         files.append(file)
@@ -143,6 +144,7 @@ def _part(
     snapshot: Snapshot,
     task: Task,
     windows: Windows,
+    command: str,
     precision: Precision,
     desc: str,
     where: torch.device | None,
@@ -151,7 +153,7 @@ def _part(
     index = WindowIndex.of([], windows)
     seconds = _seconds(path, snapshot.info.weights_sha256)
     if seconds is not None:
-        return Logits.load(path, index, BERT_COMMAND), seconds
+        return Logits.load(path, index, command), seconds
     arrays, seconds = predict_logits(
         snapshot.model,
         task,

@@ -71,7 +71,7 @@ def measure_latency(
         windows: of dev, evenly spread; all where there are fewer.
         batch_size: windows of a forward pass.
         rounds: in each of which every system answers all windows; one more goes before them.
-        precision: arithmetic of all: auto, 32 or bf16.
+        precision: arithmetic of all: auto, 32 or bf16; with ``in_8_bits`` auto is 32.
         in_8_bits: also the encoder with 8-bit linear layers, whose other parts are in float32.
         beside: encoders of other workspaces of the same tokenizer, ``FOLDER:TAG``, such as
             students.
@@ -82,15 +82,21 @@ def measure_latency(
     Raises:
         UnknownNameError: there is no such head or snapshot.
         WorkspaceError: a head or the snapshot is damaged.
-        InputError: 8 bits are asked for beside systems that run on a GPU, or an encoder beside has
-            another tokenizer.
+        InputError: 8 bits are asked for beside systems that run on a GPU or in bf16, or an encoder
+            beside has another tokenizer.
     """
     if in_8_bits and device().type != "cpu":
         raise InputError(
             f"--quantised: 8-bit layers run on a CPU, and all systems here on {device().type}; "
             "hide the GPU (CUDA_VISIBLE_DEVICES=) to measure them beside each other"
         )
-    tag, arithmetic = SnapshotTag(tag), resolve_precision(precision)
+    if in_8_bits and precision == "bf16":
+        raise InputError(
+            "--quantised --precision bf16: what is not in 8 bits is in float32, and beside bf16 a "
+            "speed-up would be of both; leave --precision out"
+        )
+    tag = SnapshotTag(tag)
+    arithmetic = resolve_precision("32" if in_8_bits and precision == "auto" else precision)
     folder = workspace.require_snapshot(tag)
     snapshot = load_snapshot(folder)
     sample = _Sample.of(workspace, snapshot, windows, batch_size)

@@ -23,6 +23,7 @@ from bertvision.pipelines.finetuning.quantised_record import (
     quantise_command,
     quantised_dir,
 )
+from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -32,6 +33,9 @@ _CPU = torch.device("cpu")
 
 def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
     """Score a snapshot on dev with its linear layers in 8 bits; what is there is kept.
+
+    Where the workspace's own scores are not of float32, it is scored in float32 too: beside them, 8
+    bits would be told together with the other arithmetic.
 
     Args:
         workspace: with the snapshot.
@@ -51,12 +55,17 @@ def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
         return held
     snapshot = load_snapshot(source)
     model, layers = quantised(snapshot.model)
-    found = scored(workspace, snapshot._replace(model=model), folder, _CPU)
+    again, whole = quantise_command(tag), None
+    found = scored(workspace, snapshot._replace(model=model), folder, _CPU, again)
+    if resolve_precision(workspace.config.finetune.precision) != "32":
+        whole = scored(workspace, snapshot, folder / "float32", _CPU, again).rules
     scores = QuantisedScores(
         **found.model_dump(),
         layers=len(layers),
-        bytes=_bytes(snapshot.model, layers),
-        float_bytes=_bytes(snapshot.model, {}),
+        bytes=_bytes(snapshot.model.base_model, layers),
+        float_bytes=_bytes(snapshot.model.base_model, {}),
+        precision="32",
+        whole=whole,
         engine=torch.backends.quantized.engine,
     )
     write_record(folder / "metrics.json", scores)
@@ -87,7 +96,7 @@ def quantised(model: PreTrainedModel) -> tuple[PreTrainedModel, dict[str, nn.Lin
             f"{', '.join(torch.backends.quantized.supported_engines) or 'none'})"
         )
     with warnings.catch_warnings():
-        # deprecated in favour of torchao, whose eager kernels for CPUs are slower than float32
+        # deprecated in favour of torchao, which is no dependency
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*quantize", category=UserWarning)
         try:

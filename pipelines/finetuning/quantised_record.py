@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from bertvision.pipelines.records import Count
+from bertvision.pipelines.tasks.scores import Rules
 from bertvision.pipelines.workspace.records import BertScores
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -20,9 +22,14 @@ class QuantisedScores(BertScores):
     layers: Count
     """Linear layers in 8 bits."""
     bytes: Count
-    """Size of the model's weights with them."""
+    """Size of the encoder's weights with them, without the task's output layer."""
     float_bytes: Count
     """Size in float32."""
+    precision: Literal["32"]
+    """Arithmetic of what is not in 8 bits."""
+    whole: Rules | None
+    """Scores of the encoder without 8-bit layers in this precision, by rule; None where the
+    workspace's own are of it."""
     engine: str
     """Kernels of torch that computed them."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 TEMPERATURE = 2.0
-"""What logits are divided by, where nothing else is said, as by Sanh et al. (2019)."""
+"""What logits are divided by, where nothing else is said, as by default in DistilBERT's code."""
 LABELS_WEIGHT = 0.5
 """Part of a distilled head's loss that labels have, where nothing else is said."""
 
@@ -222,7 +222,7 @@ def _variant(settings: Mapping[str, Any]) -> str:
     if "layers" in settings:
         variant += f"@l{'-'.join(map(str, settings['layers']))}"
     if "lr" in settings:
-        variant += f"@lr{_short(settings['lr'])}".replace("e+", "e")
+        variant += f"@lr{_short(settings['lr'])}"
     if "epochs" in settings:
         variant += f"@e{settings['epochs']}"
     if "distil" in settings:
@@ -238,7 +238,7 @@ def _variant(settings: Mapping[str, Any]) -> str:
 def _short(value: float) -> str:
     """A number as it is written in a name."""
     short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    return (short if float(short) == value else repr(value)).replace("e+", "e")
 
 
 def _head_folder(head: str) -> str:

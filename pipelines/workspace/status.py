@@ -23,7 +23,7 @@ from bertvision.pipelines.workspace.records import (
 )
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName, head_split
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import RESULTS, Workspace
 
 
 def status(workspace: Workspace) -> dict[str, Any]:
@@ -106,8 +106,7 @@ def _is_reported(workspace: Workspace) -> bool:
     page = workspace.root / "report" / "index.html"
     if not page.is_file():
         return False
-    rooms = ("bert", "heads", "ensembles", "probes", "ranking", "analysis")
-    results = (path for room in rooms for path in (workspace.root / room).rglob("*.json"))
+    results = (path for room in RESULTS for path in (workspace.root / room).rglob("*.json"))
     return all(path.stat().st_mtime <= page.stat().st_mtime for path in results)
 
 

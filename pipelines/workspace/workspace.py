@@ -8,7 +8,10 @@ activations/           the store of hidden states, where it is not kept elsewher
 extraction/0.3e/       what extractions cost
 datasets/              where added data sets come from
 probes/ ranking/       what was probed and ranked, by data set
+similarity/ analysis/  what pairs and hidden states say
 heads/0.3e/<run>/      heads, by the snapshot whose activations they were trained on
+quantised/0.3e/        the same of BERT with 8-bit linear layers
+latency/0.3e.json      how long answers take
 ensembles/0.3e/<name>/ ensembles, by the snapshot they were scored on
 report/                the report
 finetune/              log of fine-tuning; the resume file while it runs
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
     from bertvision.pipelines.workspace.dataset import Dataset
 
 FILE = "bertvision.yaml"
+RESULTS = (
+    *("bert", "quantised", "heads", "ensembles"),
+    *("probes", "ranking", "similarity", "analysis", "latency"),
+)
+"""Folders of what was found, which a report shows."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Workspace:
         root = Path(root).expanduser().resolve()
         if (root / FILE).exists():
             raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
-        for name in ("snapshots", "bert", "activations", "heads", "ensembles"):
+        for name in ("snapshots", "activations", *RESULTS):
             if (root / name).exists():
                 raise WorkspaceError(
                     f"{root / name} is left of a workspace without its {FILE}: remove it, or use "

@@ -35,6 +35,7 @@ class ExitsResult(AnalysisResult):
         scores: (criteria, points) of the task, per cent.
         least: (criteria,) fewest mean layers at any threshold with a score of at most one point
             below that of the last layer.
+        least_scores: (criteria,) score there.
         layers: that have an output layer, the last of the encoder among them.
         fixed: (layers,) score where all windows leave at this layer.
         weights: (layers,) of their losses in training, sum 1; NaN where the encoder did not hear
@@ -68,6 +69,7 @@ class ExitsResult(AnalysisResult):
     mean_layers: OfPoints
     scores: OfPoints
     least: Annotated[Array, Axes.of("criteria")]
+    least_scores: Annotated[Array, Axes.of("criteria")]
     layers: Numbers
     fixed: OfLayers
     weights: OfLayers

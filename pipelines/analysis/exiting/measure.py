@@ -72,12 +72,14 @@ def measure_exits(
     arrays = [of.arrays for of in logits]
     budgets = np.linspace(layers[0], layers[-1], _STEPS * (layers[-1] - layers[0]) + 1)
     shown: list[tuple[Array, Array, Array]] = []
-    least = []
+    least, least_scores = [], []
     for criterion in criteria:
         sure = confidence(criterion, arrays, windows.n_tokens, tolerance or 0.0)
         curve = exit_curve(sure, layers, outcomes)
-        near = curve.layers[curve.scores >= fixed[-1] - WITHIN]
-        least.append(float(near.min()))
+        near = np.flatnonzero(curve.scores >= fixed[-1] - WITHIN)
+        first = near[np.argmin(curve.layers[near])]
+        least.append(float(curve.layers[first]))
+        least_scores.append(float(curve.scores[first]))
         at = points_of(curve, budgets)
         sign = -1 if criterion == "entropy" else 1
         limits = np.where(np.isinf(curve.thresholds[at]), np.nan, sign * curve.thresholds[at])
@@ -90,6 +92,7 @@ def measure_exits(
         mean_layers=mean_layers,
         scores=found,
         least=np.array(least),
+        least_scores=np.array(least_scores),
         layers=tuple(layers),
         fixed=np.array(fixed),
         weights=np.array(weights or [np.nan] * len(layers)),
