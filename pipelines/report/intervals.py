@@ -205,5 +205,7 @@ _METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
     "matthews": _correlation,
     "las": _ratio,
     "uas": _ratio,
+    "tau": _ratio,
+    "perfect": _ratio,
 }
 """What sums make each metric: of a mean the sum itself, of a ratio two, of a correlation five."""

@@ -259,6 +259,11 @@ _MEANINGS = (
         "UAS is the share of words with the right head, LAS of those with the right relation too; "
         "punctuation counts, and so do words that the encoder did not see.",
     ),
+    (
+        ["tau"],
+        "Kendall's τ × 100 is the mean over paragraphs, a random order scores 0; perfect are those "
+        "in which every sentence is at its place.",
+    ),
     (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
 )
 """What metrics of classes and scores say, by the columns that there must be."""

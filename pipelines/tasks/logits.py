@@ -30,6 +30,7 @@ _NAMES: dict[TaskKind, tuple[str, ...]] = {
     "classification": ("logits",),
     "span": ("start_logits", "end_logits"),
     "tree": ("arcs", "relations"),
+    "order": ("scores",),
 }
 """Names of the arrays of each kind."""
 _DIMENSIONS = {"logits": 2, "relations": 2}
@@ -61,6 +62,8 @@ class WindowIndex:
         """How many rows the logits of a name have."""
         if name == "logits":
             return len(self.item_index)
+        if name == "scores":
+            return int((self.marks["sentences"] >= 0).sum())
         if name not in ("arcs", "relations"):
             return int(self.n_tokens.sum())
         first = np.cumsum(self.n_tokens, dtype=np.int64) - self.n_tokens
@@ -76,7 +79,7 @@ class Logits:
     arrays: Mapping[str, npt.NDArray[np.float32]]
     """By name as `Task.logits` gives them: ``start_logits`` and ``end_logits`` (tokens,), the
     windows one after another; ``logits`` (windows, classes); of trees ``arcs`` and ``relations``,
-    as `ParsingTask.window_logits` gives them."""
+    and of orders ``scores``, as `Task.window_logits` gives them."""
     windows: WindowIndex
 
     @property

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
 """What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
-TaskKind = Literal["span", "classification", "tree", "phrases"]
+TaskKind = Literal["span", "classification", "tree", "phrases", "order"]
 """What the logits of a task are of: those of heads (`models.Kind`); and what no head on stored
-states learns, ``tree``, a head and a relation for each word, and ``phrases``, the class of a pair
-of spans."""
+states learns, ``tree``, a head and a relation for each word, ``phrases``, the class of a pair of
+spans, and ``order``, that of sentences."""
 POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
 """Poolings over a window's tokens, in the order in which they are listed."""
 
@@ -135,6 +135,11 @@ TASKS: dict[str, TaskEntry] = {
         *("accuracy", "all"),
         max_length=128,
         kind="phrases",
+    ),
+    "ordering": TaskEntry(
+        "bertvision.pipelines.tasks.ordering.task:OrderingTask",
+        *("tau", "all"),
+        kind="order",
     ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False

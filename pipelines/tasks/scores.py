@@ -28,6 +28,8 @@ METRICS: dict[str, str] = {
     "best_f1": "oracle F1",
     "las": "LAS",
     "uas": "UAS",
+    "tau": "Kendall's τ",
+    "perfect": "perfect order",
     "pearson": "Pearson",
     "spearman": "Spearman",
     "majority": "majority",
@@ -52,9 +54,11 @@ Metric = Literal[
     "spearman",
     "las",
     "uas",
+    "tau",
+    "perfect",
 ]
 """Those that two systems can be compared by."""
-CORRELATIONS = ("matthews", "pearson", "spearman")
+CORRELATIONS = ("matthews", "pearson", "spearman", "tau")
 """Metrics from −100 to 100."""
 
 
@@ -77,8 +81,8 @@ class Scores(NamedTuple):
         rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
             0``, ``argmax`` and `ORACLE`; of classes ``argmax``) the threshold and the metrics.
         predictions: by item id, the answers of ``n-best``, which is the official predictions
-            file; whether the question is answerable; the index of the class; the score; or a parse
-            (see `trees.attachment`).
+            file; whether the question is answerable; the index of the class; the score; a parse
+            (see `trees.attachment`); or an order of sentences.
         na_scores: by question id, how much better no answer scores than the best span, or than
             answerable; empty where the items are no questions.
         tuned: whether the held-out part that was given could tell a threshold.

@@ -26,7 +26,7 @@ class Variant:
     What a variant does not change it inherits: all methods do nothing here.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("span", "classification", "tree", "phrases")
+    kinds: ClassVar[tuple[str, ...]] = ("span", "classification", "tree", "phrases", "order")
     """Kinds of the tasks that it fits."""
     needs: ClassVar[str | None] = None
     """What stands behind the colon, such as ``layers``; None where nothing may."""
