@@ -129,6 +129,9 @@ def test_every_sentence_has_a_special_token_and_its_right_position(tiny_bert: Pa
     assert set(windows.input_ids[begins]) == {tokenizer.cls_token_id}
     assert windows.input_ids[-1] == tokenizer.sep_token_id
     assert tuple(windows.token_labels["positions"][begins]) == item.shown
+    assert windows.token_type_ids[begins].tolist() == [0, 1, 0, 1]  # and so its other tokens
+    changes = np.flatnonzero(np.diff(windows.token_type_ids)) + 1
+    assert changes.tolist() == begins[1:].tolist()
     for k, begin in enumerate(begins):
         end = [*begins, len(marks) - 1][k + 1]
         (start, _), (_, stop) = windows.offset_mapping[[begin + 1, end - 1]]

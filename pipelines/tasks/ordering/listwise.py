@@ -1,7 +1,8 @@
 """The output layer of sentence ordering, a score for each sentence, and its listwise loss.
 
 Zhu et al. (2021, arXiv:2103.13584), *BERT4SO: Neural Sentence Ordering by Fine-tuning BERT*: all
-sentences in one window with a special token in front of each, ListMLE over what is read there.
+sentences in one window with a special token in front of each, a listwise loss over what is read
+there. Theirs is ListMLE with a margin; here it is ListMLE itself.
 """
 
 from __future__ import annotations

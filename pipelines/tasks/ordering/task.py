@@ -25,7 +25,7 @@ from bertvision.pipelines.tasks.ordering.paragraphs import Paragraph, read_parag
 from bertvision.pipelines.tasks.own_output import OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.source import find_file, splits_in
-from bertvision.pipelines.tasks.special_tokens import require_fast
+from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -55,6 +55,9 @@ class OrderingTask(Task):
     def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:
         """One window for each paragraph: the first special token in front of every sentence.
 
+        Token types alternate from sentence to sentence between those of a pair of texts: the
+        interval embeddings of BERT4SO. Families of a single type have none.
+
         Where all of them have no room, the longest sentences are cut off, and how many paragraphs
         have such is said.
 
@@ -62,7 +65,7 @@ class OrderingTask(Task):
             InputError: a window has not room for a token of every sentence, or the tokenizer has
                 no special tokens.
         """
-        require_fast(tokenizer)
+        template = Template.of(tokenizer)
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
         if first is None or last is None:
             raise InputError(
@@ -70,6 +73,7 @@ class OrderingTask(Task):
                 "last: take an encoder such as bert-base-uncased"
             )
         ids: list[int] = []
+        types: list[int] = []
         offsets: list[tuple[int, int]] = []
         marks: list[int] = []
         positions: list[int] = []
@@ -87,10 +91,12 @@ class OrderingTask(Task):
             for k, (of, at) in enumerate(zip(tokens, places, strict=True)):
                 some = min(len(of), longest)
                 ids += [first, *of[:longest]]
+                types += [template.types[k % 2]] * (some + 1)
                 offsets += [(-1, -1), *at[:longest]]
                 marks += [k, *[-1] * some]
                 positions += [item.shown[k], *[-1] * some]
             ids.append(last)
+            types.append(types[-1])
             offsets.append((-1, -1))
             marks.append(-1)
             positions.append(-1)
@@ -103,7 +109,7 @@ class OrderingTask(Task):
             )
         return Windows(
             input_ids=np.array(ids, np.int32),
-            token_type_ids=np.zeros(len(ids), np.uint8),
+            token_type_ids=np.array(types, np.uint8),
             offset_mapping=np.array(offsets, np.int32).reshape(-1, 2),
             n_tokens=np.array(lengths, np.int32),
             item_index=np.arange(len(items), dtype=np.int32),
