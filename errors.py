@@ -23,7 +23,9 @@ without a traceback and exits with status 2.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
+from typing import SupportsIndex
 
 
 class BertvisionError(Exception):
@@ -94,6 +96,26 @@ def counted(n: int, what: str) -> str:
         what: one of them; an s makes it several.
     """
     return f"{n:,} {what}" + ("" if n == 1 else "s")
+
+
+def whole_number(name: str, value: SupportsIndex, least: int) -> int:
+    """A number that somebody gave, as Python's own.
+
+    Args:
+        name: what it is called where it was given.
+        value: of any type of whole numbers, such as NumPy's.
+        least: the smallest that is allowed.
+
+    Raises:
+        InputError: it is no whole number, or smaller.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} is {value!r}: give a whole number, {least} or more") from None
+    if number < least:
+        raise InputError(f"{name} is {number}: it must be {least} or more")
+    return number
 
 
 def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:

@@ -31,9 +31,14 @@ class BufferPool:
     views, tensors made from them and tensors made from those all hold the buffer. So a batch that
     somebody keeps is never overwritten. Where an interpreter counts otherwise (see
     `idle_references`), all memory is fresh.
+
+    Args:
+        most: buffers that are kept to be used again. What is taken beyond them is the taker's, and
+            is given back with it, or the pool would hold whatever somebody has ever kept at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
         self._buffers: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
@@ -51,7 +56,8 @@ class BufferPool:
                     self._buffers[i] = np.empty(nbytes, np.uint8)
                     return self._buffers[i].view(dtype).reshape(shape)
             buffer = np.empty(nbytes, np.uint8)
-            self._buffers.append(buffer)
+            if len(self._buffers) < self._most:
+                self._buffers.append(buffer)
             return buffer.view(dtype).reshape(shape)
 
 

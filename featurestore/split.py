@@ -59,13 +59,14 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     def read(
         self,
         examples: Sequence[int] | npt.NDArray[np.integer],
-        layers: Sequence[int | str] | None = None,
+        layers: int | str | Sequence[int | str] | None = None,
     ) -> ActivationBatch:
         """Read some examples, packed in the order given.
 
         Args:
             examples: positions in the split.
-            layers: indices of hidden states (0 is the embedding output, −1 the last), or all.
+            layers: indices of hidden states (0 is the embedding output, −1 the last), or names, or
+                one of them; None is all.
 
         Raises:
             InputError: an example or layer is not there.

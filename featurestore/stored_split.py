@@ -6,7 +6,9 @@ Commands that only say what there is stand on it; `reader.SplitReader` adds the 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +56,11 @@ class StoredSplit:
         fits = isinstance(names, list) and len(names) == len(self.record.layers)
         return [str(name) for name in names] if fits else []
 
-    def layer_positions(self, layers: Sequence[int | str] | None) -> list[int]:
+    def layer_positions(self, layers: int | str | Sequence[int | str] | None) -> list[int]:
         """Positions on the stored layer axis of hidden-state indices (negative ones from the end).
 
         Args:
-            layers: indices, or names where the layers have some; None is all.
+            layers: indices, or names where the layers have some; one alone; None is all.
 
         Raises:
             InputError: a layer is not stored, or named twice.
@@ -66,6 +68,7 @@ class StoredSplit:
         stored = self.record.layers
         if layers is None:
             return list(range(len(stored)))
+        layers = _named(layers)
         known: dict[int | str, int | str] = dict(zip(self.layer_names, stored, strict=False))
         known |= {position - len(stored): layer for position, layer in enumerate(stored)}
         wanted = [known.get(layer, layer) for layer in layers]
@@ -76,7 +79,7 @@ class StoredSplit:
                     f"it holds {', '.join(self.layer_names or map(str, stored))}"
                 )
         if len(set(wanted)) != len(wanted) or not wanted:
-            raise InputError(f"layers {list(layers)} are {wanted}: name at least one, each once")
+            raise InputError(f"layers {layers} are {wanted}: name at least one, each once")
         return [stored.index(int(layer)) for layer in wanted]
 
     def committed_shards(self) -> list[int]:
@@ -132,3 +135,19 @@ class StoredSplit:
 
         group, described = arrays.group_key(self.record), self.record.arrays["n_tokens"]
         return int(arrays.read_array(self.storage, group, "n_tokens", described).max())
+
+
+def is_one_layer(layers: object) -> bool:
+    """Whether one layer is named, and not several of them, or all: a text would be its letters."""
+    return isinstance(layers, str | Integral)
+
+
+def _named(layers: int | str | Sequence[int | str]) -> list[int | str]:
+    """Layers as a list of names and of Python's own numbers."""
+    several: Any = [layers] if is_one_layer(layers) else layers
+    try:
+        return [each if isinstance(each, str) else operator.index(each) for each in several]
+    except TypeError:
+        raise InputError(
+            f"layers is {layers!r}: give indices of hidden states, such as [0, -1], or names"
+        ) from None

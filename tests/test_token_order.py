@@ -134,3 +134,22 @@ def test_a_rank_without_a_token_is_refused() -> None:
     low, high = rank_bounds(2, 0, 3)
     with pytest.raises(InputError, match="fewer tokens than ranks"):
         TokenCuts(high - low, 1, 4, endless=True)
+
+
+@settings(max_examples=100)
+@given(COUNTS, st.integers(1, 15), st.integers(1, 5))
+def test_no_epoch_has_more_pieces_than_are_said_to_be_the_most(
+    counts: list[int], buffer: int, world_size: int
+) -> None:
+    """The memory of a ring is made for so many."""
+    held = np.array(counts)
+    for rank in range(world_size):
+        low, high = rank_bounds(sum(counts), rank, world_size)
+        if low == high:
+            continue
+        most = TokenCuts(high - low, high - low, 4, endless=True).most_pieces(held)
+        options = {"seed": 1, "buffer": buffer, "rank": rank, "world_size": world_size}
+        assert all(
+            len(token_order(held, epoch=epoch, **options).shards) <= most <= np.count_nonzero(held)
+            for epoch in range(8)
+        )

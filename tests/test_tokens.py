@@ -196,6 +196,7 @@ def test_states_that_any_code_stored_stream_by_the_names_of_their_layers_and_a_l
     wanted = [states[mask, 1] for states, mask in zip(given, masks, strict=True)]
     assert batch.vectors.shape == (int(sum(mask.sum() for mask in masks)), 8)
     assert torch.equal(batch.vectors, torch.cat(wanted))
+    assert torch.equal(split.read([0], "residual").decode()[:, 0], given[0][:, 1])
     (both,) = split.tokens(["residual", "mlp"], shuffle=False)
     assert torch.equal(both.vectors, torch.cat(given).flip(1))
 
@@ -242,6 +243,46 @@ def test_memory_is_that_of_the_buffer_whatever_the_size_of_the_split(tmp_path: P
     shard = 64 * 256 * 4
     assert small > 4 * shard
     assert large < small + 2 * shard  # of 100 shards more
+
+
+def test_what_somebody_kept_is_given_back_with_the_last_batch(tmp_path: Path) -> None:
+    """A stream that held whatever was ever kept of it would hold the split, and more."""
+    split = Made([64] * 40, hidden=256, layers=1).write(tmp_path)
+    stream = split.tokens(0, batch_size=64, buffer=1, readers=0)
+    vectors = 64 * 256 * 4
+    list(stream.vectors())  # what is allocated once
+    tracemalloc.start()
+    kept = list(stream.vectors())
+    assert tracemalloc.get_traced_memory()[0] > 32 * vectors
+    del kept
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 8 * vectors
+
+
+@pytest.mark.parametrize(("endless", "most"), [(True, 3 + 2), (False, 3)])
+def test_a_small_split_is_not_read_again_to_fill_a_large_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: bool, most: int
+) -> None:
+    """Nor is memory taken for more shards than there are, and two that are read ahead."""
+    split = Made([64] * 3, hidden=256, layers=1).write(tmp_path)
+    monkeypatch.setattr("bertvision.featurestore.readahead._MOST_EARLY", 0)
+    opened, real = [], ActivationSplit.open_shard
+
+    def open_shard(self: ActivationSplit, shard: int) -> ShardReader:
+        opened.append(shard)
+        return real(self, shard)
+
+    monkeypatch.setattr(ActivationSplit, "open_shard", open_shard)
+    tracemalloc.start()
+    batches = iter(split.tokens(0, batch_size=64, buffer=256, endless=endless))
+    first = next(batches)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    batches.close()
+    assert len(set(places(first))) == 64
+    assert len(opened) <= most
+    assert peak < (most + 3 + 4) * 64 * 256 * 4
 
 
 def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(
@@ -321,12 +362,54 @@ def test_wrong_arguments_and_incomplete_splits_are_refused(
         split.tokens(7)
     with pytest.raises(UnknownNameError, match="has no array 'loss_mask'"):
         split.tokens(0, keep="loss_mask")
-    with pytest.raises(InputError, match=r"keep has shape \(3,\)"):
+    with pytest.raises(InputError, match=r"keep is int64 of shape \(3,\)"):
         split.tokens(0, keep=[1, 0, 1])
+    with pytest.raises(InputError, match=r"keep is <U1 of shape .*: give a number or bool"):
+        split.tokens(0, keep=np.full(len(split.array("input_ids")), "y"))
+    for name, odd in {"batch_size": 8.0, "buffer": "x", "rank": 0.5, "mix": None}.items():
+        with pytest.raises(InputError, match=f"{name} is {odd!r}: give a whole number"):
+            split.tokens(0, **{name: odd})
+    for without in (5, "[CLS]", [1.5], None):
+        with pytest.raises(InputError, match="without is .*: give vocabulary indices"):
+            split.tokens(0, without=without)
+    for layers in (0.5, [0, 1.5], [[0]], object()):
+        with pytest.raises(InputError, match="layers is .*: give indices of hidden states"):
+            split.tokens(layers)
     with pytest.raises(InputError, match="are left out"):
         split.tokens(0, without=range(TOKENS))
     with pytest.raises(IncompleteSplitError):
         Made(LENGTHS).write(tmp_path, shards=1).tokens(0)
+
+
+def test_a_layer_may_be_a_number_of_numpy(split: ActivationSplit) -> None:
+    """As it comes out of an arange; alone it gives no axis of layers."""
+    (batch,) = split.tokens(np.int64(1), batch_size=TOKENS)
+    assert batch.vectors.shape == (TOKENS, 16)
+    assert split.read([0], np.int64(1)).codes.shape[1] == 1
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"batches": -3}, {"batches": "x"}, {"batches": 1.5}], ids=repr
+)
+def test_what_is_no_position_is_refused(split: ActivationSplit, state: Any) -> None:
+    stream = split.tokens(0)
+    if state:
+        state = {**stream.state_dict(), **state}
+    with pytest.raises(InputError, match="position"):
+        stream.load_state_dict(state)
+    assert stream.batches == 0
+
+
+def test_a_layer_that_no_factor_can_scale_is_named(tmp_path: Path) -> None:
+    """Zeros times infinity would be streamed as NaN."""
+    store = ActivationStore.create(tmp_path / "states")
+    options = {"hidden_size": 8, "layers": [0, 4], "encoding": "float32"}
+    with store.writer("0e", "zeros", **options) as writer:
+        writer.add("a", torch.stack([torch.ones(3, 8), torch.zeros(3, 8)], dim=1))
+        split = writer.finish()
+    assert torch.isfinite(next(iter(split.tokens(0, scaled=True))).vectors).all()
+    with pytest.raises(InputError, match="layer 4 of 0e/zeros have a mean norm of 0"):
+        next(iter(split.tokens(scaled=True)))
 
 
 @pytest.mark.parametrize("readers", [0, 2])
@@ -409,5 +492,7 @@ def test_vectors_may_be_kept_and_changed_though_their_memory_is_used_again(
     del kept, vectors
     for vectors in stream.vectors():
         vectors.zero_()
-    pools = [pool for name, pool in stream._feed._pools.items() if name[0] == "vectors"]
-    assert [len(pool._buffers) for pool in pools] == [len(wanted)]  # of the first epoch, none more
+    places = set()
+    for vectors in stream.vectors():
+        places.add(vectors.data_ptr())
+    assert len(places) <= 4 < len(wanted)

@@ -20,6 +20,10 @@ from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
 from bertvision.featurestore.tokens.ring import Piece, ShardRing
 from bertvision.featurestore.tokens.selection import KeptTokens
 
+_KEPT = 4
+"""Buffers of each use that are used again: two batches are gathered while one is in use, and the
+trainer may refer to the one before."""
+
 
 class TokenFeed:
     """Gathers batches; one iteration at a time.
@@ -55,15 +59,22 @@ class TokenFeed:
             self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
             self._factors = None
         # one pool for each use, because the buffers of one use are all about as large
-        self._pools: defaultdict[tuple[object, ...], BufferPool] = defaultdict(BufferPool)
+        self._pools: defaultdict[tuple[object, ...], BufferPool] = defaultdict(
+            lambda: BufferPool(_KEPT)
+        )
 
     def ring(self, first: int) -> ShardRing:
         """The memory for the batches from ``first`` on."""
         epoch, drawn = self._cuts.place(first)
-        pieces = self._pieces(epoch, self._order(epoch).group_of(drawn))
-        held = self._order(epoch).buffer
+        order = self._order(epoch)
+        group = order.group_of(drawn)
+        # no more than there are, or an endless stream would read the same shards again and again
+        slots = min(order.buffer, self._cuts.most_pieces(self._kept.counts)) + self._ahead
+        if not self._cuts.endless:
+            slots = min(slots, len(order.shards) - group)
+        pieces = self._pieces(epoch, group)
         return ShardRing(
-            self._split, self._positions, self._kept, pieces, held, self._ahead, self._ring_memory
+            self._split, self._positions, self._kept, pieces, slots, self._ahead, self._ring_memory
         )
 
     def batches(self, ring: ShardRing, first: int) -> Iterator[TokenBatch]:

@@ -194,6 +194,18 @@ class TokenCuts:
         epoch, i = divmod(batch, len(self))
         return epoch, self._boundary(i)
 
+    def most_pieces(self, counts: npt.NDArray[np.int64]) -> int:
+        """Shards that this rank needs in an epoch, whatever their order: no more than these.
+
+        All but the first and the last are its own, so they are the most where they are smallest.
+
+        Args:
+            counts: (shards,) tokens of each shard that are streamed.
+        """
+        smallest = np.cumsum(np.sort(counts[counts > 0]))
+        own = int(np.searchsorted(smallest, self.tokens, side="right"))
+        return min(own + 2, len(smallest))
+
     def sizes(self, batch: int) -> Iterator[int]:
         """Tokens of the batches from one on: without end, or to the end of its epoch."""
         while self.endless:

@@ -34,8 +34,9 @@ class ShardRing:
         positions: on the stored layer axis.
         kept: the tokens that are streamed.
         pieces: in the order they are needed.
-        held: pieces that are needed at a time.
-        ahead: pieces that are read while these are in use; 0 reads in the caller's thread.
+        slots: pieces that it holds: those that are needed at a time, and those that are read
+            meanwhile.
+        threads: that read; 0 reads in the caller's.
         empty: makes an uninitialised array of a shape and type.
     """
 
@@ -45,17 +46,17 @@ class ShardRing:
         positions: Sequence[int],
         kept: KeptTokens,
         pieces: Iterator[Piece],
-        held: int,
-        ahead: int,
+        slots: int,
+        threads: int,
         empty: Empty,
     ) -> None:
         self._split, self._positions, self._kept = split, positions, kept
         self._pieces = pieces
-        self._slots = held + ahead
+        self._slots = slots
         rows = self._slots * split.record.shard_tokens
         self._codes, self._scale = split.buffers(rows, len(positions), empty)
         self._example, self._position = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        self._threads = Threads(ahead, "bertvision-tokens")
+        self._threads = Threads(threads, "bertvision-tokens")
         self._held: deque[Future[npt.NDArray[np.int64]]] = deque()
         self._begun = 0
 

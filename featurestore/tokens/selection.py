@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,23 +67,29 @@ def kept_tokens(
 
     Raises:
         UnknownNameError: the split has no such array, or no ``input_ids``.
-        InputError: ``keep`` has another shape, or no token is left.
+        InputError: ``without`` or ``keep`` is something else, or no token is left.
     """
     plan = split.plan
     real = tokens_of_shards(plan)
-    if not len(without) and keep is None:
+    try:
+        left_out = np.array([operator.index(index) for index in without], np.int64)
+    except TypeError:
+        raise InputError(
+            f"without is {without!r}: give vocabulary indices, such as [101, 102]"
+        ) from None
+    if not len(left_out) and keep is None:
         return KeptTokens(real)
     axis = plan.n_shards, plan.shard_tokens
     kept = np.arange(plan.shard_tokens) < real[:, None]  # (shards, shard_tokens)
-    if len(without):
-        ids = split.array("input_ids").reshape(axis)
-        kept &= ~np.isin(ids, np.fromiter(without, np.int64, len(without)))
+    if len(left_out):
+        kept &= ~np.isin(split.array("input_ids").reshape(axis), left_out)
     if keep is not None:
         given = split.array(keep) if isinstance(keep, str) else np.asarray(keep)
-        if given.shape != (kept.size,):
+        if given.shape != (kept.size,) or given.dtype.kind not in "biuf":
             raise InputError(
-                f"keep has shape {given.shape}: give one value for each of the {kept.size:,} "
-                f"places on the token axis of {split.name}, as split.array('input_ids') does"
+                f"keep is {given.dtype} of shape {given.shape}: give a number or bool for each of "
+                f"the {kept.size:,} places on the token axis of {split.name}, as "
+                "split.array('input_ids') does"
             )
         kept &= given.reshape(axis) != 0
     chosen = KeptTokens(real, np.packbits(kept, axis=1))

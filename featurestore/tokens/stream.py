@@ -20,9 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.errors import InputError, counted
+from bertvision.errors import InputError, counted, whole_number
 from bertvision.featurestore.readahead import Threads, shard_bytes
 from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.stored_split import is_one_layer
 from bertvision.featurestore.tokens.batch import TokenBatch
 from bertvision.featurestore.tokens.feed import TokenFeed
 from bertvision.featurestore.tokens.norms import mean_norms
@@ -100,24 +101,23 @@ class TokenStream:
         readers: int = 2,
     ) -> None:
         self.split = split.require_complete()
-        self._side_by_side = not isinstance(layers, int | str)
-        several = [layers] if isinstance(layers, int | str) else layers
-        self._positions = split.layer_positions(several)
+        self._side_by_side = not is_one_layer(layers)
+        self._positions = split.layer_positions(layers)
         if buffer is None:
             buffer = default_buffer(split, len(self._positions))
-        least = {"batch_size": 1, "seed": 0, "buffer": 1, "world_size": 1, "mix": 0, "readers": 0}
-        given = (batch_size, seed, buffer, world_size, mix, readers)
-        for (name, smallest), value in zip(least.items(), given, strict=True):
-            if value < smallest:
-                raise InputError(f"{name} is {value}: it must be {smallest} or more")
-        if not 0 <= rank < world_size:
+        batch_size = whole_number("batch_size", batch_size, 1)
+        seed, buffer = whole_number("seed", seed, 0), whole_number("buffer", buffer, 1)
+        self._rank = whole_number("rank", rank, 0)
+        self._world = world_size = whole_number("world_size", world_size, 1)
+        if self._rank >= world_size:
             raise InputError(f"rank {rank} is outside the world of {world_size}")
+        self._mix = whole_number("mix", mix, 0)
+        self._readers = whole_number("readers", readers, 0)
         self._kept = kept_tokens(split, without, keep)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
-        self._rank, self._world, self._mix, self._readers = rank, world_size, mix, readers
         self._scaled = scaled
         tokens = int(self._kept.counts.sum())
-        low, high = rank_bounds(tokens, rank, world_size)
+        low, high = rank_bounds(tokens, self._rank, world_size)
         self._cuts = TokenCuts(high - low, -(-tokens // world_size), batch_size, endless)
         self.batches = 0
         self.wait_seconds = 0.0
@@ -143,8 +143,19 @@ class TokenStream:
 
     @cached_property
     def scale_factors(self) -> Tensor:
-        """(layers,) float32 by which vectors have the mean norm sqrt(hidden) (see `mean_norms`)."""
+        """(layers,) float32 by which vectors have the mean norm sqrt(hidden) (see `mean_norms`).
+
+        Raises:
+            InputError: the mean norm of a layer is 0, or not finite.
+        """
         norms = mean_norms(self.split, self._positions, self._kept)
+        for position, norm in zip(self._positions, norms.tolist(), strict=True):
+            if not 0 < norm < math.inf:
+                raise InputError(
+                    f"the vectors of layer {self.split.record.layers[position]} of "
+                    f"{self.split.name} have a mean norm of {norm}, which no factor makes "
+                    "sqrt(hidden): leave the layer out, or scaled"
+                )
         return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,15 +173,18 @@ class TokenStream:
             state: of `state_dict`, of any rank.
 
         Raises:
-            InputError: the position is in another order.
+            InputError: the position is in another order, or is none.
         """
+        if not isinstance(state, Mapping) or "batches" not in state:
+            raise InputError(f"{state!r} is no position: give what state_dict of a stream returned")
+        batches = whole_number("batches of the position", state["batches"], 0)
         for name, value in self._identity.items():
             if state.get(name) != value:
                 raise InputError(
                     f"the position was saved of another stream: its {name} is {state.get(name)!r}, "
                     f"here it is {value!r}; give the same split and arguments, or begin anew"
                 )
-        self.batches = int(state["batches"])
+        self.batches = batches
         self._iteration = None
 
     @property
