@@ -24,6 +24,7 @@ from bertvision import (
     Workspace,
 )
 from bertvision.errors import (
+    CorruptStoreError,
     DiskSpaceError,
     IncompleteSplitError,
     InputError,
@@ -32,6 +33,7 @@ from bertvision.errors import (
     ProvenanceError,
 )
 from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.storage.storage import OpenFile
 from bertvision.pipelines.workspace.heads import head_activations
 
 LAYERS, HIDDEN = 3, 8
@@ -284,6 +286,10 @@ def test_a_value_that_does_not_fit_costs_its_own_example_alone(
         (("", torch.zeros(4, LAYERS, HIDDEN)), "'' is no key"),
         (("a\x1b[2J", torch.zeros(4, LAYERS, HIDDEN)), "cannot be printed"),
         ((True, torch.zeros(4, LAYERS, HIDDEN)), "True is no key"),
+        (("x", None), "no array"),
+        (("x", "text"), "no array"),
+        (("x", np.zeros((4, LAYERS, HIDDEN), object)), "no array"),
+        (("x", np.zeros((4, LAYERS, HIDDEN), np.longdouble)), "no array"),
         (("a", torch.zeros(4, LAYERS, HIDDEN)), "has an example 'a' already"),
     ],
 )
@@ -307,6 +313,7 @@ def test_what_cannot_be_an_example_is_refused(
         ({"labels": {"text": "hello"}}, "numbers and truth values"),
         ({"labels": {"m": 1}, "fields": {"m": [1] * 17}}, "given twice"),
         ({"fields": {"aux": torch.zeros(17, dtype=torch.bfloat16)}}, "cast it"),
+        ({"labels": [1]}, "no arrays by name"),
         ({}, "has no 'label', the examples before it have int64 of each example"),
         ({"labels": {"label": 1.0}}, "float64 of each example"),
     ],
@@ -337,6 +344,17 @@ def test_arrays_that_cannot_be_stored_or_differ_are_refused(
         ({"nonfinite": "ignore"}, "choose error or record"),
         ({"tokenizer": "bert"}, "no fast tokenizer"),
         ({"channel_stats": ([0.0], [1.0])}, r"\(3, 8\)"),
+        ({"channel_stats": 5}, "no pair of arrays"),
+        ({"part": 1.0}, "part is 1.0: give a whole number"),  # its lock would be one of its own
+        ({"part": "0"}, "part is '0'"),
+        ({"part": True}, "part is True"),
+        ({"layers": 3}, "layers are 3"),
+        ({"layers": [None, 1]}, "a layer is None"),
+        ({"layers": [0.5, 1.5, 2.9]}, "a layer is 0.5"),
+        ({"layers": ["a", "b", "\x1b[2J"]}, "can be printed"),
+        ({"hidden_size": 8.0}, "hidden_size is 8.0"),
+        ({"shard_tokens": "64"}, "shard_tokens is '64'"),
+        ({"provenance": "x"}, "provenance is 'x'"),
     ],
 )
 def test_what_cannot_be_a_split_is_refused_before_anything_is_written(
@@ -450,6 +468,66 @@ def test_verify_reads_the_shards_of_a_growing_split_too(store: ActivationStore) 
     found = terminal.run("store", "verify", "--store", store.storage)
     assert found.exit_code == 1  # it is not whole
     assert found.stdout == "0e/train is still being written: 1 shard\n"
+
+
+@pytest.mark.parametrize("file", ["hidden_states/c/1/0/0", "scale/c/1/0", "00001.safetensors"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_damaged_shard_is_found_before_it_can_be_replaced_no_more(
+    store: ActivationStore, file: str, damage: str
+) -> None:
+    def add(writer: Any, keys: str) -> None:
+        for key in keys:
+            writer.add(key, states(key), labels={"label": 1})
+        writer.flush()
+
+    with store.writer("0e", "train", **SHAPE) as writer:
+        for keys in ("da", "b", "ec"):
+            add(writer, keys)
+    (path,) = Path(str(store.storage)).rglob(file)
+    whole = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(whole[:-1] if damage == "cut" else bytes([whole[0] ^ 1]) + whole[1:])
+    writer = store.writer("0e", "train", **SHAPE)
+    with pytest.raises(CorruptStoreError, match=r"shard 1: .*: remove .*00001.json and add"):
+        writer.finish()
+    Path(str(store.storage), "ledger/0e/train/00001.json").unlink()
+    with store.writer("0e", "train", **SHAPE) as writer:
+        assert list(writer) == list("acde")
+        add(writer, "b")
+        split = writer.finish()
+    assert split.verify() == []
+    assert split.table()["id"].to_pylist() == list("abcde")
+
+
+def test_what_lies_beside_the_states_is_read_once_whatever_the_number_of_arrays(
+    tmp_path: Path,
+) -> None:
+    read = 0
+
+    class Counted:
+        def __init__(self, file: OpenFile) -> None:
+            self._file, self.size, self.close = file, file.size, file.close
+
+        def read_into(self, out: np.ndarray[Any, Any], offset: int) -> None:
+            nonlocal read
+            read += out.nbytes
+            self._file.read_into(out, offset)
+
+    class Counting(LocalStorage):
+        def open(self, key: str) -> Any:
+            file = super().open(key)
+            return Counted(file) if "/rows/" in key else file
+
+    store = ActivationStore(Counting(tmp_path / "store"))
+    with store.writer("0e", "train", **SHAPE) as writer:
+        for key in LENGTHS:
+            fields = {f"f{i}": torch.full((LENGTHS[key], 100), i) for i in range(8)}
+            writer.add(key, states(key), fields=fields)
+        split = writer.finish()
+    held = sum(LENGTHS.values()) * 100 * 8 * 8
+    assert held <= read <= 2.1 * held  # for the checksum, and for the arrays
+    assert all((split.array(f"f{i}")[:40] == i).all() for i in range(8))
 
 
 def test_nothing_to_finish_is_said(store: ActivationStore) -> None:

@@ -14,7 +14,7 @@ from powerloss import PowerLoss
 from processes import run_code
 from written import check, kept, open_writer, states, write
 
-from bertvision.errors import DiskSpaceError
+from bertvision.errors import CorruptStoreError, DiskSpaceError
 from bertvision.featurestore.writing import background
 
 
@@ -199,6 +199,23 @@ def test_what_could_not_be_written_is_not_left_out_by_the_next_finish(
             getattr(writer, end)()
         full = False
         assert len(writer.finish()) == 3
+
+
+def test_a_finish_is_not_ended_with_other_shards_than_it_was_begun_with(memory: Path) -> None:
+    def fail(i: int, op: Op) -> None:
+        if op.to == "ledger/0e/s/00000.json":
+            raise OSError(errno.EIO, "fault")
+
+    store = memory / "store"
+    with open_writer(store) as writer:
+        for key in "dafb":
+            writer.add(key, states(key))
+    writer = open_writer(store)
+    with pytest.raises(OSError, match="fault"), Recorder(store, fail).recording():
+        writer.finish()
+    (store / "ledger/0e/s/00001.json").unlink()
+    with pytest.raises(CorruptStoreError, match="shard 1 came or went while the split was finish"):
+        open_writer(store)
 
 
 def test_an_interrupt_while_it_waits_commits_nothing_twice(

@@ -25,7 +25,9 @@ from bertvision.featurestore.format.shardfile import (
 )
 from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
 
-ADVICE = "`bertvision store verify` lists all damage, `bertvision store repair` mends it"
+ADVICE = (
+    "`bertvision store verify` lists all damage, `bertvision store repair` mends what was extracted"
+)
 
 
 def shard_key(record: Layout, name: str, shard: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -31,6 +32,10 @@ class LocalStorage(Storage):
         self.root = root
         self._real = Path(os.path.realpath(root))
         self._flushed: set[Path] = set()
+        self._flushing = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
+        return LocalStorage, (self.root,)
 
     def __str__(self) -> str:
         return str(self.root)
@@ -74,8 +79,9 @@ class LocalStorage(Storage):
     def remove(self, key: str) -> None:  # noqa: D102
         path = self._inside(key)
         if path.is_dir():
-            shutil.rmtree(path)
-            self._flushed = {made for made in self._flushed if not made.is_relative_to(path)}
+            with self._flushing:
+                shutil.rmtree(path)
+                self._flushed = {made for made in self._flushed if not made.is_relative_to(path)}
         else:
             remove_durably(path)
 
@@ -127,10 +133,11 @@ class LocalStorage(Storage):
             path = path.parent
         make_folder(self._real.parent)
         for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
-            with suppress(PermissionError):  # the folder above the storage may be another user's
-                fsync(folder.parent)
-            self._flushed.add(folder)
+            with self._flushing:  # or a thread that removes it would leave it as flushed
+                folder.mkdir(exist_ok=True)
+                with suppress(PermissionError):  # the folder above may be another user's
+                    fsync(folder.parent)
+                self._flushed.add(folder)
 
     def _inside(self, key: str) -> Path:
         """The path of a key, which neither leads out of the storage nor is reached by a link."""

@@ -22,7 +22,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.writing.background import Background
 from bertvision.featurestore.writing.buffer import Example, ShardBuffer
-from bertvision.featurestore.writing.columns import as_key, as_states, check_same, rows_of
+from bertvision.featurestore.writing.columns import as_key, as_states, as_whole, check_same, rows_of
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
 from bertvision.featurestore.writing.finishing import finish
 from bertvision.featurestore.writing.growing import Column, GrowingLedger, GrowingRecord
@@ -93,7 +93,9 @@ class ActivationWriter:
 
     def __contains__(self, key: object) -> bool:
         """Whether an example was added: here, or as far as was committed when this was opened."""
-        return isinstance(key, (str, int)) and str(key) in self._keys
+        with suppress(InputError):
+            return as_key(key) in self._keys
+        return False
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -158,7 +160,7 @@ class ActivationWriter:
         name, ledger = as_key(key), self._ledger
         growing = check_new(name, self._growing, self._keys, self._due, ledger.tag, ledger.split)
         states = as_states(name, hidden_states, growing)
-        rows, columns = rows_of(len(states), input_ids, labels or {}, fields or {})
+        rows, columns = rows_of(len(states), input_ids, labels, fields)
         if self._columns is not None:
             check_same(columns, self._columns, f"example {name!r}")
         if not self._buffer.has_room(name, len(states)):
@@ -235,6 +237,8 @@ class ActivationWriter:
             CorruptStoreError: a shard is damaged.
             LockedError: another process is adding examples.
         """
+        permute = permute if permute is None else as_whole("permute", permute)
+        examples = examples if examples is None else as_whole("examples", examples)
         if self._cut_short:
             raise InputError(
                 f"the writer of {self._ledger.name} was closed by an error, and what it held was "

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
 from bertvision.featurestore.format.records import ArrayRecord, Layout, ShardFile
 from bertvision.featurestore.writing.growing import (
     KEY_CHARACTERS,
-    ROWS,
     Column,
     GrowingLedger,
     GrowingShard,
@@ -34,13 +35,32 @@ _MOST_BYTES = 1 << 30
 _MOST_AXES = 3  # of an entry
 
 
+def as_whole(what: str, value: object) -> int:
+    """A whole number that was given.
+
+    Args:
+        what: names it, for the message.
+        value: it; NumPy's numbers are taken too.
+
+    Raises:
+        InputError: it is none, as 1.0, "1" and True are none.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]  # what has no index raises
+    except TypeError:
+        pass
+    raise InputError(f"{what} is {value!r}: give a whole number")
+
+
 def as_key(key: object) -> str:
     """The key of an example.
 
     Raises:
         InputError: it is none.
     """
-    name = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+    number = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+    name = str(key) if number else key
     if not isinstance(name, str) or not 0 < len(name) <= KEY_CHARACTERS:
         raise InputError(
             f"{key!r} is no key: give a text of 1 to {KEY_CHARACTERS} characters, or a number"
@@ -56,7 +76,10 @@ def as_states(name: str, hidden_states: object, layout: Layout) -> torch.Tensor:
     Raises:
         InputError: they have another one.
     """
-    states = torch.as_tensor(hidden_states)
+    try:
+        states = torch.as_tensor(hidden_states)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"example {name!r}: the hidden states are no array: {error}") from None
     wanted = (len(layout.layers), layout.hidden_size)
     shape = tuple(states.shape)
     if len(shape) != 3 or shape[1:] != wanted or not states.is_floating_point():
@@ -78,26 +101,30 @@ def as_states(name: str, hidden_states: object, layout: Layout) -> torch.Tensor:
 def rows_of(
     seq: int,
     input_ids: object,
-    labels: Mapping[str, object],
-    fields: Mapping[str, object],
+    labels: Mapping[str, object] | None,
+    fields: Mapping[str, object] | None,
 ) -> tuple[Rows, dict[str, Column]]:
     """The arrays of an example, and what they are.
 
     Args:
         seq: its tokens.
         input_ids: (seq,) token ids, or None.
-        labels: of the example, by name.
-        fields: of its tokens, by name, (seq, …) each.
+        labels: of the example, by name, or None.
+        fields: of its tokens, by name, (seq, …) each, or None.
 
     Raises:
         InputError: a name or a value cannot be stored.
     """
     rows: Rows = {}
     columns = {}
-    given = {} if input_ids is None else {"input_ids": input_ids}
-    both: tuple[tuple[Literal["token", "example"], Mapping[str, object]], ...]
-    both = ("token", given | dict(fields)), ("example", labels)
-    for per, named in both:
+    ids = None if input_ids is None else {"input_ids": input_ids}
+    given: tuple[tuple[Literal["token", "example"], Mapping[str, object] | None], ...]
+    given = ("token", ids), ("token", fields), ("example", labels)
+    for per, named in given:
+        if named is None:
+            continue
+        if not isinstance(named, Mapping):
+            raise InputError(f"{named!r} are no arrays by name: give {{name: array}}")
         for name, value in named.items():
             if name in rows or (name == "input_ids" and named is labels):
                 raise InputError(f"{name!r} is given twice: name each array once")
@@ -170,29 +197,28 @@ def write_rows(
     return ShardFile(bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
 
 
-def read_rows(ledger: GrowingLedger, record: GrowingShard) -> Rows:
-    """The arrays of a shard's examples: (tokens, …) or (examples, …) each.
+def read_column(ledger: GrowingLedger, record: GrowingShard, name: str) -> npt.NDArray[Any]:
+    """One array of a shard's examples, (tokens, …) or (examples, …); of its file no more is read.
 
     Raises:
-        CorruptStoreError: the file is missing, changed, or not what its record says.
+        CorruptStoreError: the file is missing, or does not hold what its record says.
     """
-    if not record.columns:
-        return {}
-    key = ledger.rows_key(record.shard)
+    column, key = record.columns[name], ledger.rows_key(record.shard)
+    rows = record.tokens if column.per == "token" else record.examples
+    values: npt.NDArray[Any] = np.empty((rows, *column.shape), column.dtype)
     try:
-        data = ledger.storage.read(key, 2 * _MOST_BYTES)
-        if xxhash.xxh3_128_hexdigest(data) != record.files[ROWS].xxh3_128:
-            raise CorruptStoreError(f"{ledger.storage}/{key} was changed on the disk")
-        rows: Rows = load(data)
-    except FileNotFoundError:
-        raise CorruptStoreError(f"{ledger.storage}/{key} is missing") from None
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise CorruptStoreError(f"{ledger.storage}/{key} is damaged: {error}") from None
-    size = {"token": record.tokens, "example": record.examples}
-    wanted = {n: (c.dtype, (size[c.per], *c.shape)) for n, c in record.columns.items()}
-    if {name: (array.dtype.name, array.shape) for name, array in rows.items()} != wanted:
-        raise CorruptStoreError(f"{ledger.storage}/{key} holds other arrays than were recorded")
-    return rows
+        with closing(ledger.storage.open(key)) as file:
+            length = np.empty(1, "<u8")
+            file.read_into(length, 0)
+            header = np.empty(min(int(length[0]), file.size), np.uint8)
+            file.read_into(header, 8)
+            begin, end = json.loads(header.tobytes())[name]["data_offsets"]
+            if begin < 0 or end - begin != values.nbytes:
+                raise ValueError(f"{name} has {end - begin} bytes, {values.nbytes} are due")
+            file.read_into(values, 8 + len(header) + begin)
+    except (FileNotFoundError, EOFError, KeyError, ValueError, TypeError) as error:
+        raise CorruptStoreError(f"{ledger.storage}/{key} cannot be read: {error}") from None
+    return values
 
 
 def _check_name(name: str) -> None:
@@ -215,7 +241,7 @@ def _as_array(name: str, value: object) -> npt.NDArray[Any]:
         value = value.detach().cpu().numpy()
     try:
         array = np.array(value)  # a copy: the caller may use its memory again
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"{name!r} is no array: {error}") from None
     if array.dtype.name not in _DTYPES:
         raise InputError(

@@ -166,6 +166,24 @@ def read_shards(
         yield record
 
 
+def find_changed(ledger: GrowingLedger, growing: GrowingRecord, record: GrowingShard) -> list[str]:
+    """Read the files of a shard again, a piece at a time, and compare them with its record.
+
+    Returns:
+        What is wrong, a line each.
+    """
+    found = []
+    for name, file in record.files.items():
+        shard = record.shard
+        key = ledger.rows_key(shard) if name == ROWS else shard_key(growing, name, shard)
+        try:
+            if file_digest(ledger.storage.open(key)) != file.xxh3_128:
+                found.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")
+        except (FileNotFoundError, EOFError, CorruptStoreError) as error:
+            found.append(f"{ledger.name} shard {shard}: {name} cannot be read: {error}")
+    return found
+
+
 def find_growing_damage(storage: Storage, tag: str, split: str) -> list[str]:
     """Read every committed byte of a growing split again and compare it with the ledger.
 
@@ -179,11 +197,8 @@ def find_growing_damage(storage: Storage, tag: str, split: str) -> list[str]:
     found = [f"{ledger.name} is still being written: {counted(len(ledger.shards()), 'shard')}"]
     for shard in sorted(ledger.shards()):
         try:
-            record = ledger.read_growing(shard, growing)
-            for name, file in record.files.items() if record else ():
-                key = ledger.rows_key(shard) if name == ROWS else shard_key(growing, name, shard)
-                if file_digest(storage.open(key)) != file.xxh3_128:
-                    found.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")
-        except (OSError, EOFError, CorruptStoreError) as error:
+            if record := ledger.read_growing(shard, growing):
+                found += find_changed(ledger, growing, record)
+        except (OSError, CorruptStoreError) as error:
             found.append(f"{ledger.name} shard {shard}: {error}")
     return found

@@ -33,15 +33,10 @@ from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT
-from bertvision.featurestore.format.shard import check_record_size, shard_key
-from bertvision.featurestore.writing.columns import read_rows
-from bertvision.featurestore.writing.committed import read_shards
-from bertvision.featurestore.writing.growing import (
-    ROWS,
-    GrowingLedger,
-    GrowingRecord,
-    GrowingShard,
-)
+from bertvision.featurestore.format.shard import check_record_size
+from bertvision.featurestore.writing.columns import read_column
+from bertvision.featurestore.writing.committed import find_changed, read_shards
+from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord, GrowingShard
 from bertvision.featurestore.writing.permuting import rearrange
 
 
@@ -82,6 +77,11 @@ def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
     for shard in sorted(ledger.shards()):
         if record := ledger.read_growing(shard, growing):
             ledger.commit_shard(record.plain(final), ledger.shard_version(shard))
+    if strange := ledger.shards().symmetric_difference(range(final.shards)):
+        raise CorruptStoreError(
+            f"{ledger.name}: shard {min(strange)} came or went while the split was finished: look "
+            f"for what else writes to {ledger.storage}; `store.remove` removes the split"
+        )
     ledger.commit_growing(final)
 
 
@@ -127,7 +127,7 @@ def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None)
 
 
 def _whole_shards(ledger: GrowingLedger, growing: GrowingRecord) -> list[GrowingShard]:
-    """The records of all shards, whose files are there."""
+    """The records of all shards, whose files are whole: once finished, none could be replaced."""
     numbers = sorted(ledger.shards())
     if not numbers:
         raise InputError(f"{ledger.name} has no example yet: add some before it is finished")
@@ -139,17 +139,11 @@ def _whole_shards(ledger: GrowingLedger, growing: GrowingRecord) -> list[Growing
         )
     shards = list(read_shards(ledger, growing, numbers))
     for record in shards:
-        for name, file in record.files.items():
-            if name == ROWS:
-                key = ledger.rows_key(record.shard)
-            else:
-                key = shard_key(growing, name, record.shard)
-            if (size := ledger.storage.size(key)) != file.bytes:
-                there = "is missing" if size is None else f"has {size} bytes"
-                raise CorruptStoreError(
-                    f"{ledger.name} shard {record.shard}: {name} {there}, the ledger says "
-                    f"{file.bytes} bytes"
-                )
+        if damage := find_changed(ledger, growing, record):
+            raise CorruptStoreError(
+                f"{damage[0]}: remove {ledger.storage}/{ledger.record_key(record.shard)} and add "
+                "the shard's examples again, those that `key in writer` does not know then"
+            )
     return shards
 
 
@@ -190,7 +184,7 @@ def _values(
     placing = replace(plan, example_id=order[plan.example_id])
 
     def gathered(name: str, per: str) -> npt.NDArray[Any]:
-        values = np.concatenate([read_rows(ledger, record)[name] for record in shards])
+        values = np.concatenate([read_column(ledger, record, name) for record in shards])
         return placing.place(values, 0) if per == "token" else values[placing.example_id]
 
     for name, column in shards[0].columns.items():

@@ -178,6 +178,10 @@ class GrowingLedger(Ledger):
     def _next_key(self, shard: int) -> str:
         return f"{LEDGER}/{self.name}/{NEXT}/{shard:05d}.json"
 
+    def record_key(self, shard: int) -> str:
+        """Key of the record of a shard."""
+        return self._shard_key(shard)
+
     def rows_key(self, shard: int) -> str:
         """Key of the file of what lies beside the hidden states of a shard."""
         return f"{LEDGER}/{self.name}/rows/{shard:05d}.safetensors"

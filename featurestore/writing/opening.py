@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ from bertvision.featurestore.format.plan import SHARD_TOKENS
 from bertvision.featurestore.format.records import FEATURES, FORMAT, GROWING
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.appending import ActivationWriter
+from bertvision.featurestore.writing.columns import as_whole
 from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord
 from bertvision.featurestore.writing.origin import tokenizer_digest
 
@@ -48,7 +49,9 @@ def open_appending(
     kind = get_encoding(encoding)
     if nonfinite not in get_args(NonFinite):
         raise InputError(f"nonfinite is {nonfinite!r}: choose error or record")
-    if not 0 <= part < _PARTS:
+    hidden_size = as_whole("hidden_size", hidden_size)
+    shard_tokens = as_whole("shard_tokens", SHARD_TOKENS if shard_tokens is None else shard_tokens)
+    if not 0 <= (part := as_whole("part", part)) < _PARTS:
         raise InputError(f"part is {part}: give a number from 0 to {_PARTS - 1}")
     if compression == "pcodec" and np.dtype(kind.zarr_dtype).itemsize == 1:
         raise InputError(
@@ -67,7 +70,7 @@ def open_appending(
             compression=compression,  # type: ignore[arg-type]  # it is checked here
             layers=positions,
             hidden_size=hidden_size,
-            shard_tokens=SHARD_TOKENS if shard_tokens is None else shard_tokens,
+            shard_tokens=shard_tokens,
             provenance=origin,
             versions=library_versions(),
             writing=secrets.token_hex(16),
@@ -87,16 +90,21 @@ def _layers(
     layers: Sequence[int | str], provenance: Mapping[str, object]
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Indices of the layers, and the provenance with their names, where they have some."""
+    if not isinstance(provenance, Mapping):
+        raise InputError(f"provenance is {provenance!r}: give what it was made from, by name")
     origin = dict(provenance)
-    named = [layer for layer in layers if isinstance(layer, str)]
-    if isinstance(layers, str) or not layers or (named and len(named) < len(layers)):
+    given = [] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+    named = [layer for layer in given if isinstance(layer, str)]
+    if not given or (named and len(named) < len(given)):
         raise InputError(
             f"layers are {layers!r}: give a list of indices, or one of names, of one layer at least"
         )
     if not named:
-        return tuple(int(layer) for layer in layers), origin
+        return tuple(as_whole("a layer", layer) for layer in given), origin
     if len(set(named)) < len(named) or "layer_names" in origin:
         raise InputError(f"layers are {layers!r}: name each once, and only here")
+    if not all(name and name.isprintable() for name in named):
+        raise InputError(f"layers are {layers!r}: use characters that can be printed")
     origin["layer_names"] = json.dumps(named)
     return tuple(range(len(named))), origin
 
@@ -105,7 +113,10 @@ def _stats(given: tuple[Any, Any], shape: tuple[int, int], quantised: bool) -> C
     """Channel statistics that were given."""
     if not quantised:
         raise InputError("channel_stats are for int8 and int4: leave them out")
-    mean, std = (torch.as_tensor(of, dtype=torch.float32).cpu().clone() for of in given)
+    try:
+        mean, std = (torch.as_tensor(of, dtype=torch.float32).cpu().clone() for of in given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"channel_stats are no pair of arrays: {error}") from None
     if not mean.shape == std.shape == shape:
         raise InputError(
             f"channel_stats have shapes {tuple(mean.shape)} and {tuple(std.shape)}: give mean and "
