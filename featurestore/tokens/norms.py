@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision.errors import InputError
 from bertvision.featurestore.lazy import decoded_layers
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.tokens.selection import KeptTokens
@@ -32,6 +34,7 @@ def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -
 
     Raises:
         CorruptStoreError: what is stored is damaged.
+        InputError: the mean norm of a layer is 0, or not finite.
     """
     shards = np.flatnonzero(kept.counts)
     chosen = shards[np.linspace(0, len(shards) - 1, min(len(shards), _SHARDS)).round().astype(int)]
@@ -40,4 +43,11 @@ def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -
         rows = kept.of_shard(shard)
         for i, states in enumerate(decoded_layers(split, shard, positions)):
             total[i] += np.linalg.norm(states[rows], axis=1).sum(dtype=np.float64)
-    return torch.from_numpy(total / kept.counts[chosen].sum())
+    norms = total / kept.counts[chosen].sum()
+    for position, norm in zip(positions, norms.tolist(), strict=True):
+        if not 0 < norm < math.inf:
+            raise InputError(
+                f"the vectors of layer {split.record.layers[position]} of {split.name} have a mean "
+                f"norm of {norm}, which no factor scales: leave the layer out, or scaled"
+            )
+    return torch.from_numpy(norms)

@@ -149,13 +149,6 @@ class TokenStream:
             InputError: the mean norm of a layer is 0, or not finite.
         """
         norms = mean_norms(self.split, self._positions, self._kept)
-        for position, norm in zip(self._positions, norms.tolist(), strict=True):
-            if not 0 < norm < math.inf:
-                raise InputError(
-                    f"the vectors of layer {self.split.record.layers[position]} of "
-                    f"{self.split.name} have a mean norm of {norm}, which no factor makes "
-                    "sqrt(hidden): leave the layer out, or scaled"
-                )
         return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()
 
     def state_dict(self) -> dict[str, Any]:
