@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from faults import Recorder
+from faults import Recorder, in_memory
 from foreigners import HIDDEN, LAYERS, LENGTHS
 from processes import run_code
 from safetensors.torch import load_file, save_file
@@ -142,7 +142,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 import bertvision
-from faults import Recorder
+from faults import Recorder, in_memory
 
 torch.set_num_threads(1)
 source, root = sys.argv[1:3]
@@ -165,21 +165,27 @@ for point in sys.argv[3:]:
 """
 
 
-def test_a_killed_import_goes_on_where_it_was_and_stores_nothing_twice(tmp_path: Path) -> None:
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    with in_memory(tmp_path) as folder:
+        yield folder
+
+
+def test_a_killed_import_goes_on_where_it_was_and_stores_nothing_twice(memory: Path) -> None:
     """Killed at renames, which commit: those of the records of six shards are among them."""
-    source = foreigners.speculators(tmp_path / "source")
-    recorder = Recorder(tmp_path / "whole")
+    source = foreigners.speculators(memory / "source")
+    recorder = Recorder(memory / "whole")
     with recorder.recording():
-        bring(source, tmp_path / "whole", shard_tokens=16)
+        bring(source, memory / "whole", shard_tokens=16)
     renames = [op.to for op in recorder.ops if op.kind == "rename"]
     shards = [n for n, to in enumerate(renames, 1) if re.search(r"0e/s/\d+\.json$", to)]
     points = [2, shards[1], shards[4], len(renames)]
-    ended = run_code(DYING, source, tmp_path, *points)
+    ended = run_code(DYING, source, memory, *points)
     assert ended.returncode == 0, ended.stderr
-    added = [bring(source, tmp_path / str(point), shard_tokens=16).added for point in points]
+    added = [bring(source, memory / str(point), shard_tokens=16).added for point in points]
     assert added[0] == len(LENGTHS) > added[1] > added[2] > added[3] == 0
     for point in points:
-        assert same(held(tmp_path / str(point)), {str(i): foreigners.states(i) for i in ROWS})
+        assert same(held(memory / str(point)), {str(i): foreigners.states(i) for i in ROWS})
 
 
 def test_a_finished_import_is_left_as_it_is(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(repeats.repeat, repeats.spread, foreign.import_states),
+        *(repeats.repeat, repeats.spread, foreign.import_states, foreign.export_states),
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
         *(structure.structure, exits.exits),

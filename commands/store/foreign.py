@@ -1,4 +1,4 @@
-"""``bertvision store import``: hidden states of others into the store."""
+"""``bertvision store import`` and ``export``: hidden states of others in, one's own out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertvision.commands.options import Json, Workspace, runs_verb
+from bertvision.commands.options import Json, Store, Workspace, runs_verb
 
 NewStore = Annotated[
     str | None,
@@ -79,4 +79,29 @@ def import_states(
     """Store hidden states that other programs wrote; all readers take them then.
 
     A killed import is finished by the same command: nothing is stored twice. Nothing is unpickled.
+    """
+
+
+@runs_verb
+def export_states(
+    name: Annotated[str, typer.Argument(help="Split, such as 0.3e/train.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to, new or empty.")],
+    format: Annotated[  # noqa: A002
+        str,
+        typer.Option(
+            help="safetensors (a file for each example), npy (one array) or arrow (a data set that "
+            "`datasets` opens)."
+        ),
+    ] = "safetensors",
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    layers: Annotated[
+        str | None, typer.Option(help="Layers, by index or name; by default all.")
+    ] = None,
+    workspace: Workspace = None,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Write a split as files that other programs read.
+
+    A killed export is finished by the same command: what has its name is whole.
     """

@@ -7,6 +7,7 @@ from pathlib import Path
 from bertvision.errors import InputError
 from bertvision.pipelines.foreign.arrow_folder import STATE, ArrowFolder
 from bertvision.pipelines.foreign.deepspec import INDEX, DeepSpecCache
+from bertvision.pipelines.foreign.export_record import read_export
 from bertvision.pipelines.foreign.numpy_arrays import (
     STATES,
     NumpyArray,
@@ -53,6 +54,18 @@ def find_source(
     given = {"--lengths": lengths, "--input-ids": input_ids, "--dtype": dtype, "--shape": shape}
     if wrong := [name for name, value in given.items() if value is not None]:
         raise InputError(f"{wrong[0]} is for one file of numbers, and {path} is a folder")
+    exported = read_export(path)
+    if exported is not None and not exported.complete:
+        raise InputError(
+            f"{path} is an export that was not finished: run `bertvision store export` again first"
+        )
+    found = _folder(path, column)
+    if exported is not None:
+        found.layer_names = exported.layers
+    return found
+
+
+def _folder(path: Path, column: str | None) -> Source:
     if (path / INDEX).is_file():
         found: Source = DeepSpecCache(path)
     elif (path / STATE).is_file():

@@ -51,7 +51,7 @@ class Source(ABC):
     keys: Sequence[str]
     longest: int
     bad: Mapping[str, str] = {}
-    layer_names: Sequence[str] | None = None
+    layer_names: Sequence[int | str] | None = None
     model: str | None = None
 
     @abstractmethod

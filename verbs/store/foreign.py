@@ -136,6 +136,75 @@ def import_states(
     return Imported(**done.to_json())
 
 
+class Exported(ShownRecord):
+    """What `export_states` did (see `pipelines.foreign.exporting.Exported`)."""
+
+    def table(self, values: Values) -> str:
+        """What was written, and where."""
+        return (
+            f"{values['split']}: {counted(values['examples'], 'example')} in {values['folder']}, "
+            f"{values['format']}, {values['dtype']}, {size(values['bytes'])}; "
+            f"{values['written']:,} written by this call"
+        )
+
+
+def export_states(
+    name: str,
+    folder: StrPath,
+    *,
+    format: str = "safetensors",  # noqa: A002
+    dtype: str = "float32",
+    layers: str | Iterable[int | str] | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+) -> Exported:
+    """Write a split as files that other programs read.
+
+    Safetensors are a file for each example, as speculators names and fills them; npy is one array
+    of all tokens with the lengths beside it; arrow a folder that ``datasets.load_from_disk`` opens
+    (docs/foreign-states.md). A call that was killed is finished by the same one.
+
+    >>> import bertvision
+    >>> done = bertvision.export_states("1e/dev", "out", format="npy", layers="-1")
+    >>> done.examples
+    24
+
+    Args:
+        name: of the split, such as ``0.3e/train``.
+        folder: to write to: a new one, an empty one, or one with the same export.
+        format: safetensors, npy or arrow.
+        dtype: float32 or float16.
+        layers: which, by index or name; by default all.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Raises:
+        UnknownNameError: there is no such split.
+        InputError: the folder holds something else, or an argument is wrong.
+        IncompleteSplitError: shards of the split are missing.
+        NonFiniteError: a value is beyond float16.
+        CorruptStoreError: the split is damaged.
+        DiskSpaceError: the disk is too small, or full.
+        LockedError: another process is exporting to the folder.
+    """
+    tag, split = split_name(name)
+    parse_choice(format, ("safetensors", "npy", "arrow"), "--format")
+    parse_choice(dtype, ("float16", "float32"), "--dtype")
+    chosen, target = _layers(layers), path_of(folder)
+    assert target is not None
+    opened = open_store(workspace, store)[f"{tag}/{split}"]
+    from bertvision.pipelines.foreign.exporting import export_split
+
+    done = export_split(
+        opened,
+        target.expanduser(),
+        kind=format,  # type: ignore[arg-type]  # it was checked
+        dtype=dtype,  # type: ignore[arg-type]
+        layers=chosen,
+    )
+    return Exported(**done.to_json())
+
+
 def split_name(name: str) -> tuple[SnapshotTag, str]:
     """``0e/train`` → tag and split.
 
@@ -162,7 +231,7 @@ def _layers(layers: str | Iterable[int | str] | None) -> list[int | str] | None:
     texts = [
         str(part).strip() for part in (layers.split(",") if isinstance(layers, str) else layers)
     ]
-    if all(text.isdecimal() for text in texts):
+    if all(text.removeprefix("-").isdecimal() for text in texts):
         return [int(text) for text in texts]
     return list(texts)
 

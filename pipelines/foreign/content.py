@@ -1,0 +1,155 @@
+"""What is exported of a split: its examples as others take them, a shard after another."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.split import ActivationSplit
+
+_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+_NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
+_TAKEN = {"id", "keys", "lengths", "token_ids", "hidden_states_scales"}
+_PIECE_TOKENS = 1024
+"""Tokens that are decoded at once; an example is never parted."""
+
+
+class Example(NamedTuple):
+    """An example on its way out.
+
+    Attributes:
+        position: in the split.
+        states: (seq, layers, hidden) float16 or float32, in memory of its own.
+        fields: arrays of its tokens, by name, (seq, …) each; ``input_ids`` is one of them.
+        labels: arrays of it as a whole, by name.
+    """
+
+    position: int
+    states: Tensor
+    fields: dict[str, npt.NDArray[Any]]
+    labels: dict[str, npt.NDArray[Any]]
+
+
+class Content:
+    """A split as it is exported.
+
+    Args:
+        split: a complete one.
+        dtype: float16 or float32.
+        layers: of it, by index or name; None is all.
+
+    Raises:
+        IncompleteSplitError: shards are missing.
+        InputError: a layer is not stored, or an array has a name that exports use themselves.
+
+    Attributes:
+        keys: of the examples: those that it was written with, or the rows of its data.
+        numbers: of the examples: the row of the data that each stands for, or its key, where all
+            keys are numbers.
+        lengths: tokens of each.
+        positions: of its layers among the stored ones.
+        layers: indices or names of these.
+        fields: arrays of tokens, by name: (token axis, …).
+        labels: arrays of examples, by name: (examples, …).
+    """
+
+    def __init__(
+        self, split: ActivationSplit, dtype: str, layers: Sequence[int | str] | None = None
+    ) -> None:
+        self.split, self.dtype = split.require_complete(), _DTYPES[dtype]
+        self.positions = split.layer_positions(layers)
+        held: Sequence[int | str] = split.layer_names or split.record.layers
+        self.layers = [held[position] for position in self.positions]
+        rows, self.lengths = split.plan.example_id.tolist(), split.plan.n_tokens.astype(np.int64)
+        table = split.table()
+        self.keys, self.numbers = [str(row) for row in rows], rows
+        if table.column_names == ["id"] and len(table) == len(rows):  # of `ActivationStore.writer`
+            ids = table["id"].to_pylist()
+            self.keys = [ids[row] for row in rows]
+            if all(map(_NUMBER.fullmatch, self.keys)):
+                self.numbers = [int(key) for key in self.keys]
+        of_tokens = (n for n, array in split.record.arrays.items() if array.dims[0] == "token")
+        self.fields = {name: split.array(name) for name in of_tokens}
+        self.labels = split.labels
+        if taken := _TAKEN.intersection(self.fields):
+            raise InputError(
+                f"{split.name} has an array {min(taken)!r} of its tokens, a name that exported "
+                "files use themselves: it cannot be exported"
+            )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def order(self) -> list[int]:
+        """Positions of the examples by their numbers."""
+        return sorted(range(len(self)), key=self.numbers.__getitem__)
+
+    def examples(self, shard: int) -> Iterator[Example]:
+        """The examples of a shard.
+
+        Raises:
+            NonFiniteError: a value is beyond float16.
+            CorruptStoreError: the shard is damaged.
+        """
+        piece: list[int] = []
+        for position in self.split.plan.examples_of(shard):
+            if piece and self.lengths[[*piece, position]].sum() > _PIECE_TOKENS:
+                yield from self._decoded(piece)
+                piece = []
+            piece.append(position)
+        yield from self._decoded(piece)
+
+    def _decoded(self, piece: list[int]) -> Iterator[Example]:
+        batch = self.split.read(piece, self.split_layers)
+        states = batch.decode().to(self.dtype)
+        for position, part in zip(piece, states.split(batch.lengths.tolist()), strict=True):
+            if not bool(part.isfinite().all()):
+                raise NonFiniteError(
+                    f"example {self.keys[position]!r} of {self.split.name} holds values beyond "
+                    "65,504, which float16 does not have: export float32"
+                )
+            begin = int(self.split.plan.first_token[position])
+            tokens = slice(begin, begin + len(part))
+            yield Example(
+                position,
+                part.clone(),
+                {name: array[tokens] for name, array in self.fields.items()},
+                {name: np.asarray(array[position]) for name, array in self.labels.items()},
+            )
+
+    @property
+    def split_layers(self) -> list[int]:
+        """Indices of its layers, as `ActivationSplit.read` takes them."""
+        return [self.split.record.layers[position] for position in self.positions]
+
+
+class Target(ABC):
+    """A kind of files that a split is exported to.
+
+    What is written under its own name is whole: a kill leaves only files that begin with a dot.
+    """
+
+    @abstractmethod
+    def pending(self) -> list[int]:
+        """Shards of which something is not written yet."""
+
+    @abstractmethod
+    def write(self, shard: int) -> int:
+        """Write what is missing of a shard, durably.
+
+        Returns:
+            How many examples it wrote.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what comes last, and check that all is there."""
