@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_a_split_that_grows_is_refused_by_name_and_shown_as_such(store: Activati
         store["0e/train"]
     assert "still being written" in repr(store["0e"])
     assert store.splits() == store.stored_splits() == []
+    listed = terminal.run("store", "ls", "--store", store.storage)
+    assert "still being written, 1 shard" in listed.stdout
+    (info,) = json.loads(terminal.run("store", "ls", "--store", store.storage, "--json").stdout)
+    assert (info["examples"], info["tokens"], info["complete"]) == (1, LENGTHS["a"], False)
+    shown = terminal.run("store", "info", "0e/train", "--store", store.storage, "--json")
+    assert json.loads(shown.stdout) == info
+    which = terminal.run("store", "info", "--store", store.storage)
+    assert "name one: 0e/train" in which.stderr
     write(store, encoding="int8")
     assert len(store.stored_splits()) == 1
 
@@ -565,7 +574,9 @@ def test_heads_of_a_task_are_not_trained_on_states_without_its_labels(
         writer.add("a", states("a"))
     with pytest.raises(IncompleteSplitError, match="1e/train .* is still being written"):
         head_activations(space, "1e", "span", "train")
-    assert bertvision.status(workspace=root)
+    status = bertvision.status(workspace=root)
+    assert status.growing == {"1e": ["train"]}
+    assert "train (being written)" in str(status)
     with store.writer("1e", "train", **SHAPE) as writer:
         writer.finish()
     with pytest.raises(ProvenanceError, match="1e/train was written by `store.writer`"):

@@ -43,6 +43,8 @@ class Status(ShownRecord):
     """By snapshot the splits that are stored whole."""
     unfinished: dict[str, list[str]]
     """By snapshot the splits whose extraction has not ended."""
+    growing: dict[str, list[str]]
+    """By snapshot the splits that examples are still added to."""
     heads: list[dict[str, str]]
     """``trained_on`` and ``name`` of each trained head."""
     begun: list[dict[str, str]]
@@ -185,8 +187,9 @@ def status_table(status: Values) -> str:
     """What a workspace holds and what can be run next."""
     items = ", ".join(f"{split} {n:,}" for split, n in status["items"].items())
     stored = {tag: list(splits) for tag, splits in status["stored"].items()}
-    for tag, splits in status["unfinished"].items():
-        stored.setdefault(tag, []).extend(f"{split} (unfinished)" for split in splits)
+    for key, mark in (("unfinished", "unfinished"), ("growing", "being written")):
+        for tag, splits in status[key].items():
+            stored.setdefault(tag, []).extend(f"{split} ({mark})" for split in splits)
     scores: Values = next((s["bert"] for s in status["snapshots"] if s["bert"]), {})
     names = metric_names([scores])
     lines = [

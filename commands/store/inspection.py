@@ -35,8 +35,9 @@ app = typer.Typer(
 @app.command("ls")
 def store_ls(workspace: Workspace = None, store: Store = None, as_json: Json = False) -> None:
     """List the snapshots and splits that are stored."""
-    found = _store(workspace, store).stored_splits()
-    show([split.info() for split in found], as_json, splits_table)
+    opened = _store(workspace, store)
+    found = [split.info() for split in opened.stored_splits()]
+    show([*found, *_growing(opened)], as_json, splits_table)
 
 
 @app.command("info")
@@ -48,13 +49,23 @@ def store_info(
 ) -> None:
     """Show everything about one split: sizes, encoding, provenance."""
     if name is None:
-        held = [split.name for split in _store(workspace, store).stored_splits()]
+        opened = _store(workspace, store)
+        held = [f"{tag}/{split}" for tag in opened for split in opened[tag]]
         raise InputError(
             f"which split? name one: {', '.join(held)}"
             if held
             else "the store is empty: `bertvision extract` writes to it"
         )
-    show(_split(workspace, store, name).info(), as_json, mapping_table)
+    from bertvision.featurestore.writing.growing import GrowingLedger
+
+    try:
+        found = _split(workspace, store, name).info()
+    except IncompleteSplitError:
+        growing = GrowingLedger(_store(workspace, store).storage, *_parts(name)).info()
+        if growing is None:
+            raise
+        found = growing
+    show(found, as_json, mapping_table)
 
 
 @app.command("verify")
@@ -165,6 +176,15 @@ def _split(workspace: Path | None, store: str | None, name: str) -> ActivationSp
     return _store(workspace, store)[SnapshotTag(tag)][split]
 
 
+def _growing(store: ActivationStore) -> list[Values]:
+    """What is known of the splits that examples are still added to."""
+    from bertvision.featurestore.writing.growing import GrowingLedger
+
+    ledgers = (GrowingLedger(store.storage, tag, split) for tag in store for split in store[tag])
+    found = (ledger.info() for ledger in ledgers if ledger.is_growing)
+    return [info for info in found if info is not None]
+
+
 def _parts(name: str) -> tuple[str, str]:
     tag, _, split = name.partition("/")
     if not split:
@@ -194,9 +214,7 @@ def splits_table(splits: Sequence[Values]) -> str:
                 s["encoding"],
                 str(len(s["layers"])),
                 size(s["bytes"]),
-                "yes"
-                if s["complete"]
-                else f"{s['shards_committed']} of {counted(s['shards'], 'shard')}",
+                _completeness(s),
                 size(s["bytes_per_example"] or 0),
                 f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
             ]
@@ -204,6 +222,13 @@ def splits_table(splits: Sequence[Values]) -> str:
         ],
     )
     return f"{table}\n\n{size(sum(s['bytes'] for s in splits))} in all"
+
+
+def _completeness(split: Values) -> str:
+    if split.get("growing"):
+        return f"still being written, {counted(split['shards_committed'], 'shard')}"
+    of = f"{split['shards_committed']} of {counted(split['shards'], 'shard')}"
+    return "yes" if split["complete"] else of
 
 
 def removed_table(splits: Sequence[Values]) -> str:

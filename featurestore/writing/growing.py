@@ -8,7 +8,7 @@ takes it for a split with a plan, and a shard's record tells the keys and length
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -147,6 +147,43 @@ class GrowingLedger(Ledger):
         if not fits or not record.examples == len(record.keys) == len(record.lengths):
             raise CorruptStoreError(f"{self.storage}/{key} contradicts itself")
         return record
+
+    def info(self) -> dict[str, Any] | None:
+        """What is known of a split that grows, named as in `StoredSplit.info`.
+
+        Returns:
+            None where it does not grow, or does no more.
+
+        Raises:
+            CorruptStoreError: a record is damaged.
+        """
+        growing = self.state()
+        if not isinstance(growing, GrowingRecord):
+            return None
+        found = (self.read_growing(shard, growing) for shard in sorted(self.shards()))
+        records = [record for record in found if record is not None]
+        stored = sum(file.bytes for record in records for file in record.files.values())
+        examples = sum(record.examples for record in records)
+        return {
+            "tag": self.tag,
+            "split": self.split,
+            "complete": False,
+            "growing": True,
+            "shards_committed": len(records),
+            "examples": examples,
+            "tokens": sum(record.tokens for record in records),
+            "encoding": growing.encoding,
+            "compression": growing.compression,
+            "layers": list(growing.layers),
+            "hidden_size": growing.hidden_size,
+            "bytes": stored,
+            "bytes_per_example": stored / examples if examples else None,
+            "times_smaller_than_dense_float32": None,
+            "nonfinite": sum(record.nonfinite for record in records),
+            "format": growing.format,
+            "provenance": dict(growing.provenance),
+            "versions": dict(growing.versions),
+        }
 
     def next_shards(self) -> set[int]:
         """Numbers of the shards that wait to take their place in another order."""

@@ -32,7 +32,8 @@ def status(workspace: Workspace) -> dict[str, Any]:
     Returns:
         ``workspace``, ``model``, ``task``, ``variant``, ``items`` by split, ``snapshots`` (tag,
         whether it is made, BERT's first scores on dev), by tag the splits ``stored`` whole and
-        those whose extraction is ``unfinished``, ``heads``, those whose training is ``begun``, and
+        those whose extraction is ``unfinished``, those that a writer of examples is ``growing``,
+        ``heads``, those whose training is ``begun``, and
         ``next``, a list of commands.
     """
     config = workspace.config
@@ -42,7 +43,13 @@ def status(workspace: Workspace) -> dict[str, Any]:
     for split in workspace.stored_splits():
         (whole if split.is_complete else unfinished).append(split)
     splits = _Stored(whole, unfinished)
-    wanted = sorted({*config.finetune.tags, *made, *(s.tag for s in (*whole, *unfinished))})
+    growing = {
+        tag: left
+        for tag, names in workspace.stored().items()
+        if (left := [name for name in names if name not in splits.own(SnapshotTag(tag))])
+    }
+    stored_tags = (*(s.tag for s in (*whole, *unfinished)), *map(SnapshotTag, growing))
+    wanted = sorted({*config.finetune.tags, *made, *stored_tags})
     begun = begun_passes(workspace)
     heads = [{"trained_on": str(tag), "name": name} for tag, name in trained_heads(workspace)]
     return {
@@ -57,6 +64,7 @@ def status(workspace: Workspace) -> dict[str, Any]:
         ],
         "stored": _by_tag(splits.whole),
         "unfinished": _by_tag(splits.unfinished),
+        "growing": growing,
         "heads": heads,
         "begun": [
             {"trained_on": config.trained_on, "name": config.run.name}
