@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -118,7 +119,13 @@ def test_its_scores_are_those_of_its_own_logits_and_stand_among_the_results(
     said = bertvision.predictions("bert-int8:1e", workspace=lab.root)
     assert len(said) == len(lab.items("dev"))
     against = bertvision.compare("bert-int8:1e", "bert:1e", workspace=lab.root)
-    assert abs(against.difference) < 100
+    eight, whole = (
+        json.loads((lab.root / folder / "1e/metrics.json").read_text())["rules"]["n-best"]
+        for folder in ("quantised", "bert")
+    )
+    assert against.difference == pytest.approx(
+        eight["metrics"][against.metric] - whole["metrics"][against.metric]
+    )
 
 
 def test_the_size_is_a_byte_for_each_quantised_weight(lab: Workspace) -> None:

@@ -15,6 +15,7 @@ from processes import run_code
 from safetensors.numpy import load_file, save_file
 from workspaces import STOP_AT
 
+import bertvision
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.models.outputs import SpanOutput, distillation_loss
 from bertvision.pipelines.finetuning import kept_logits
@@ -27,7 +28,7 @@ from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import read_run_config
 from bertvision.pipelines.workspace.reproduce import training_command
-from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.runs import Run, check_told
 from bertvision.pipelines.workspace.workspace import Workspace
 
 OPTIONS = TrainOptions(epochs=2, batch_size=4, precision="32")
@@ -127,6 +128,18 @@ def test_spans_are_told_start_and_end_of_their_own_window_without_padding() -> N
     assert float(found) == pytest.approx(0.25 * 3 + 0.75 * float(sum(distances)) / 2, rel=1e-5)
     summed = teacher.mixed(task, output, torch.tensor([0, 1]), loss, "sum")
     assert float(summed) == pytest.approx(0.25 * 3 + 0.75 * float(sum(distances)), rel=1e-5)
+
+
+def test_what_a_batch_is_told_is_gathered_once_for_all_heads() -> None:
+    teacher, arrays = span_teacher()
+    batch, other = torch.tensor([0, 1]), torch.tensor([1])
+    told = teacher.of(batch)
+    assert teacher.of(batch) is told
+    first = arrays["start_logits"]
+    assert told["start_logits"][0, :2].tolist() == first[3:].tolist()  # example 0 is window 1
+    assert told["start_logits"][1].tolist() == first[:3].tolist()
+    assert teacher.of(other)["start_logits"].tolist() == [first[:3].tolist()]
+    assert teacher.of(batch) is not told  # that of one batch alone is kept
 
 
 # --- kept logits ---
@@ -268,6 +281,36 @@ def test_a_sweep_has_distilled_heads_beside_the_others(space: Workspace) -> None
         options=replace(OPTIONS, distil="1e"),
     )
     assert distilled == found[1]
+
+
+def test_options_beside_a_teacher_in_the_name_are_refused_where_they_would_say_nothing() -> None:
+    own, plain = Run.parse("a@d1e"), Run.parse("b")
+    check_told([own, plain], "0.5e", 2, 0.5)  # b learns from 0.5e
+    with pytest.raises(InputError, match=r"--distil 0\.5e .*: a@d1e names another way"):
+        check_told([own], "0.5e", 2, 0.5)
+    with pytest.raises(InputError, match="--temperature 4 .*: a@d1e names another way"):
+        check_told([own, plain], "0.5e", 4, 0.5)
+    check_told([own], "1e", 2, 0.5)
+    check_told([Run.parse("a@d1e@t4"), plain], "1e", 4, 0.5)
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_commands_refuse_them_too(command: str, space: Workspace) -> None:
+    options = replace(OPTIONS, distil="0.5e", temperature=4)
+    with pytest.raises(InputError, match="names another way of learning"):
+        getattr(bertvision, command)(f"{HEAD}@d1e", options=options, workspace=space.root)
+
+
+def test_a_trained_head_needs_its_teacher_no_more(space: Workspace) -> None:
+    keep_logits(space, "1e", ["train"])
+    name = f"{HEAD}@d1e"
+    made = train(space, [name], "1e", OPTIONS)
+    shutil.rmtree(space.bert_dir("1e"))
+    assert train(space, [name], "1e", OPTIONS) == made
+    with pytest.raises(WorkspaceError, match="`bertvision logits --checkpoint 1e` computes them"):
+        train(space, [name, f"{name}@s1"], "1e", OPTIONS)
+    with pytest.raises(WorkspaceError, match="`bertvision logits --checkpoint 1e` computes them"):
+        train(space, [name], "1e", OPTIONS, overwrite=True)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bertvision.pipelines.repeats.run import repeat
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.teacher import Teacher
+from bertvision.pipelines.workspace.creation import open_workspace
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -219,6 +220,32 @@ def test_what_is_done_can_be_asked_for_again_without_its_teacher(
     with pytest.raises(WorkspaceError, match="no workspace in .*teacher"):
         student(tmp_path / "other", taught)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_teacher_may_be_moved_and_is_known_by_its_weights(
+    options: FinetuneOptions, kept: Workspace, tmp_path: Path
+) -> None:
+    place = tmp_path / "teacher"
+    shutil.copytree(kept.root, place, ignore=shutil.ignore_patterns("heads", "activations"))
+    moving = replace(options, distil=f"{place}:1e")
+    expected = student(tmp_path / "ws", moving)
+    digest = Workspace.find(tmp_path / "ws").config.digest()
+    assert open_workspace(tmp_path / "ws", options, resume=False).config.digest() == digest
+    shutil.rmtree(place)
+    shutil.rmtree(tmp_path / "ws/snapshots")
+    assert student(tmp_path / "ws", options) == expected  # the new place, the same teacher
+    with pytest.raises(WorkspaceError, match="made with distil"):
+        student(tmp_path / "ws", replace(options, distil=f"{kept.root}:0.5e"))
+
+
+def test_the_temperature_of_a_student_can_be_given_without_its_teacher(
+    options: FinetuneOptions, tmp_path: Path
+) -> None:
+    root = open_workspace(tmp_path / "ws", options, resume=False).root
+    plain_but = replace(options, distil=None, temperature=4.0)
+    with pytest.raises(WorkspaceError, match="made with temperature = 2.0, not 4.0"):
+        open_workspace(root, plain_but, resume=False)
+    open_workspace(root, replace(plain_but, temperature=2.0), resume=False)
 
 
 def test_seeds_that_choose_other_items_than_their_teachers_are_refused_before_any_is_made(

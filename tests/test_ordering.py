@@ -152,6 +152,17 @@ def test_sentences_are_cut_and_counted_where_the_window_is_short(
         TASK.windows([many], tokenizer, TaskConfig(name="ordering", max_length=16))
 
 
+def test_paragraphs_without_room_are_said_before_a_workspace_is_made(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    many = tmp_path / "dev.txt"
+    many.write_text("".join(f"{word} .\n" for word in WORDS))
+    given = {**options, "max_length": 16, "dev": str(many)}
+    with pytest.raises(InputError, match="has 10 sentences, and a window of 16 tokens no room"):
+        bertvision.finetune(workspace=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture(scope="module")
 def options(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder, random = tmp_path_factory.mktemp("ordering"), np.random.default_rng(0)

@@ -82,15 +82,14 @@ def test_an_empty_sentence_has_an_empty_tree_and_wrong_scores_are_refused() -> N
 def test_attachment_is_counted_by_hand() -> None:
     (boris,), config = trees(BORIS)  # heads 2 0 4 2 6 4
     names = config.classes
-    nsubj, root, cc = (names.index(name) for name in ("nsubj", "root", "cc"))
-    conj, det, orphan = (names.index(name) for name in ("conj", "det", "orphan"))
+    root, cc = names.index("root"), names.index("cc")
+    conj, orphan = names.index("conj"), names.index("orphan")
     # word 1 is labelled wrong, 3 hangs elsewhere, 5 was not seen; 2, 4 and 6 are right
     parse = written([2, 0, 2, 2, None, 4], [cc, root, cc, conj, -1, orphan])
     assert attached(parse, boris) == (4, 3, 6)
     assert attached(boris.label, boris) == (6, 6, 6)
     assert named(parse, names) == "2:cc 0:root 2:cc 2:conj _ 4:orphan"
     assert TASK.parts(boris, parse) == {"las": (3, 6), "uas": (4, 6)}
-    assert det != nsubj
     with pytest.raises(WorkspaceError, match="is of 2 words, and it has 6"):
         attached("2:1 0:2", boris)
 
@@ -215,14 +214,12 @@ def test_what_scores_the_gold_tree_highest_has_all_words_right(tiny_bert: Path) 
     metrics = scores.rules["argmax"]["metrics"]
     assert (metrics["uas"], metrics["las"], metrics["unseen"]) == (100, 100, 0)
     assert scores.predictions == {item.id: item.label for item in items}
-    first = items[0]
     arrays["relations"][0] = np.roll(arrays["relations"][0], 1)  # one relation wrong
     words = sum(len(item.labels) for item in items)
     metrics = TASK.score(Logits(arrays, index), None).rules["argmax"]["metrics"]
     assert metrics["uas"] == 100
     assert metrics["las"] == pytest.approx(100 * (words - 1) / words)
     assert metrics["words"] == words
-    assert first.text.startswith(first.sentence.words[0])
 
 
 def test_what_is_stored_is_read_again() -> None:

@@ -10,12 +10,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from transformers import BertConfig, BertForMaskedLM
 from treebanks import write_treebank
 
 import bertvision
 from bertvision.errors import InputError
+from bertvision.pipelines.finetuning import kept_logits
+from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
 from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
@@ -171,16 +175,46 @@ def test_variants_that_read_one_token_refuse_it(
         bertvision.finetune(workspace=tmp_path, **options, variant=(variant,))
 
 
-@pytest.mark.parametrize("variant", ["freeze-stored:1", "mlm:0.5"])
-def test_variants_that_run_the_encoder_otherwise_work(
-    variant: str, options: dict[str, Any], tmp_path: Path
+def test_layers_from_a_store_give_the_trees_of_layers_that_are_run(
+    options: dict[str, Any], tmp_path: Path
 ) -> None:
+    short = {**options, "epochs": 1.0, "save_at": ("1e",)}
+    found = []
+    for variant in ("freeze:1", "freeze-stored:1"):
+        root = tmp_path / variant.partition(":")[0]
+        bertvision.finetune(workspace=root, **short, variant=(variant,))
+        found.append(load_file(Workspace.find(root).bert_dir("1e") / "dev.safetensors"))
+    for name in ("arcs", "relations"):
+        assert np.corrcoef(found[0][name].ravel(), found[1][name].ravel())[0, 1] > 0.99
+
+
+def test_a_parser_is_learned_beside_masked_words(options: dict[str, Any], tmp_path: Path) -> None:
     model = shutil.copytree(options["model"], tmp_path / "model")
     BertForMaskedLM(BertConfig.from_pretrained(model)).save_pretrained(model)
-    short = {**options, "epochs": 0.5, "save_at": ("0.5e",), "variant": (variant,)}
-    short["model"] = str(model)
-    bertvision.finetune(workspace=tmp_path / "run", **short)
-    assert 0 <= scores(Workspace.find(tmp_path / "run"), "0.5e")["las"] <= 100
+    given = {**options, "model": str(model), "save_at": ("0e", "6e"), "variant": ("mlm:0.5",)}
+    bertvision.finetune(workspace=tmp_path / "run", **given)
+    space = Workspace.find(tmp_path / "run")
+    assert scores(space, "6e")["las"] > 60 > 30 > scores(space, "0e")["las"]
+
+
+def test_logits_in_parts_and_in_bf16_are_those_of_one_run(
+    finished: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their arrays are ragged: windows have as many rows as words, or as pairs of them."""
+    space = Workspace.find(shutil.copytree(finished.root, tmp_path / "copy"))
+    path = space.bert_dir("6e") / "dev.safetensors"
+    whole = load_file(path)
+    path.unlink()
+    monkeypatch.setattr(kept_logits, "_PART", 5)
+    keep_logits(space, "6e", ["dev"])
+    found = load_file(path)
+    model, tokenizer, _ = load_snapshot(space.snapshot_dir("6e"))
+    windows, task = space.windows("dev", tokenizer), space.dataset().task
+    half, _ = predict_logits(model, task, windows, padding=0, precision="bf16", desc=None)
+    for name in ("arcs", "relations"):
+        np.testing.assert_allclose(found[name], whole[name], atol=1e-4)
+        assert half[name].dtype == np.float32
+        assert np.corrcoef(half[name].ravel(), whole[name].ravel())[0, 1] > 0.99
 
 
 def test_attention_heads_are_pruned_and_times_measured(finished: Workspace, tmp_path: Path) -> None:

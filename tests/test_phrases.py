@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from sentences import PLACES, SUBJECTS
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 import bertvision
-from bertvision.errors import InputError, UnknownNameError
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.config import TaskConfig
@@ -115,6 +116,20 @@ def test_a_malformed_line_is_refused_with_its_value(
         TASK.read(str(path), "train", TaskConfig(name="phrases"))
 
 
+def test_a_row_that_is_left_out_leaves_its_spans_with_it(tmp_path: Path) -> None:
+    """Of two rows with one id the first is kept, with the spans of the first."""
+    row = dict(id="a", text="he passed away", pair="he died", first=[3, 14], second=[3, 7])
+    again = {**row, "first": [0, 2], "second": [0, 2], "label": "same"}
+    rows = [{**row, "label": "para"}, again, {**again, "id": "b"}]
+    path = write(tmp_path / "train.jsonl", rows)
+    found = TASK.read(str(path), "train", TaskConfig(name="phrases", skip_bad=True))
+    assert [(x.id, x.first, x.second) for x in found.items] == [
+        ("a", (3, 14), (3, 7)),
+        ("b", (0, 2), (0, 2)),
+    ]
+    assert "line 2: the id 'a' is already that of line 1" in found.skipped[0]
+
+
 def test_the_tokens_of_phrases_are_marked_in_their_sentence(tiny_bert: Path) -> None:
     item = PhrasePair("a", "anna lives in london", "in rome boris works", (11, 20), (0, 7), 0)
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
@@ -179,7 +194,7 @@ def begun(finished: Workspace, place: Path, **changes: Any) -> Workspace:
     for split in ("train", "dev"):
         write(data / f"{split}.jsonl", [{k: r[k] for k in ("text", "pair", "label")} for r in rows])
     given: dict[str, Any] = {
-        "init_from": f"{finished.root}@4e",
+        "init_from": f"{finished.root}:4e",
         "task": "csv",
         "pair": "pair",
         "data": str(data),
@@ -196,7 +211,7 @@ def test_another_task_begins_with_the_encoder_and_a_new_output_layer(
     finished: Workspace, tmp_path: Path
 ) -> None:
     workspace = begun(finished, tmp_path / "next")
-    assert workspace.config.finetune.init_from == f"{finished.root}@4e"
+    assert workspace.config.finetune.init_from == f"{finished.root}:4e"
     before = load_snapshot(finished.snapshot_dir("4e")).model.base_model.state_dict()
     model = load_snapshot(workspace.snapshot_dir("0e")).model
     after = model.base_model.state_dict()
@@ -206,12 +221,30 @@ def test_another_task_begins_with_the_encoder_and_a_new_output_layer(
     bertvision.finetune(workspace=workspace.root, resume=True)  # nothing is to be made again
 
 
+def test_the_pretrained_pooler_stays_where_the_task_before_had_none(
+    options: dict[str, Any], tiny_bert: Path, tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(tiny_bert, tmp_path / "with-pooler")
+    BertModel(BertConfig.from_pretrained(checkpoint)).save_pretrained(checkpoint)
+    pooler = load_model(checkpoint).pooler.state_dict()
+    short = {**options, "model": str(checkpoint), "epochs": 0.1, "save_at": ("0.1e",)}
+    bertvision.finetune(workspace=tmp_path / "first", **short)
+    again = {**short, "init_from": f"{tmp_path / 'first'}:0.1e"}
+    del again["model"]
+    bertvision.finetune(workspace=tmp_path / "second", **again)
+    second = Workspace.find(tmp_path / "second")
+    workspace = begun(second, tmp_path / "third", init_from=f"{second.root}:0.1e")
+    model = load_snapshot(workspace.snapshot_dir("0e")).model
+    found = model.base_model.pooler.state_dict()
+    assert all(torch.equal(found[name], of) for name, of in pooler.items())
+
+
 def test_an_output_layer_of_the_same_form_is_not_taken_over(
     finished: Workspace, options: dict[str, Any], tmp_path: Path
 ) -> None:
     given = {**options, "epochs": 1.0, "save_at": ("1e",), "seed": 9, "init_from": None}
     given.pop("model")
-    given["init_from"] = f"{finished.root}@4e"
+    given["init_from"] = f"{finished.root}:4e"
     bertvision.finetune(workspace=tmp_path, **given)
     again = Workspace.find(tmp_path)
     start = load_pretrained(again, pretrained(again))
@@ -219,6 +252,52 @@ def test_an_output_layer_of_the_same_form_is_not_taken_over(
     assert not torch.equal(start.output_layer.classes.weight, old.output_layer.classes.weight)
     for name, of in old.base_model.state_dict().items():
         assert torch.equal(start.base_model.state_dict()[name], of)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tune_fraction": 0.25}, "with tune_fraction = 0.0, this workspace with 0.25"),
+        ({"dev": "train.jsonl"}, "was trained on .*train.jsonl, which is to be scored on here"),
+    ],
+)
+def test_what_the_start_learned_is_not_scored(
+    change: dict[str, Any],
+    message: str,
+    finished: Workspace,
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    given = {**options, "init_from": f"{finished.root}:4e", **change}
+    del given["model"]
+    if "dev" in given:
+        given["dev"] = str(Path(given["data"]) / given["dev"])
+    with pytest.raises(ProvenanceError, match=message):
+        bertvision.finetune(workspace=tmp_path / "next", **given)
+    assert not (tmp_path / "next").exists()
+
+
+def test_a_start_behind_the_start_is_asked_too(
+    finished: Workspace, options: dict[str, Any], tmp_path: Path
+) -> None:
+    between = begun(finished, tmp_path / "between", save_at=("1e",))
+    given = {**options, "init_from": f"{between.root}:1e", "tune_fraction": 0.25}
+    del given["model"]
+    with pytest.raises(ProvenanceError, match=f"{finished.root}:4e was trained on other parts"):
+        bertvision.finetune(workspace=tmp_path / "next", **given)
+
+
+def test_a_phrase_outside_its_window_is_said_before_a_workspace_is_made(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = generated(8, 5)
+    text = "anna " * 40 + rows[0]["text"]
+    rows[0] |= {"text": text, "first": [len(text) - 1, len(text)]}
+    far = write(tmp_path / "dev.jsonl", rows)
+    given = {**options, "max_length": 16, "dev": str(far)}
+    with pytest.raises(InputError, match="1 phrase of 8 pairs have no token in their window of 16"):
+        bertvision.finetune(workspace=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_questions_can_follow_another_number_of_classes(
@@ -229,7 +308,7 @@ def test_questions_can_follow_another_number_of_classes(
     squad = write_squad(tmp_path / "train.json", 3, 1)
     bertvision.finetune(
         workspace=tmp_path / "run",
-        init_from=f"{finished.root}@4e",
+        init_from=f"{finished.root}:4e",
         train=squad,
         dev=squad,
         max_length=64,
@@ -245,9 +324,9 @@ def test_questions_can_follow_another_number_of_classes(
 @pytest.mark.parametrize(
     ("place", "message", "error"),
     [
-        ("1e", "--init-from 1e: give a workspace and a snapshot there", InputError),
-        ("{}@late", "give a workspace and a snapshot there", InputError),
-        ("{}@0.7e", r"has no snapshot 0\.7e", UnknownNameError),
+        ("1e", "--init-from 1e: give the folder of a workspace and a snapshot there", InputError),
+        ("{}:late", "give the folder of a workspace and a snapshot there", InputError),
+        ("{}:0.7e", r"has no snapshot 0\.7e", UnknownNameError),
     ],
 )
 def test_a_start_that_is_not_there_is_said(
@@ -270,7 +349,7 @@ def test_an_encoder_with_adapters_cannot_be_begun_with(
     adapted = {**options, "epochs": 0.1, "save_at": ("0.1e",), "variant": ("houlsby:4",)}
     bertvision.finetune(workspace=tmp_path / "adapted", **adapted)
     with pytest.raises(InputError, match="has .*bottleneck.*, which its family does not have"):
-        begun(finished, tmp_path / "next", init_from=f"{tmp_path / 'adapted'}@0.1e")
+        begun(finished, tmp_path / "next", init_from=f"{tmp_path / 'adapted'}:0.1e")
 
 
 def test_the_loss_of_a_window_does_not_depend_on_its_batch(

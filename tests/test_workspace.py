@@ -379,19 +379,19 @@ def test_the_digest_covers_every_setting_but_not_the_versions(workspace: Workspa
         decay="linear",
         accumulate=2,
         gradient_clip=1,
+        distil="/teacher:1e",  # which the temperature needs
         precision="bf16" if config.finetune.precision == "32" else "32",
         train_questions=9,
         nested=True,
         order="length",
         variant=("freeze:1",),
-        distil="/teacher:1e",
         temperature=4,
         labels_weight=0,
         teacher_sha256="0" * 64,
         init_from="/other:1e",
         seed=9,
     )
-    for name in FinetuneConfig.model_fields:
+    for name in set(FinetuneConfig.model_fields) - {"distil"}:  # its weights say which it is
         changed = config.finetune.model_copy(update={name: getattr(other, name)})
         assert config.model_copy(update={"finetune": changed}).digest() != config.digest()
 

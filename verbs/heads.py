@@ -13,7 +13,7 @@ from bertvision.pipelines.workspace.heads import check_head_activations, only_ta
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
-from bertvision.pipelines.workspace.runs import own_part, runs_of
+from bertvision.pipelines.workspace.runs import check_told, own_part, runs_of
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.verbs.arguments.checks import (
     check_new_heads,
@@ -104,6 +104,7 @@ def train(
         raise InputError("--tensorboard is for one process: leave it out, or --devices")
     options = chosen(TrainOptions, options, changes)
     runs = runs_of(parse_names(heads), [fraction], [seed])
+    check_told(runs, options.distil, options.temperature, options.labels_weight)
     tag = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace, store)
     check_new_heads(space, runs)

@@ -18,6 +18,7 @@ from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.creation import planned_run
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.selection import trained_on
 from bertvision.pipelines.workspace.snapshots import snapshot_at
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -105,11 +106,7 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
 
 def _items(config: WorkspaceConfig) -> dict[str, object]:
     """What decides which items of the data are trained on, and what their classes are."""
-    finetune = config.finetune
     task = config.task.model_dump()
     if load_task(config.task.name).kind != "span":  # a window is an item, however it is cut
         del task["max_length"]
-    part = {"train_questions": finetune.train_questions, "nested": finetune.nested}
-    chosen = config.task.tune_fraction or config.task.dev_fraction or finetune.train_questions
-    seed = {"seed": finetune.seed} if chosen else {}
-    return {**task, "data": config.data["train"].sha256, **part, **seed}
+    return {**task, **trained_on(config)}

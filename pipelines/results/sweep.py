@@ -25,7 +25,7 @@ from bertvision.pipelines.training.trained_head import kind_of_run
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
-from bertvision.pipelines.workspace.runs import Run, own_part, runs_of
+from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def sweep(
         states = model.num_hidden_layers + 1
         heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
     asked = runs_of(heads, fractions, seeds)
+    check_told(asked, options.distil, options.temperature, options.labels_weight)
     if devices > 1:
         words = ["sweep", *(run.text for run in asked), *option_words(options), "--split", split]
         for name, tags in (("--trained-on", trained_on), ("--checkpoint", checkpoints)):

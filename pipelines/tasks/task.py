@@ -123,6 +123,20 @@ class Task(ABC):
     def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:
         """Make the windows of items, in their order."""
 
+    def check_windows(  # noqa: B027
+        self, items: Sequence[Any], tokenizer: Any, config: TaskConfig
+    ) -> None:
+        """Refuse items that no window of this length can hold, before a workspace has the length.
+
+        Args:
+            items: of a split's source.
+            tokenizer: of the encoder.
+            config: settings of the task.
+
+        Raises:
+            InputError: names such an item; of most tasks there are none.
+        """
+
     @abstractmethod
     def table(self, items: Sequence[Any]) -> pa.Table:
         """Items as the text side of a store, a row each."""

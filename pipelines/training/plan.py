@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
@@ -69,13 +69,21 @@ class TrainingPass(NamedTuple):
                 )
         task = task_of_kind(kind, workspace.config.task.name)
         classes = task.outputs(workspace.config.task) if kind == "classification" else 2
-        taught_by = None
+        taught_by, lacking = None, None
         if options.distil is not None:
-            taught_by = _teacher(workspace, options.distil, runs, kind)
-        configs = {run: _head_config(run, kind, classes, split, options, taught_by) for run in runs}
+            try:
+                taught_by = _teacher(workspace, options.distil, runs, kind)
+            except (WorkspaceError, UnknownNameError) as error:
+                lacking = error  # what it taught already needs it no more
+        configs = {
+            run: _head_config(run, kind, classes, split, options, digest)
+            for run, digest in _teachers(workspace, tag, runs, taught_by, lacking).items()
+        }
         todo = [
             run for run in runs if overwrite or not _is_trained(workspace, tag, run, configs[run])
         ]
+        if lacking is not None and todo:
+            raise lacking
         planned = cls(
             *(workspace, tag, split, held_out, configs, todo, options, task, classes, taught_by)
         )
@@ -147,13 +155,30 @@ def _teacher(workspace: Workspace, tag: str, runs: Sequence[Run], kind: Kind) ->
     return TeacherFile.find(workspace, tag)
 
 
+def _teachers(
+    workspace: Workspace,
+    tag: SnapshotTag,
+    runs: Sequence[Run],
+    taught_by: TeacherFile | None,
+    lacking: Exception | None,
+) -> dict[Run, str | None]:
+    """The digest of each run's teacher: where its logits are gone, what the head says of it."""
+    if lacking is None:
+        return dict.fromkeys(runs, None if taught_by is None else taught_by.weights_sha256)
+    folders = {run: workspace.head_dir(tag, run.name) for run in runs}
+    return {
+        run: read_run_config(folder).teacher_sha256 if is_whole(folder) else None
+        for run, folder in folders.items()
+    }
+
+
 def _head_config(
     run: Run,
     kind: Kind,
     classes: int,
     split: ActivationSplit,
     options: TrainOptions,
-    taught_by: TeacherFile | None,
+    teacher_sha256: str | None,
 ) -> RunConfig:
     """Everything that a head's weights depend on."""
     record = split.record
@@ -174,7 +199,7 @@ def _head_config(
             "plan_sha256": record.plan_sha256,
             **record.provenance,
         },
-        teacher_sha256=None if taught_by is None else taught_by.weights_sha256,
+        teacher_sha256=teacher_sha256,
     )
 
 

@@ -136,27 +136,35 @@ class Teacher:
             self._first = self._lengths.cumsum(0) - self._lengths
         self._temperature = temperature
         self._weight = labels_weight
+        self._last: tuple[Tensor, dict[str, Tensor]] | None = None
 
     def of(self, examples: Tensor) -> dict[str, Tensor]:
-        """Its logits for a batch, by name.
+        """Its logits for a batch, by name; those of the last batch are kept.
+
+        Heads that are trained from one pass thus share what is gathered for a batch.
 
         Args:
             examples: (batch,) int64, positions of the examples.
 
         Returns:
-            (batch, choices) each; of spans (batch, seq), padded with the smallest finite number.
+            (batch, choices) each; of spans (batch, seq), padded with the smallest finite number;
+            where ``examples`` are.
         """
+        if self._last is None or self._last[0] is not examples:
+            found = {name: of.to(examples.device) for name, of in self._gathered(examples).items()}
+            self._last = examples, found
+        return self._last[1]
+
+    def _gathered(self, examples: Tensor) -> dict[str, Tensor]:
+        """As `of`, where the logits are."""
         rows = examples.cpu()
         if self._rows is not None:
             rows = torch.from_numpy(self._rows[rows.numpy()])
         if self._lengths is None:
             return {name: of[rows] for name, of in self._arrays.items()}
         lengths = self._lengths[rows]
-        places = [
-            torch.arange(first, first + n)
-            for first, n in zip(self._first[rows].tolist(), lengths.tolist(), strict=True)
-        ]
-        tokens = torch.cat(places)
+        begins = self._first[rows] - (lengths.cumsum(0) - lengths)
+        tokens = torch.arange(int(lengths.sum())) + begins.repeat_interleave(lengths)
         return {
             name: pad_packed(of[tokens], lengths, fill=_LOWEST) for name, of in self._arrays.items()
         }

@@ -92,7 +92,7 @@ class FinetuneConfig(Settings):
     variant: tuple[str, ...] = ()
     """Changes to fine-tuning, such as ``freeze:6`` (see docs/variants.md)."""
     init_from: str | None = None
-    """Snapshot of another workspace whose encoder is what is fine-tuned: ``WORKSPACE@TAG``, with
+    """Snapshot of another workspace whose encoder is what is fine-tuned: ``FOLDER:TAG``, with
     the absolute path of the workspace."""
     distil: str | None = None
     """Teacher whose logits are learned from too: ``FOLDER:TAG``, the absolute path of a workspace
@@ -167,7 +167,7 @@ _LATER = {
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked"),
     "finetune": (
         *("spare_vectors", "variant", "nested", "order"),
-        *("distil", "temperature", "labels_weight", "teacher_sha256", "init_from"),
+        *("temperature", "labels_weight", "teacher_sha256", "init_from"),
     ),
 }
 """Settings that came with later versions: workspaces from before keep their digest."""
@@ -190,6 +190,7 @@ class WorkspaceConfig(Settings):
     def digest(self) -> str:
         """Hex sha256 of all settings that decide the snapshots' values."""
         values = self.model_dump(mode="json", exclude={"versions", "activations"})
+        del values["finetune"]["distil"]  # where the teacher is; its weights say which it is
         for section, fields in _LATER.items():
             defaults = type(getattr(self, section)).model_fields
             for field in fields:  # of what is not set nothing is said

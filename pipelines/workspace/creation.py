@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
     find_pretrained,
+    load_tokenizer,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts
@@ -30,8 +31,8 @@ from bertvision.pipelines.workspace.config import (
     WorkspaceConfig,
 )
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
-from bertvision.pipelines.workspace.pretrained import checkpoint_for
-from bertvision.pipelines.workspace.selection import select_items, source_split
+from bertvision.pipelines.workspace.pretrained import check_starts, checkpoint_for
+from bertvision.pipelines.workspace.selection import selected_data, source_split
 from bertvision.pipelines.workspace.snapshots import (
     library_versions,
     of_teacher,
@@ -79,9 +80,10 @@ def planned_run(root: Path | None, options: FinetuneOptions, *, resume: bool) ->
         place = Path.cwd() if root is None else root.expanduser().resolve()
         if resume or (place / FILE).exists():
             raise
-        return Workspace(place, new_config(options))
-    _check_agreement(workspace, options)
-    return workspace
+        workspace = Workspace(place, new_config(options))
+        check_starts(workspace.config)
+        return workspace
+    return _agreed(workspace, options)
 
 
 def new_config(options: FinetuneOptions) -> WorkspaceConfig:
@@ -132,8 +134,11 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     if not options.own_task and not any(q.is_impossible for q in read["train"].items):
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
+    tokenizer = load_tokenizer(checkpoint.folder)
+    for found in read.values():
+        kind.check_windows(found.items, tokenizer, task)
     report_doubts(name, {k: list(map(kind.example, found.items)) for k, found in read.items()})
-    return _config(checkpoint, task, finetune, _data(sources, read, task, finetune))
+    return _config(checkpoint, task, finetune, selected_data(sources, read, task, finetune))
 
 
 def _check_sources(kind: Task, options: FinetuneOptions) -> None:
@@ -206,8 +211,7 @@ def planned_workspace(
         finetune = FinetuneConfig(save_at=(SnapshotTag("0e"),))
         checkpoint = find_pretrained(model, revision)
         return Workspace(place, _config(checkpoint, task, finetune, {}))
-    _check_agreement(workspace, FinetuneOptions(model=model))
-    return workspace
+    return _agreed(workspace, FinetuneOptions(model=model))
 
 
 def _config(
@@ -234,30 +238,15 @@ def _config(
     )
 
 
-def _data(
-    sources: dict[str, str | None],
-    read: dict[str, TaskData],
-    task: TaskConfig,
-    finetune: FinetuneConfig,
-) -> dict[str, DataConfig]:
-    data, kind = {}, load_task(task.name)
-    for split in ("train", "tune", "dev"):
-        origin = source_split(split, task)
-        count = len(select_items(read[origin].items, split, task, finetune, kind))
-        if count:
-            data[split] = DataConfig(
-                source=str(sources[origin]), sha256=read[origin].sha256, questions=count
-            )
-        elif split != "tune":
-            raise InputError(
-                f"{sources[origin]} leaves nothing for the split {split!r}: use more data, or "
-                "a larger --train-questions"
-            )
-    return data
-
-
-def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
+def _agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
+    """A workspace that options agree with; its teacher may have been moved to where they say."""
     config = workspace.config
+    was, place = config.finetune, options.distil
+    elsewhere = None not in (place, was.distil) and place != was.distil
+    if elsewhere and of_teacher(options)["teacher_sha256"] == was.teacher_sha256:
+        moved = was.model_copy(update={"distil": place})
+        config = config.model_copy(update={"finetune": moved})
+        workspace = replace(workspace, config=config)
     held: dict[str, object] = {}
     asked: dict[str, object] = {}
     if options.model is not None:
@@ -274,8 +263,9 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
             held[split] = dataset.source(split) if split in dataset.data else None
             asked[split] = source
     for section in (config.task, config.finetune):
-        wanted = validated(type(section), options.given(type(section)))
-        for name in options.given(type(section)):
+        given = options.given(type(section))
+        wanted = validated(type(section), {**section.model_dump(), **given})
+        for name in given:
             held[name], asked[name] = getattr(section, name), getattr(wanted, name)
     if asked.get("precision") == "auto":
         del asked["precision"]
@@ -286,6 +276,7 @@ def _check_agreement(workspace: Workspace, options: FinetuneOptions) -> None:
             f"{_show(here)}: leave --{name.replace('_', '-')} out to continue it, or start "
             "another --workspace"
         )
+    return workspace
 
 
 def _show(value: Any) -> str:

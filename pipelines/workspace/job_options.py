@@ -45,7 +45,7 @@ class FinetuneOptions(Options):
         str | None,
         Option(
             "Begin with the encoder of another workspace's snapshot, in the place of --model and "
-            "with a new output layer: WORKSPACE@TAG, such as ../phrases@1e."
+            "with a new output layer: FOLDER:TAG, such as ../phrases:1e."
         ),
     ] = None
     revision: Annotated[str | None, Option("Branch, tag or commit on the hub.")] = None

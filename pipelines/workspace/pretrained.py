@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from bertvision.errors import InputError, WorkspaceError
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.encoders.loading import (
@@ -25,9 +26,18 @@ from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
+from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.records import is_snapshot
-from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot, save_snapshot
+from bertvision.pipelines.workspace.selection import check_unlearned
+from bertvision.pipelines.workspace.snapshots import (
+    encoder_of,
+    load_snapshot,
+    save_snapshot,
+    snapshot_at,
+)
 from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
 
 
 def pretrained(workspace: Workspace) -> PretrainedEncoder:
@@ -92,19 +102,58 @@ def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreT
         model = load_model(checkpoint.folder, kind.model_class, **options)
     else:  # an output layer that is called as the other task's is as new as any
         model = new_model(checkpoint.config, kind.model_class, seed=seed, **options)
-        _put(encoder_of(checkpoint.folder), model)
+        if _put(encoder_of(checkpoint.folder), model):
+            _put_pooler(workspace, model)
     begin(load_variants(config.finetune.variant), model, checkpoint.folder)
     return model
 
 
-def _put(encoder: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Give a model the weights of an encoder; a pooler that one of them alone has stays apart."""
+def _put(encoder: PreTrainedModel, model: PreTrainedModel) -> list[str]:
+    """Give a model the weights of an encoder; a pooler that one of them alone has stays apart.
+
+    Returns:
+        Names of the pooler's parameters, where the model alone has one.
+    """
     lacking, strange = model.base_model.load_state_dict(encoder.state_dict(), strict=False)
     if odd := [name for name in (*lacking, *strange) if not name.startswith("pooler.")]:
         raise InputError(
             f"the encoder of the snapshot differs from one of its family in {odd[0]}: it cannot "
             "be begun with"
         )
+    return list(lacking)
+
+
+def _put_pooler(workspace: Workspace, model: PreTrainedModel) -> None:
+    """Give a model the pooler of the encoder that its start began with, if that has one.
+
+    A task that does without a pooler, such as phrases, leaves none: a new one would be learned from
+    the beginning, beside that of the pretrained encoder.
+    """
+    while (place := workspace.config.finetune.init_from) is not None:
+        workspace = snapshot_at(place, "--init-from")[0]
+        states = load_model(pretrained(workspace).folder).state_dict()
+        found = {name: of for name, of in states.items() if name.startswith("pooler.")}
+        if found:
+            model.base_model.load_state_dict(found, strict=False)
+            return
+
+
+def check_starts(config: WorkspaceConfig) -> None:
+    """Refuse a new workspace that scores what the encoders behind its own have learned.
+
+    Raises:
+        ProvenanceError: as of `check_unlearned`.
+    """
+    place = config.finetune.init_from
+    while place is not None:
+        try:
+            start, tag = snapshot_at(place, "--init-from")
+        except (WorkspaceError, UnknownNameError):
+            log.warning("%s is gone: whether it learned what is scored cannot be told", place)
+            return
+        if tag.fraction > 0:
+            check_unlearned(config, start.config, place)
+        place = start.config.finetune.init_from
 
 
 def ensure_snapshot(workspace: Workspace, tag: str) -> Path:

@@ -130,6 +130,36 @@ def runs_of(heads: Iterable[str], fractions: Sequence[float], seeds: Sequence[in
     return runs
 
 
+def check_told(
+    runs: Sequence[Run], distil: str | None, temperature: float, labels_weight: float
+) -> None:
+    """Refuse a teacher, or a way of learning from one, that no name would let do anything.
+
+    Args:
+        runs: all that are asked for.
+        distil: tag of the teacher that is given beside them.
+        temperature: likewise what logits are divided by.
+        labels_weight: likewise the part of the loss that labels have.
+
+    Raises:
+        InputError: every run names a teacher of its own, or one does, beside a temperature or a
+            weight that are given.
+    """
+    if distil is None:
+        return
+    given = dict(distil=distil, temperature=temperature, labels_weight=labels_weight)
+    usual = dict(temperature=TEMPERATURE, labels_weight=LABELS_WEIGHT)
+    taught = [run for run in runs if "distil" in run.settings]
+    other = [r.name for r in taught if not given.items() <= {**usual, **r.settings}.items()]
+    told = not usual.items() <= given.items()
+    if other and (told or len(taught) == len(runs)):
+        raise InputError(
+            f"--distil {distil} --temperature {temperature:g} --labels-weight {labels_weight:g}: "
+            f"{', '.join(other)} names another way of learning, which goes before them; leave the "
+            "options out, or @d, @t and @w out of the name"
+        )
+
+
 def check_shares(runs: Sequence[Run], processes: int) -> None:
     """Refuse more processes than there are heads to share out among them.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from bertvision.errors import InputError, UnknownNameError
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
-from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 
 if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.data import TaskData
     from bertvision.pipelines.tasks.task import Task
 
 T = TypeVar("T")
@@ -124,6 +126,84 @@ def select_items(
         held = _first(held, part, group, seed=finetune.seed)
         kept = _first(kept, limit - len(held), group, seed=finetune.seed)
     return kept if split == "train" else held
+
+
+def selected_data(
+    sources: Mapping[str, str | None],
+    read: Mapping[str, TaskData],
+    task: TaskConfig,
+    finetune: FinetuneConfig,
+) -> dict[str, DataConfig]:
+    """What each split of a new workspace holds, of what was read of its sources.
+
+    Raises:
+        InputError: nothing is left to train on, or to score on.
+    """
+    from bertvision.pipelines.tasks.task import load_task  # heavy, and names of splits are not
+
+    data, kind = {}, load_task(task.name)
+    for split in ("train", "tune", "dev"):
+        origin = source_split(split, task)
+        count = len(select_items(read[origin].items, split, task, finetune, kind))
+        if count:
+            data[split] = DataConfig(
+                source=str(sources[origin]), sha256=read[origin].sha256, questions=count
+            )
+        elif split != "tune":
+            raise InputError(
+                f"{sources[origin]} leaves nothing for the split {split!r}: use more data, or "
+                "a larger --train-questions"
+            )
+    return data
+
+
+def trained_on(config: WorkspaceConfig) -> dict[str, object]:
+    """What decides which items of the training data are trained on; all others are held out."""
+    task, finetune = config.task, config.finetune
+    chosen = task.tune_fraction or task.dev_fraction or finetune.train_questions
+    return {
+        "data": config.data["train"].sha256,
+        "tune_fraction": task.tune_fraction,
+        "dev_fraction": task.dev_fraction,
+        "linked": task.linked,
+        "train_questions": finetune.train_questions,
+        "nested": finetune.nested,
+        **({"seed": finetune.seed} if chosen else {}),
+    }
+
+
+def check_unlearned(config: WorkspaceConfig, start: WorkspaceConfig, place: str) -> None:
+    """Refuse to score items from which the encoder that is begun with has learned.
+
+    Files are told apart by their digests alone: the same texts in another file are not found.
+
+    Args:
+        config: of the new workspace.
+        start: of the workspace that the encoder was trained in.
+        place: of the encoder, for the message.
+
+    Raises:
+        ProvenanceError: names what differs, or the data.
+    """
+    if "train" not in start.data:
+        return
+    learned = start.data["train"].sha256
+    if not config.task.dev_fraction and config.data["dev"].sha256 == learned:
+        raise ProvenanceError(
+            f"{place} was trained on {config.data['dev'].source}, which is to be scored on here: "
+            "give another --dev"
+        )
+    held_out = config.task.tune_fraction or config.task.dev_fraction
+    if not held_out or config.data["train"].sha256 != learned:
+        return
+    there = {"task": start.task.name, **trained_on(start)}
+    if difference := first_difference(there, {"task": config.task.name, **trained_on(config)}):
+        name, before, now = difference
+        raise ProvenanceError(
+            f"{place} was trained on other parts of the same data: with {name} = {before!r}, this "
+            f"workspace with {now!r}, so that it learned from what is held out here; choose the "
+            "same parts, or --tune-fraction 0 and a --dev of its own"
+        )
 
 
 def hold_out_items(

@@ -239,16 +239,10 @@ def with_start(options: FinetuneOptions) -> FinetuneOptions:
             f"--model {options.model} --init-from {options.init_from}: both name the encoder to "
             "begin with; give one of the two"
         )
-    folder, _, tag = options.init_from.rpartition("@")
-    if not folder or not SnapshotTag.is_valid(tag):
-        raise InputError(
-            f"--init-from {options.init_from}: give a workspace and a snapshot there, such as "
-            "../phrases@1e"
-        )
-    workspace = Workspace.find(Path(folder).expanduser())
-    place = workspace.require_snapshot(tag)
+    workspace, tag = snapshot_at(options.init_from, "--init-from")
+    place = workspace.snapshot_dir(tag)
     encoder_of(place)
-    return replace(options, init_from=f"{workspace.root}@{SnapshotTag(tag)}", model=str(place))
+    return replace(options, init_from=f"{workspace.root}:{tag}", model=str(place))
 
 
 def encoder_of(folder: Path) -> PreTrainedModel:

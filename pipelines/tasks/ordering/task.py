@@ -80,12 +80,7 @@ class OrderingTask(Task):
         lengths, cut = [], 0
         for item in items:
             tokens, places = _tokens(item, tokenizer)
-            begin, room = len(ids), config.max_length - 1 - len(tokens)
-            if room < len(tokens):
-                raise InputError(
-                    f"{item.id!r} has {len(tokens)} sentences, and a window of "
-                    f"{config.max_length} tokens no room for them: give a larger --max-length"
-                )
+            begin, room = len(ids), _room(item, config.max_length)
             longest = _longest([len(of) for of in tokens], room)
             cut += any(len(of) > longest for of in tokens)
             for k, (of, at) in enumerate(zip(tokens, places, strict=True)):
@@ -117,6 +112,11 @@ class OrderingTask(Task):
             marks={"sentences": np.array(marks, np.int32)},
             token_labels={"positions": np.array(positions, np.int32)},
         )
+
+    def check_windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> None:
+        """Refuse paragraphs of more sentences than a window has room for."""
+        for item in items:
+            _room(item, config.max_length)
 
     def table(self, items: Sequence[Any]) -> pa.Table:
         """Paragraphs as the store's text side, a row each, sentences in their right order."""
@@ -226,6 +226,21 @@ def _tokens(item: Paragraph, tokenizer: Any) -> tuple[list[list[int]], list[list
         for start, of in zip(starts, encoded["offset_mapping"], strict=True)
     ]
     return encoded["input_ids"], places
+
+
+def _room(item: Paragraph, max_length: int) -> int:
+    """Tokens of its sentences for which a window has room beside the special ones.
+
+    Raises:
+        InputError: they are fewer than its sentences.
+    """
+    count = len(item.sentences)
+    if (room := max_length - 1 - count) < count:
+        raise InputError(
+            f"{item.id!r} has {count} sentences, and a window of {max_length} tokens no room for "
+            "them: give a larger --max-length"
+        )
+    return room
 
 
 def _longest(lengths: Sequence[int], room: int) -> int:

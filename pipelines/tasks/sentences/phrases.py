@@ -74,21 +74,17 @@ class PhraseTask(SentenceTask):
         """
         path = find_file(source, FILES.get(split, []), self.name)
         text, digest = read_text(path)
-        spans: dict[str, tuple[Span, Span]] = {}
-
-        def parse(line: Line) -> RawSentence:
-            sentence, spans_of = _parsed(line)
-            spans[sentence.id] = spans_of
-            return sentence
-
         rows = SentenceRows(str(path), skip_bad=config.skip_bad)
-        rows.add_lines(text_lines(text), parse)
+        rows.add_lines(text_lines(text), _parsed)
         classes = config.classes
         if not classes:
             train = Path(source).is_dir() and split != "train"
             classes = self.read(source, "train", config).classes if train else ()
         found = rows.classified(classes or sorted_classes(rows.labels), digest)
-        items = [PhrasePair(x.id, x.text, x.pair, *spans[x.id], x.label) for x in found.items]
+        items = []
+        for x in found.items:
+            first, second = rows.extras[x.id]
+            items.append(PhrasePair(x.id, x.text, x.pair, first, second, x.label))
         return replace(found, items=items)
 
     def example(self, item: PhrasePair) -> Example:  # type: ignore[override]
@@ -128,6 +124,10 @@ class PhraseTask(SentenceTask):
             )
         return replace(windows, marks={"phrases": marks})
 
+    def check_windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> None:
+        """Refuse phrases without a token in their window (see `windows`)."""
+        self.windows(items, tokenizer, config)
+
     def table(self, items: Sequence[Any]) -> pa.Table:
         """The pairs as the store's text side, a row each."""
         spans = pa.list_(pa.int32())
@@ -153,8 +153,8 @@ def _sentences(offsets: Int32Array) -> Int32Array:
     return found
 
 
-def _parsed(line: Line) -> tuple[RawSentence, tuple[Span, Span]]:
-    """A line as a pair of sentences, and the spans of its phrases."""
+def _parsed(line: Line) -> RawSentence:
+    """A line as a pair of sentences, with the spans of its phrases."""
     try:
         row = json.loads(line.text)
     except (ValueError, RecursionError) as error:
@@ -169,7 +169,7 @@ def _parsed(line: Line) -> tuple[RawSentence, tuple[Span, Span]]:
     if not isinstance(name, str | int):
         raise InputError(f"the id {name!r} must be a string or a whole number")
     spans = _span(row, "first", row["text"]), _span(row, "second", row["pair"])
-    return RawSentence(str(name), row["text"], row["pair"], row["label"]), spans
+    return RawSentence(str(name), row["text"], row["pair"], row["label"], spans)
 
 
 def _span(row: dict[str, Any], key: str, text: str) -> Span:

@@ -7,7 +7,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskData
@@ -33,6 +34,8 @@ class RawSentence(NamedTuple):
     text: str
     pair: str | None
     label: str | None
+    extra: Any = None
+    """What else a task reads of the row (see `SentenceRows.extras`)."""
 
 
 class SentenceRows:
@@ -100,6 +103,11 @@ class SentenceRows:
     def labels(self) -> set[str]:
         """The distinct labels, as they are written."""
         return {raw.label for _, raw in self._rows if raw.label}
+
+    @cached_property
+    def extras(self) -> dict[str, Any]:
+        """What else was read of the rows that were taken, by id."""
+        return {raw.id: raw.extra for _, raw in self._rows}
 
     def classified(
         self, classes: Sequence[str], digest: str | None, also: Mapping[str, int] | None = None

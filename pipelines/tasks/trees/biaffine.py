@@ -17,7 +17,7 @@ from bertvision.models.outputs import without_autocast
 from bertvision.pipelines.tasks.own_output import OutputLayer
 
 ARC, RELATION, DROPOUT = 500, 100, 0.33
-"""Widths of what is compared for heads and for relations, and the dropout there (section 4.2)."""
+"""Widths of what is compared for heads and for relations, and the dropout there, as theirs."""
 
 
 class ParseOutput(NamedTuple):
@@ -39,7 +39,7 @@ class ParseOutput(NamedTuple):
 
 
 class RelationScorer(nn.Module):
-    """Equation 8 (section 3.2): each relation's product of dependent and head, and their sum.
+    """The paper's fixed-class biaffine classifier: a product of dependent and head, and their sum.
 
     Args:
         relations: how many there are.
@@ -66,7 +66,9 @@ class RelationScorer(nn.Module):
 
 
 class Biaffine(OutputLayer):
-    """Equation 6 for heads, `RelationScorer` for relations, each on layers of their own.
+    """The paper's deep biaffine attention for heads, `RelationScorer` for relations.
+
+    Each stands on layers of its own.
 
     Args:
         config: of the encoder; ``num_labels`` is the number of relations.
@@ -83,7 +85,7 @@ class Biaffine(OutputLayer):
 
         self.arc_dependent, self.arc_head = part(ARC), part(ARC)
         self.relation_dependent, self.relation_head = part(RELATION), part(RELATION)
-        self.arc = nn.Linear(ARC, ARC)  # U of equation 6; its bias is u, what a head has by itself
+        self.arc = nn.Linear(ARC, ARC)  # its bias is what a head has by itself
         self.relations = RelationScorer(config.num_labels or 0)
 
     def forward(self, states: Tensor, words: Tensor) -> ParseOutput:

@@ -137,7 +137,9 @@ class ParsingTask(Task):
     def loss(self, output: ParseOutput, batch: Batch) -> Tensor:
         """Cross entropies of the head and of its relation, the mean over a window's words, summed.
 
-        The relation is that to the gold head (Dozat & Manning 2017, section 3.2).
+        The relation is that to the gold head, as Dozat & Manning (2017) train it. Unlike a mean
+        over the words of a batch, a window has the same part whatever its length: a word of a short
+        sentence has a larger one.
         """
         heads, relations = batch.labels["heads"], batch.labels["relations"]
         lowest = torch.finfo(torch.float32).min
