@@ -119,6 +119,21 @@ def test_a_wrong_yaml_is_refused_with_the_reason(
         Workspace.find(workspace.root)
 
 
+@pytest.mark.parametrize("file", ["quantised/1e/metrics.json", "analysis/cka-1e-dev.json"])
+def test_results_of_a_workspace_that_is_gone_are_not_taken_for_those_of_a_new_one(
+    file: str, tmp_path: Path, workspace: Workspace
+) -> None:
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "notes.txt").write_text("of one's own")
+    left = tmp_path / file
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("{}")
+    with pytest.raises(WorkspaceError, match=f"{left.relative_to(tmp_path).parts[0]} is left of"):
+        Workspace.create(tmp_path, workspace.config)
+    left.unlink()
+    Workspace.create(tmp_path, workspace.config)
+
+
 def test_train_and_tune_part_the_training_questions_by_context(workspace: Workspace) -> None:
     train, tune = workspace.items("train"), workspace.items("tune")
     assert workspace.splits() == ["train", "tune", "dev"]

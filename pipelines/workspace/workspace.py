@@ -7,8 +7,7 @@ bert/0.3e/             its span logits, predictions and metrics
 activations/           the store of hidden states, where it is not kept elsewhere
 extraction/0.3e/       what extractions cost
 datasets/              where added data sets come from
-probes/ ranking/       what was probed and ranked, by data set
-similarity/ analysis/  what pairs and hidden states say
+probes/ ranking/ similarity/ analysis/  what was probed, ranked, read from hidden states
 heads/0.3e/<run>/      heads, by the snapshot whose activations they were trained on
 quantised/0.3e/        the same of BERT with 8-bit linear layers
 latency/0.3e.json      how long answers take
@@ -79,10 +78,10 @@ class Workspace:
         if (root / FILE).exists():
             raise WorkspaceError(f"{root} is a workspace already: use another --workspace")
         for name in ("snapshots", "activations", *RESULTS):
-            if (root / name).exists():
+            if (root / name).exists() and (name not in RESULTS or _holds_records(root / name)):
                 raise WorkspaceError(
-                    f"{root / name} is left of a workspace without its {FILE}: remove it, or use "
-                    "another --workspace"
+                    f"{root / name} is left of a workspace without its {FILE}: move it elsewhere, "
+                    "or use another --workspace"
                 )
         root.mkdir(parents=True, exist_ok=True)
         config.write(root / FILE)
@@ -294,3 +293,8 @@ class Workspace:
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split of the workspace's own data."""
         return self.dataset().windows(split, tokenizer)
+
+
+def _holds_records(folder: Path) -> bool:
+    """Whether there are results in a folder, whose name others may give to what is their own."""
+    return any(True for at in ("*.json", "*/*.json", "*/*/*.json") for _ in folder.glob(at))
