@@ -14,7 +14,7 @@ from sentences import PLACES, SUBJECTS
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 import bertvision
-from bertvision.errors import InputError, ProvenanceError, UnknownNameError
+from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.config import TaskConfig
@@ -252,6 +252,25 @@ def test_an_output_layer_of_the_same_form_is_not_taken_over(
     assert not torch.equal(start.output_layer.classes.weight, old.output_layer.classes.weight)
     for name, of in old.base_model.state_dict().items():
         assert torch.equal(start.base_model.state_dict()[name], of)
+
+
+def test_a_start_may_be_moved_and_is_known_by_its_weights(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(finished.root, first)
+    data = {"init_from": f"{first}:4e", "save_at": ("1e",)}
+    workspace = begun(Workspace.find(first), tmp_path / "next", **data)
+    weights = (workspace.snapshot_dir("1e") / "model.safetensors").read_bytes()
+    shutil.rmtree(workspace.root / "snapshots")
+    first.rename(second)
+    with pytest.raises(InputError):
+        bertvision.finetune(workspace=workspace.root, resume=True)
+    bertvision.finetune(workspace=workspace.root, init_from=f"{second}:4e", resume=True)
+    assert (workspace.snapshot_dir("1e") / "model.safetensors").read_bytes() == weights
+    with pytest.raises(WorkspaceError, match="was made with model = .*first/snapshots/4e, not"):
+        bertvision.finetune(workspace=workspace.root, init_from=f"{second}:0e", resume=True)
+    assert Workspace.find(workspace.root).config.finetune.init_from == f"{first}:4e"
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,9 @@ class WorkspaceConfig(Settings):
         """Hex sha256 of all settings that decide the snapshots' values."""
         values = self.model_dump(mode="json", exclude={"versions", "activations"})
         del values["finetune"]["distil"]  # where the teacher is; its weights say which it is
+        if self.finetune.init_from is not None:  # likewise where the start is
+            values["finetune"]["init_from"] = True
+            del values["model"]["name_or_path"]
         for section, fields in _LATER.items():
             defaults = type(getattr(self, section)).model_fields
             for field in fields:  # of what is not set nothing is said

@@ -32,6 +32,7 @@ from bertvision.pipelines.workspace.config import (
 )
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import check_starts, checkpoint_for
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.selection import selected_data, source_split
 from bertvision.pipelines.workspace.snapshots import (
     library_versions,
@@ -239,14 +240,9 @@ def _config(
 
 
 def _agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
-    """A workspace that options agree with; its teacher may have been moved to where they say."""
-    config = workspace.config
-    was, place = config.finetune, options.distil
-    elsewhere = None not in (place, was.distil) and place != was.distil
-    if elsewhere and of_teacher(options)["teacher_sha256"] == was.teacher_sha256:
-        moved = was.model_copy(update={"distil": place})
-        config = config.model_copy(update={"finetune": moved})
-        workspace = replace(workspace, config=config)
+    """A workspace that options agree with; what they name elsewhere is there (see `_moved`)."""
+    config = _moved(workspace.config, options)
+    workspace = workspace if config == workspace.config else replace(workspace, config=config)
     held: dict[str, object] = {}
     asked: dict[str, object] = {}
     if options.model is not None:
@@ -277,6 +273,24 @@ def _agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
             "another --workspace"
         )
     return workspace
+
+
+def _moved(config: WorkspaceConfig, options: FinetuneOptions) -> WorkspaceConfig:
+    """Settings with the teacher and the start where options name them, if they have their weights.
+
+    Raises:
+        InputError: there is none where they say, likewise WorkspaceError.
+    """
+    model, finetune = config.model, config.finetune
+    taught = finetune.distil is not None and options.distil not in (None, finetune.distil)
+    if taught and of_teacher(options)["teacher_sha256"] == finetune.teacher_sha256:
+        finetune = finetune.model_copy(update={"distil": options.distil})
+    begun = finetune.init_from is not None and options.init_from not in (None, finetune.init_from)
+    place = Path(options.model or "").resolve()  # of the start, see `with_start`
+    if begun and read_snapshot_info(place).weights_sha256 == model.weights_sha256:
+        finetune = finetune.model_copy(update={"init_from": options.init_from})
+        model = model.model_copy(update={"name_or_path": str(place)})
+    return config.model_copy(update={"model": model, "finetune": finetune})
 
 
 def _show(value: Any) -> str:
