@@ -1,7 +1,8 @@
-"""A store in a folder, used by several threads at once."""
+"""A store in a folder: nothing outside of it is read, and several threads use it at once."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from faults import in_memory
 
+from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.storage.local import LocalStorage
 
 
@@ -36,3 +38,41 @@ def test_threads_make_and_remove_folders_of_one_storage(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(work, range(4))) == [None] * 4
         assert storage.names("0") == []
+
+
+@pytest.mark.parametrize("key", ["../out", "in/../../out", "in/..", "/etc/hosts", "gone/../../out"])
+def test_keys_that_lead_out_of_the_folder_are_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "store" / "in").mkdir(parents=True)
+    (tmp_path / "out").write_bytes(b"secret")
+    storage = LocalStorage(tmp_path / "store")
+    for call in (storage.read, storage.open, storage.names, storage.remove, storage.version):
+        with pytest.raises(CorruptStoreError, match="a store is read and written only"):
+            call(key)
+    assert (tmp_path / "out").read_bytes() == b"secret"
+
+
+def test_a_store_may_be_reached_by_a_link_but_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "real" / "in").mkdir(parents=True)
+    (tmp_path / "real" / "in" / "file").write_bytes(b"1")
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    storage = LocalStorage(tmp_path / "linked")
+    assert storage.read("in/file") == storage.read("./in//file") == b"1"
+    for name in ("looped", "dangling"):  # neither is there, and both are links
+        (tmp_path / "real" / name).symlink_to(name if name == "looped" else "nothing")
+        for key in (name, f"{name}/file"):
+            with pytest.raises(CorruptStoreError, match="behind a link"):
+                storage.version(key)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A reader of a pipe would wait for ever."""
+    storage = LocalStorage(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for key in ("pipe", "folder"):
+        with pytest.raises(CorruptStoreError, match=f"{key} is no file"):
+            storage.open(key)
+    for key in ("gone", "gone/file", "file/file"):
+        with pytest.raises(FileNotFoundError):
+            storage.open(key)

@@ -170,7 +170,13 @@ def test_the_factor_is_what_sae_lens_estimates(split: ActivationSplit) -> None:
 BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("source", BLOCKS, ids=["sae_lens", "dictionary_learning"])
+def test_the_page_shows_both_trainers() -> None:
+    """What follows would not run what it does not find."""
+    named = [re.findall(r"sae_lens|dictionary_learning", block)[:1] for block in BLOCKS]
+    assert named == [["sae_lens"], ["dictionary_learning"]]
+
+
+@pytest.mark.parametrize("source", BLOCKS)
 def test_what_the_page_shows_runs(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
