@@ -247,6 +247,24 @@ def test_a_sample_that_is_wrong_is_named_and_left_out_only_when_that_is_asked(
     assert same(held(tmp_path / "store"), due)
 
 
+def test_what_waited_and_does_not_fit_is_left_out_under_its_own_name(tmp_path: Path) -> None:
+    def large(folder: Path) -> None:
+        path = folder / "hs_4.safetensors"
+        sample = load_file(path)
+        sample["hidden_states"][3, 1, 2] = 9.9e7  # int4's channel statistics say so, later
+        save_file(sample, path)
+
+    source = foreigners.speculators(tmp_path / "source")
+    large(source)
+    options = {"encoding": "int4", "shard_tokens": 48}
+    with pytest.raises(NonFiniteError, match=r"'4': token 3, layer 1: 9.*e\+07 does not fit int4"):
+        bring(source, tmp_path / "store", **options)
+    done = bring(source, tmp_path / "another", skip_bad=True, **options)
+    assert list(done.skipped) == ["4"]
+    assert done.added == done.examples == len(ROWS) - 1
+    assert set(held(tmp_path / "another")) == {str(i) for i in ROWS if i != 4}
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -6,13 +6,15 @@ import errno
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import Op, Recorder, in_memory
 from powerloss import PowerLoss
 from processes import run_code
-from written import check, kept, open_writer, states, write
+from written import LENGTHS, check, kept, open_writer, states, write
 
 from bertvision.errors import CorruptStoreError, DiskSpaceError
 from bertvision.featurestore.writing import background
@@ -49,6 +51,72 @@ def points(ops: list[Op], most: int) -> list[int]:
     chosen = sorted(kinds.values())
     random.Random(0).shuffle(chosen)
     return sorted(chosen[:most])
+
+
+# Two processes add every second example each, and each dies at its own point.
+BOTH_DYING = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from faults import Recorder
+from written import LENGTHS, open_writer, states
+
+torch.set_num_threads(1)
+root = Path(sys.argv[1])
+
+def part_of(store, part, point):
+    notes = os.open(root / f"{store.name}.{part}.notes", os.O_WRONLY | os.O_CREAT)
+
+    def before(i, op):
+        if i == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Recorder(store, before).recording(), open_writer(store, part) as writer:
+        for key in list(LENGTHS)[part::2]:
+            ids = [ord(key)] * LENGTHS[key]
+            writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+            writer.flush()
+            os.pwrite(notes, "".join(sorted(writer)).encode(), 0)
+
+for points in sys.argv[2:]:
+    for part, point in enumerate(map(int, points.split("-"))):
+        if not os.fork():
+            part_of(root / points, part, point)
+            os._exit(1)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+"""
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_two_parts_that_are_killed_at_once_go_on(
+    memory: Path, count: int, tried: Callable[[int, str], None]
+) -> None:
+    rng = random.Random(0)
+    chosen = [f"{rng.randrange(20, 200)}-{rng.randrange(20, 200)}" for _ in range(count)]
+    tried(count, "pairs of kills")
+    ended = run_code(BOTH_DYING, memory, *chosen)
+    assert ended.returncode == 0, ended.stderr
+    begun = 0
+    for points in chosen:
+        store = memory / points
+        sure = {key for part in (0, 1) for key in (memory / f"{points}.{part}.notes").read_text()}
+        assert sure <= kept(store), points
+        begun += 0 < len(sure) < len(LENGTHS)
+        with open_writer(store, 0) as one, open_writer(store, 1) as other:
+            for writer, keys in ((one, list(LENGTHS)[::2]), (other, list(LENGTHS)[1::2])):
+                for key in keys:
+                    if key not in writer:
+                        ids = [ord(key)] * LENGTHS[key]
+                        writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+            other.close()
+            one.finish(examples=len(LENGTHS))
+        check(store)
+        shutil.rmtree(store)
+    assert begun
 
 
 # A warm process forks one that dies for each point. What was sure is noted outside the store.
@@ -162,6 +230,53 @@ def test_a_flush_or_write_that_fails_is_an_error_and_nothing_is_lost(
         there = kept(store)
         assert set(write(store, permute)) == set("dafbec") - there, ops[at]
         check(store)
+
+
+def once(at: int, code: int) -> Callable[[int, Op], None]:
+    """A hook that lets one operation fail the first time."""
+    left = {at}
+
+    def fail(i: int, op: Op) -> None:
+        if i in left:
+            left.remove(i)
+            raise OSError(code, "fault")
+
+    return fail
+
+
+@pytest.mark.parametrize("most", [24, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_whichever_call_fails_the_same_one_is_made_again_and_nothing_is_lost(
+    memory: Path,
+    ops: list[Op],
+    permute: int | None,
+    code: int,
+    most: int,
+    tried: Callable[[int, str], None],
+) -> None:
+    kinds = {errno.EIO: ("fsync", "rename"), errno.ENOSPC: ("create", "write", "mkdir")}[code]
+    chosen = [i for i in points(ops, most) if ops[i].kind in kinds]
+    tried(len(chosen), "faults")
+    failed = 0
+
+    def twice(call: Callable[[], Any]) -> Any:
+        nonlocal failed
+        try:
+            return call()
+        except (OSError, DiskSpaceError):
+            failed += 1
+            return call()
+
+    for at in chosen:
+        store = memory / f"{code}-{at}"
+        with Recorder(store, once(at, code)).recording():
+            writer = twice(partial(open_writer, store))
+            for key in LENGTHS:
+                ids, labels = [ord(key)] * LENGTHS[key], {"label": ord(key)}
+                twice(partial(writer.add, key, states(key), input_ids=ids, labels=labels))
+            twice(partial(writer.finish, permute))
+        check(store)
+    assert failed == len(chosen)
 
 
 def test_after_a_full_disk_the_same_writer_goes_on(memory: Path) -> None:

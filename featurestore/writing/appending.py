@@ -33,11 +33,13 @@ class ActivationWriter:
     """Adds examples to a split; made by `ActivationStore.writer`.
 
     It holds the split, or its part of it, until it is closed. Used in ``with``, it writes what it
-    holds at the end of the block; where the block ends by an error, the shard that was being filled
-    is dropped. Full shards are written in a thread while the next one fills.
+    holds at the end of the block; where that ends by an error, the shard that was being filled is
+    dropped. Full shards are written in a thread while the next one fills.
 
-    Several processes write one split by naming different parts; so may several threads, each with a
-    writer of its own.
+    Several processes, or threads, write one split by a writer each, of different parts.
+
+    Attributes:
+        dropped: by key why examples that `add` took do not fit the encoding and are not stored.
 
     >>> import torch
     >>> store = bertvision.ActivationStore.create("states")
@@ -60,29 +62,27 @@ class ActivationWriter:
         part: int,
     ) -> None:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
-        self._held = ExitStack()
         self._open, self._cut_short = True, False
-        with full_disk_named(self._storage):
+        self.dropped: dict[str, str] = {}
+        with full_disk_named(self._storage), ExitStack() as held:
             state = ledger.state()
             if isinstance(state, GrowingRecord) and state.final is not None:
                 finish(ledger)  # it was killed
-            self._held.enter_context(ledger.lock_part(part))
-            try:
-                # first: or a split that can never be finished would be begun
-                self._due = keys_due(self._storage, ledger.tag, ledger.split)
-                with ledger.commit_lock():
-                    state = begin(ledger, wanted, stats, part)
-                self._growing = state if isinstance(state, GrowingRecord) else None
-                if self._growing is None:
-                    table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
-                    self._keys = set(table["id"].to_pylist())
-                    return
-                self._committed = Committed(ledger, self._growing)
-                self._committed.refresh()
-                known = known_stats(ledger, self._growing)
-            except BaseException:
-                self._held.close()
-                raise
+            held.enter_context(ledger.lock_part(part))
+            # first: or a split that can never be finished would be begun
+            self._due = keys_due(self._storage, ledger.tag, ledger.split)
+            with ledger.commit_lock():
+                state = begin(ledger, wanted, stats, part)
+            self._growing = state if isinstance(state, GrowingRecord) else None
+            if self._growing is None:
+                table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
+                self._keys = set(table["id"].to_pylist())
+                self._held = held.pop_all()
+                return
+            self._committed = Committed(ledger, self._growing)
+            self._committed.refresh()
+            known = known_stats(ledger, self._growing)
+            self._held = held.pop_all()
         self._keys = set(self._committed.take_new())
         self._columns: Mapping[str, Column] | None = self._committed.columns
         self._buffer, self._spare = (ShardBuffer(self._growing, nonfinite, known) for _ in range(2))
@@ -194,7 +194,8 @@ class ActivationWriter:
         if self._growing is not None:
             with suppress(BertvisionError, OSError):  # what can be written is
                 self._background.settle()
-            self._keys.difference_update(self.unwritten, self._refused())
+            self._drop_refused()
+            self._keys.difference_update(self.unwritten)
             self._keys.update(self._committed.take_new())
             self._columns = self._committed.columns
             self._background.drop()
@@ -270,14 +271,14 @@ class ActivationWriter:
                 self._buffer.use(self._spare.stats)
 
     def _tell_refused(self) -> None:
-        if refused := self._refused():
-            self._keys -= refused.keys()
+        if refused := self._drop_refused():
             raise NonFiniteError(f"{'; '.join(refused.values())}: dropped, all others are kept")
 
-    def _refused(self) -> dict[str, str]:
-        """What waited for the channel statistics and does not fit; it is told once."""
+    def _drop_refused(self) -> dict[str, str]:
         refused = self._buffer.refused | self._spare.refused
         self._buffer.refused, self._spare.refused = {}, {}
+        self._keys.difference_update(refused)
+        self.dropped |= refused
         return refused
 
     def _commit(self, buffer: ShardBuffer) -> None:

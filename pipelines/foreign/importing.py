@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +105,6 @@ def import_source(
     made_from: Provenance = {"imported_from": source.kind, "first_sample_sha256": _digest(first)}
     if (model or source.model) is not None:
         made_from["model"] = model or source.model
-    added = 0
     with store.writer(
         *(tag, split),
         hidden_size=first.states.shape[2],
@@ -141,9 +141,13 @@ def import_source(
                 except (InputError, NonFiniteError) as error:
                     if not skip_bad:
                         raise
-                    skipped[key] = str(error)
-                else:
-                    added += 1
+                    if key not in writer:  # else the error is of one that was dropped
+                        skipped[key] = str(error)
+        if skip_bad:
+            with suppress(NonFiniteError):  # of those that are dropped
+                writer.flush()
+        skipped |= writer.dropped
+        added = len(writer) - len(there)
         done = writer.finish(permute)
     held: list[int] | list[str] = done.layer_names or [*done.record.layers]
     size = store.stored_bytes(tag, split)
