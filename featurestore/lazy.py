@@ -180,7 +180,7 @@ def to_dataset(split: SplitReader, layers: Sequence[int | str] | None = None) ->
             "example_id": ("example", plan.example_id),
         },
         coords={
-            "layer": [split.record.layers[p] for p in split.layer_positions(layers)],
+            "layer": _layers(split, layers),
             "example_of_token": ("token", np.repeat(np.arange(len(plan)), n)),
             "position": ("token", within),
             **coords,
@@ -237,11 +237,19 @@ def pooled_dataset(
         },
         coords={
             "pooling": list(splits),
-            "layer": [first.record.layers[p] for p in first.layer_positions(layers)],
+            "layer": _layers(first, layers),
             "example_id": ("example", first.plan.example_id),
         },
         attrs=shared,
     )
+
+
+def _layers(split: SplitReader, layers: Sequence[int | str] | None) -> list[int] | list[str]:
+    """Layers as a coordinate: their names where they have some, else indices of hidden states."""
+    positions = split.layer_positions(layers)
+    if names := split.layer_names:
+        return [names[p] for p in positions]
+    return [split.record.layers[p] for p in positions]
 
 
 def check_same_rows(x: SplitReader, y: SplitReader) -> None:

@@ -109,7 +109,7 @@ class SplitReader(StoredSplit):
             "encoding_error": {
                 kind: {
                     "largest": float(of.max()),
-                    "in_layer": self.record.layers[int(of.argmax())],
+                    "in_layer": (self.layer_names or self.record.layers)[int(of.argmax())],
                     "by_layer": [float(f"{error:.4g}") for error in of],
                 }
                 for kind, of in self.encoding_error.items()

@@ -165,10 +165,20 @@ def make_family(name: str | Family, folder: Path, model_class: type[Any] = AutoM
     family = FAMILIES[name] if isinstance(name, str) else name
     tokenizer = getattr(transformers, family.tokenizer)(**family.vocabulary())
     tokenizer.save_pretrained(folder)
+    random_model(family, len(tokenizer), tokenizer.pad_token_id, model_class).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def random_model(
+    family: Family, words: int, pad: int | None, model_class: type[Any] = AutoModel
+) -> Any:
+    """A family's random model over so many words, one of which may be the padding."""
     torch.manual_seed(0)
-    pad = {} if tokenizer.pad_token_id is None else {"pad_token_id": tokenizer.pad_token_id}
+    padding = {} if pad is None else {"pad_token_id": pad}
     config = AutoConfig.for_model(
-        family.model_type, vocab_size=len(tokenizer), **_SIZES | pad | family.settings
+        family.model_type, vocab_size=words, **_SIZES | padding | family.settings
     )
     # weights larger than those of training's start: a mistake in attention must show in the states
     model = model_class.from_config(config)
@@ -176,5 +186,4 @@ def make_family(name: str | Family, folder: Path, model_class: type[Any] = AutoM
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(5)
-    model.save_pretrained(folder)
-    return folder
+    return model.eval()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
-from bertvision.pipelines.workspace.selection import StoredName, check_split
+from bertvision.pipelines.workspace.selection import check_split
 from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
 from bertvision.verbs.arguments.data import check_data, open_data
 from bertvision.verbs.arguments.options import chosen, takes
@@ -86,6 +88,7 @@ def extract(
         check_snapshots(there, tags or ())
         depth = there.config.model.num_hidden_layers
         kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
+        check_patterns(options.sites or (), depth)
         if task in (None, there.config.task.name):
             names = map(StoredName.parse, options.splits or ())
             for named in (name for name in names if name.dataset is None):

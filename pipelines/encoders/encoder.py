@@ -7,6 +7,7 @@ windows of like length, padded (see docs/encoders.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +57,8 @@ class Encoder:
             indices of the hidden states, ascending; 0 is the embedding output. The index after the
             last layer is the pooler output, of a model that has one, and stands with ``cls`` alone.
         precision: of the forward pass.
+        sites: names of sites (see `sites.names`), which then stand in the place of the hidden
+            states: ``layers`` counts them from 0.
 
     Attributes:
         device: where it computes.
@@ -69,6 +72,7 @@ class Encoder:
         model: PreTrainedModel,
         layers: Mapping[TokenPooling, Sequence[int]],
         precision: Precision,
+        sites: Sequence[str] = (),
     ) -> None:
         self.device = device()
         self.model = model.eval().requires_grad_(False).to(self.device)
@@ -77,10 +81,12 @@ class Encoder:
         self._kept = KeptStates(layers, int(model.config.hidden_size), self.device)
         wanted = sorted({layer for of in layers.values() for layer in of})
         self._forward: PackedForward | PaddedForward = (
-            PackedForward(self.model, wanted, precision)
+            PackedForward(self.model, wanted, precision, sites)
             if can_pack(self.model)
-            else PaddedForward(self.model, wanted)
+            else PaddedForward(self.model, wanted, sites)
         )
+        # what is kept of a batch takes no more memory than hidden states do
+        self._share = max(1, ceil(len(sites) / (int(model.config.num_hidden_layers) + 1)))
         self.attention = self._forward.attention
 
     def kept(
@@ -95,7 +101,7 @@ class Encoder:
         Args:
             lengths: (windows,) tokens of each.
         """
-        most = self._forward.batch_tokens[self.device.type]
+        most = self._forward.batch_tokens[self.device.type] // self._share
         batches, start, tokens = [], 0, 0
         for i, n in enumerate(lengths.tolist()):
             if i > start and tokens + n > most:

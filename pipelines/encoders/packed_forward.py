@@ -8,6 +8,7 @@ padding, windows need no sorting by length, and hidden states come out the way t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from transformers import PreTrainedModel
 from bertvision.pipelines.encoders.kept_states import KeptStates
 from bertvision.pipelines.encoders.loading import position_offset, takes_token_types
 from bertvision.pipelines.encoders.packed_attention import PACKED_ATTENTION, Packing
+from bertvision.pipelines.encoders.sites.names import Site, sites_of
+from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.precision import Precision
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -41,6 +44,8 @@ class PackedForward:
         wanted: indices of the hidden states that are wanted; the one after the last layer is the
             pooler output.
         precision: of the forward pass.
+        sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
+            them from 0.
     """
 
     attention = PACKED_ATTENTION
@@ -49,7 +54,13 @@ class PackedForward:
     """Tokens of a batch: on a CPU what its caches like best (measured at 400 to 4,096), on a GPU so
     many that launching kernels takes no longer than running them."""
 
-    def __init__(self, model: PreTrainedModel, wanted: Sequence[int], precision: Precision) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        wanted: Sequence[int],
+        precision: Precision,
+        sites: Sequence[str] = (),
+    ) -> None:
         self._model = model
         model.set_attn_implementation(PACKED_ATTENTION)
         if precision == "bf16":
@@ -58,17 +69,21 @@ class PackedForward:
                 if isinstance(module, nn.Linear):
                     module.to(torch.bfloat16)
         stack: Any = model.get_submodule(_STACKS[model.config.model_type])
-        # ELECTRA widens its embeddings to the hidden size: that is what its first layer reads
-        embeddings = getattr(model, "embeddings_project", model.embeddings)
-        sources: list[Any] = [embeddings, *stack.layer]
-        self._sources = {i: sources[i] for i in wanted if i < len(sources)}
-        self._pooler_index = len(sources)
+        depth = len(stack.layer)
+        self._pooler_index = depth + 1
+        sources = _hidden_states(model, depth)
+        if sites:
+            known = sites_of(model.config.model_type, depth)
+            sources = [known[name] for name in sites]
+        seen = {i: sources[i] for i in wanted if i < len(sources)}
+        self._taps = Taps(model, seen)
         # taken out, because in the model it would look at the first window of a batch alone
         pooler: Any = getattr(model, "pooler", None)
-        self._pooler = pooler if self._pooler_index in wanted else None
+        self._pooler = pooler if not sites and self._pooler_index in wanted else None
         if pooler is not None:
             model.register_module("pooler", None)
-        stack.layer = stack.layer[: max(wanted)]
+        if len(seen) == len(wanted):  # or the pooler's is wanted, behind all of them
+            stack.layer = stack.layer[: 1 + max(site.block for site in seen.values())]
         self._offset = position_offset(model)
         self._token_types = takes_token_types(model)
 
@@ -94,25 +109,31 @@ class PackedForward:
             inputs["token_type_ids"] = row(windows.token_type_ids[token])
         if self._offset:
             within = _counted(windows.input_ids[token] == self._offset - 1, lengths)
-        hooks = [] if kept is None else self._hooks(kept)
-        try:
+        taking = (
+            nullcontext()
+            if kept is None
+            else self._taps.taken(lambda i, state: kept.add(i, state.squeeze(0)))
+        )
+        with taking:
             last = self._model(
                 **inputs,
                 position_ids=row(within + self._offset),
                 packing=Packing.of(lengths.tolist(), self._model.device),
             ).last_hidden_state.squeeze(0)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if self._pooler is not None and kept is not None:
             cls = torch.from_numpy(np.cumsum(lengths, dtype=np.int64) - lengths).to(last.device)
             kept.add_pooler(self._pooler_index, self._pooler(last[cls].unsqueeze(1)))
 
-    def _hooks(self, kept: KeptStates) -> list[Any]:
-        def hook(layer: int) -> Any:
-            return lambda module, inputs, output: kept.add(layer, output.squeeze(0))
 
-        return [of.register_forward_hook(hook(layer)) for layer, of in self._sources.items()]
+def _hidden_states(model: PreTrainedModel, depth: int) -> list[Site]:
+    """Where the hidden states are seen, from the embedding output on."""
+    # ELECTRA widens its embeddings to the hidden size: that is what its first layer reads
+    embeddings = "embeddings_project" if hasattr(model, "embeddings_project") else "embeddings"
+    layer = f"{_STACKS[model.config.model_type]}.layer"
+    return [
+        Site(-1, embeddings, "gives"),
+        *(Site(i, f"{layer}.{i}", "gives") for i in range(depth)),
+    ]
 
 
 def _counted(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.kept_states import KeptStates
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+from bertvision.pipelines.encoders.sites.names import sites_of
+from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -26,17 +31,25 @@ class PaddedForward:
         model: the encoder.
         wanted: indices of the hidden states that are wanted; the one after the last layer is the
             pooler output.
+        sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
+            them from 0.
     """
 
     batch_tokens = {"cpu": 4096, "cuda": 16384}
     """Tokens of a batch: enough to find windows of like length in it."""
 
-    def __init__(self, model: PreTrainedModel, wanted: npt.ArrayLike) -> None:
+    def __init__(
+        self, model: PreTrainedModel, wanted: Sequence[int], sites: Sequence[str] = ()
+    ) -> None:
         self._model = model
         self.attention = str(model.config._attn_implementation)
         """Name of the attention that is computed."""
         self._states = model.config.num_hidden_layers + 1
-        self._pooled = self._states in np.asarray(wanted)
+        self._pooled = not sites and self._states in wanted
+        self._taps: Taps | None = None
+        if sites:
+            known = sites_of(model.config.model_type, self._states - 1)
+            self._taps = Taps(model, {i: known[sites[i]] for i in wanted})
         self._pad = pad_id(None, model.config)
         self._token_types = takes_token_types(model)
         if hasattr(model.config, "use_cache"):
@@ -70,9 +83,20 @@ class PaddedForward:
         batch = collate(
             windows, windows.first_token, rows, self._pad, token_types=self._token_types
         )
-        output = self._model(**batch.to(where).text, output_hidden_states=kept is not None)
+        inputs = batch.to(where).text
         if kept is None:
+            self._model(**inputs)
             return
+        real = batch.attention_mask.flatten().nonzero().squeeze(1).to(where)
+
+        def keep(state: int, values: Tensor) -> None:
+            kept.add(state, values.flatten(0, 1)[real], members)
+
+        if self._taps is not None:
+            with self._taps.taken(keep):
+                self._model(**inputs)
+            return
+        output = self._model(**inputs, output_hidden_states=True)
         states = output.hidden_states or ()
         shape = (*batch.input_ids.shape, self._model.config.hidden_size)
         if len(states) != self._states or any(state.shape != shape for state in states):
@@ -81,9 +105,8 @@ class PaddedForward:
                 f"{[tuple(state.shape) for state in states]}, where {self._states} of {shape} are "
                 "needed, one per layer and the embeddings: its states cannot be extracted"
             )
-        real = batch.attention_mask.flatten().nonzero().squeeze(1).to(where)
         for layer, state in enumerate(states):
-            kept.add(layer, state.flatten(0, 1)[real], members)
+            keep(layer, state)
         if self._pooled:
             kept.add_pooler(self._states, output.pooler_output, members)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import ceil
 from typing import Any
@@ -86,6 +87,8 @@ def provenance(
         "nonfinite": job.options.nonfinite,
         "attn_implementation": attention,
     }
+    if job.options.sites is not None:
+        made_from["layer_names"] = json.dumps(job.options.sites)
     if tokens == "all":  # of which nothing is said
         return made_from
     made_from["tokens"] = tokens

@@ -14,16 +14,17 @@ from typing import Any
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.calibration import is_beyond_promise
+from bertvision.pipelines.encoders.sites.choice import snapshot_sites
 from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,10 @@ def extract(
     store = workspace.at(options.store)  # a wrong name is said before the encoder is loaded
     data = workspace.dataset(_dataset(options))
     splits, tokens = _wanted(data, options)
-    ensure_snapshot(workspace, tag)
+    folder = ensure_snapshot(workspace, tag)
     precision = resolve_precision(options.precision)
+    if options.sites is not None:
+        options = replace(options, sites=snapshot_sites(folder, options.sites))
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
     planned = [ExtractionJob(workspace.root, tag, split, options) for split in splits]
     if mend and options.scheduler is not None:
@@ -110,7 +113,7 @@ def _warn_of_errors(written: Extracted, encoding: str, told: set[tuple[str, str]
             told.add((pooling, kind))
             log.warning(
                 "%s/%s: %s keeps %s with an error of %.2g %% of the channels' deviations in layer "
-                "%d: take --encoding bfloat16 (into another --store) where they matter",
+                "%s: take --encoding bfloat16 (into another --store) where they matter",
                 *(written.tag, written.split, encoding, _KINDS.get(kind, kind)),
                 *(100 * error["largest"], error["in_layer"]),
             )
@@ -143,6 +146,9 @@ def _wanted(data: Dataset, options: ExtractOptions) -> tuple[list[str], tuple[To
             "the workspace has no data of its own: name a data set with --task and --data"
         )
     parsed = [StoredName.parse(name) for name in names]
+    for name in (n for n, found in zip(names, parsed, strict=True) if found.sites):
+        if options.sites is None:
+            raise InputError(f"--split {name} is of sites: name them too, with --sites")
     kinds = {default if found.tokens == "all" else (found.tokens,) for found in parsed}
     if len(kinds) > 1 or (options.tokens is not None and kinds != {default}):
         raise InputError(

@@ -32,7 +32,7 @@ class LoadedSource(NamedTuple):
     tokenizer: Any
     info: SnapshotInfo
     layers: Mapping[TokenPooling, tuple[int, ...]]
-    """Indices of the hidden states that are kept, by what is kept of a window."""
+    """Indices of the hidden states, or of the sites, that are kept, by what is kept of a window."""
     hidden_size: int
     check: Callable[[Windows], None]
     """Refuses windows that it cannot give the hidden states of."""
@@ -55,7 +55,8 @@ class ExtractionJob:
     split: str
     """Name of the split in the data."""
     options: ExtractOptions
-    """With nothing left to choose: the data set, the tokens and the precision are named."""
+    """With nothing left to choose: the data set, the tokens, the sites (each of them) and the
+    precision are named."""
     pooled_from: TokenSplit | None = None
     """A stored split of the same snapshot; None runs the encoder."""
 
@@ -66,7 +67,7 @@ def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> Loa
     Args:
         workspace: with the snapshot.
         tag: of the snapshot.
-        options: which tokens and layers to keep of each window, and the precision.
+        options: which tokens and layers, or sites, to keep of each window, and the precision.
 
     Raises:
         InputError: it has no such hidden state, or no token for a pooling.
@@ -77,10 +78,12 @@ def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> Loa
     check_poolings([kept for kept in tokens if kept != "all"], snapshot.tokenizer)
     model = cast(PreTrainedModel, snapshot.model.base_model)
     size = dimensions(model.config, snapshot.tokenizer)
-    pooler = getattr(model, "pooler", None) is not None
+    pooler, sites = getattr(model, "pooler", None) is not None, options.sites or ()
     kept = {t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
+    if sites:
+        kept = dict.fromkeys(tokens, tuple(range(len(sites))))
     return LoadedSource(
-        Encoder(model, kept, resolve_precision(options.precision)),
+        Encoder(model, kept, resolve_precision(options.precision), sites),
         snapshot.tokenizer,
         snapshot.info,
         kept,

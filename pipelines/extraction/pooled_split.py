@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from bertvision.errors import StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _READ_AT_ONCE = 4096  # examples: bounds the memory of codes beside the features

@@ -35,9 +35,9 @@ from bertvision.pipelines.extraction.job import (
 )
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.extraction.stored_tokens import load_tokens, pooled_layers
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,9 @@ def plan_jobs(
     new = []
     for job in jobs:
         for kept in job.options.tokens or ():
-            begun = None if kept == "all" else _begun(workspace, job, kept)
+            # of stored tokens hidden states alone can be pooled
+            by_encoder = kept == "all" or job.options.sites is not None
+            begun = None if by_encoder else _begun(workspace, job, kept)
             if begun is not None:
                 if not mend and _stands_alone(workspace, job, kept, begun):
                     log.info(
@@ -82,7 +84,7 @@ def plan_jobs(
                     )
                     continue
                 found[job, kept] = _tokens_of(workspace, job, kept, begun)
-            elif kept == "all":
+            elif by_encoder:
                 found[job, kept] = None
             else:
                 found[job, kept] = find_tokens(workspace, job, kept)

@@ -19,6 +19,7 @@ from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.writer import (
     SplitWriter,
     expected_bytes,
@@ -26,16 +27,17 @@ from bertvision.featurestore.writer import (
     open_writer,
 )
 from bertvision.pipelines.encoders.calibration import calibrate
+from bertvision.pipelines.encoders.sites.choice import check_same_sites
 from bertvision.pipelines.extraction.contents import provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.records import ExtractionCosts
-from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class SplitExtraction:
             )
             self.specs[kept] = SplitSpec(
                 tag=job.tag,
-                split=StoredName(job.split, kept, data.name).name,
+                split=StoredName(job.split, kept, data.name, bool(job.options.sites)).name,
                 encoding=job.options.encoding,
                 compression=job.options.compression,
                 layers=loaded.layers[kept],
@@ -103,6 +105,10 @@ class SplitExtraction:
                 kept: not Ledger(self.storage, spec.tag, spec.split).exists
                 for kept, spec in self.specs.items()
             }
+            for kept, spec in self.specs.items():
+                if self.options.sites is not None and not fresh[kept]:
+                    held = StoredSplit(self.storage, spec.tag, spec.split)
+                    check_same_sites(held, self.options.sites)
             begun = not any(fresh.values())
             if not begun:
                 self._say(sum(total.values()))
@@ -162,7 +168,7 @@ class SplitExtraction:
             return
         advice = ["free some space", "name another --store"]
         if any(len(spec.layers) > 1 for spec in self.specs.values()):
-            advice.append("keep fewer --layers")
+            advice.append("keep fewer --sites" if self.options.sites else "keep fewer --layers")
         if len(self.specs) > 1:
             advice.append("extract one --pool at a time")
         spec = next(iter(self.specs.values()))
@@ -184,7 +190,8 @@ class SplitExtraction:
         """The stored splits in words."""
         first = next(iter(self.specs.values()))
         poolings = [kept for kept in self.tokens if kept != "all"]
-        name = StoredName(self.job.split, "all", self.options.dataset).name
+        sites = bool(self.options.sites)
+        name = StoredName(self.job.split, "all", self.options.dataset, sites).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
 
     def _say(self, total: int) -> None:

@@ -9,12 +9,12 @@ from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.results.rows import Results
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import read_run_config, read_snapshot_info
-from bertvision.pipelines.workspace.selection import StoredName
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 

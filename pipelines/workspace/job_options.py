@@ -25,7 +25,6 @@ from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
 TEXT = Option("Column of the texts (task csv; default text).")
 PAIR = Option("Column of the second texts (task csv).")
@@ -59,7 +58,6 @@ class FinetuneOptions(Options):
     data: Annotated[str | None, DATA] = None
     """What holds both ``train`` and ``dev``."""
     train: Annotated[str | None, Option("File or hub data set to train on.")] = None
-    """Or a data set on the hub; as ``dev``."""
     dev: Annotated[str | None, Option("File or hub data set to score on.")] = None
     text: Annotated[str | None, TEXT] = None
     pair: Annotated[str | None, PAIR] = None
@@ -213,18 +211,19 @@ class ExtractOptions(Options):
         Option("Hidden states to keep, such as 0,6,12 (0: embeddings), or all."),
     ] = None
     """Negative ones count from the end."""
+    sites: Annotated[
+        tuple[str, ...] | None,
+        Option("Other sites than hidden states, such as blocks.*.hook_mlp_out (docs/sites.md)."),
+    ] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
-    """Arithmetic of the forward pass."""
     nonfinite: Annotated[
         NonFinite, Option("What NaN and infinity are: error, or record to replace and count them.")
     ] = "error"
     scheduler: Annotated[
-        str | None,
-        Option("tcp://HOST:PORT of a Dask cluster whose workers compute the shards."),
+        str | None, Option("tcp://HOST:PORT of a Dask cluster whose workers compute the shards.")
     ] = None
-    """None computes them here."""
     store: str | None = None
     """Another folder or URL: the workspace's from the moment on when a split of it is open for
     writing, so that a failure before leaves the workspace as it is."""
@@ -235,6 +234,8 @@ class ExtractOptions(Options):
         if isinstance(self.tokens, str):
             object.__setattr__(self, "tokens", (self.tokens,))
         super().__post_init__()
+        if self.sites and self.layers:
+            raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")
 
 
 @dataclass(frozen=True, kw_only=True)

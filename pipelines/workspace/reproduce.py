@@ -9,11 +9,11 @@ from typing import Any
 
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.options import Options, declared, flag
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import StoredName
 
 _OF_RUN = {name: Run._field_defaults[name] for name in ("seed", "fraction")}
 
@@ -70,13 +70,15 @@ def stored_options(split: StoredSplit) -> ExtractOptions:
     """The options that extract a stored split again, as it is."""
     record, parsed = split.record, StoredName.parse(split.split)
     made_from: Mapping[str, Any] = record.provenance
+    sites = tuple(split.layer_names) if parsed.sites else None
     return ExtractOptions(
         splits=(parsed.split,),
         tokens=(parsed.tokens,),
         dataset=parsed.dataset,
         encoding=record.encoding,
         compression=record.compression,
-        layers=tuple(record.layers),
+        layers=None if sites else tuple(record.layers),
+        sites=sites,
         precision=made_from.get("precision", "auto"),
         nonfinite="record" if made_from.get("nonfinite") == "record" else "error",
         shard_tokens=record.shard_tokens,

@@ -1,16 +1,17 @@
-"""The items of a workspace's splits, and the names that splits are stored under."""
+"""The items of a workspace's splits, and which splits heads take."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.featurestore.format.records import first_difference
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 
 if TYPE_CHECKING:
@@ -22,40 +23,6 @@ T = TypeVar("T")
 
 HEAD_TOKENS: Final[dict[str, TokenPooling]] = {"span": "all", "classification": "cls"}
 """What heads take of each window, by their kind."""
-
-
-class StoredName(NamedTuple):
-    """The parts of the name that a split is stored under, none of which has a hyphen in it."""
-
-    split: str
-    """Split of the workspace or of the data set."""
-    tokens: TokenPooling = "all"
-    """All tokens of each window, or a pooling of them."""
-    dataset: str | None = None
-    """A data set beside the workspace's own, or None."""
-
-    @classmethod
-    def parse(cls, name: str) -> StoredName:
-        """The parts of a name.
-
-        Raises:
-            InputError: it has too many parts.
-        """
-        parts = name.split("-")
-        pooling = next((p for p in POOLINGS if p == parts[-1]), None) if len(parts) > 1 else None
-        parts = parts[:-1] if pooling else parts
-        if len(parts) > 2:
-            raise InputError(
-                f"{name!r} is no stored split: write [DATA SET-]SPLIT[-POOLING], such as dev, "
-                "dev-cls or bigram_shift-test-mean"
-            )
-        return cls(parts[-1], pooling or "all", parts[0] if len(parts) > 1 else None)
-
-    @property
-    def name(self) -> str:
-        """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``."""
-        parts = [self.dataset, self.split, None if self.tokens == "all" else self.tokens]
-        return "-".join(part for part in parts if part is not None)
 
 
 def head_split(kind: str, split: str) -> str:

@@ -11,6 +11,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS
 from bertvision.pipelines.records import read_record
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.dataset_record import read_dataset_record
@@ -22,7 +23,7 @@ from bertvision.pipelines.workspace.records import (
     read_snapshot_info,
 )
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS, StoredName, head_split
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.pipelines.workspace.workspace import RESULTS, Workspace
 
 

@@ -8,6 +8,7 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
+from bertvision.pipelines.stored_name import check_hidden_states
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
@@ -75,13 +76,15 @@ def check_trained_heads(
 
 
 def check_stored(space: Workspace, tag: str, split: str) -> None:
-    """Check that a split is stored.
+    """Check that a split is stored, and holds hidden states.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this snapshot or split was not extracted.
+        InputError: it holds other sites of the encoder.
     """
     space.stored_snapshot(tag).require(split)
+    check_hidden_states(split)
 
 
 def check_training_data(

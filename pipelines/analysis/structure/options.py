@@ -7,6 +7,7 @@ from typing import Annotated
 
 from bertvision.errors import InputError
 from bertvision.pipelines.options import Option, Options
+from bertvision.pipelines.stored_name import StoredName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,6 @@ def treebank_splits(split: str) -> tuple[str, str, str]:
     Raises:
         InputError: it is the training part itself, or keeps one vector for each sentence.
     """
-    from bertvision.pipelines.workspace.selection import StoredName  # imports numpy
-
     name = StoredName.parse(split)
     if name.tokens != "all" or name.split == "train":
         raise InputError(

@@ -1,0 +1,76 @@
+"""Taking the activations of sites out of a forward pass, by hooks that go as it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.sites.names import Site
+
+Take = Callable[[int, Tensor], None]
+"""Called with a site's number and its activations, (…, hidden), while the pass is under way."""
+
+
+class Taps:
+    """The modules of an encoder at which the activations of sites are seen.
+
+    Args:
+        model: the encoder.
+        sites: by the numbers that they are to have.
+
+    Raises:
+        InputError: this version of transformers has no such module.
+    """
+
+    def __init__(self, model: PreTrainedModel, sites: Mapping[int, Site]) -> None:
+        self._family, self._hidden = model.config.model_type, int(model.config.hidden_size)
+        self._modules = [(i, site, self._find(model, site)) for i, site in sites.items()]
+
+    @contextmanager
+    def taken(self, take: Take) -> Iterator[None]:
+        """Hand the activations on as forward passes inside the block compute them.
+
+        Nothing is copied or kept here: what is taken may change once ``take`` has returned.
+
+        Args:
+            take: is called once for each site and pass.
+
+        Raises:
+            InputError: a module reads or gives something else than vectors of the hidden size.
+        """
+        with ExitStack() as hooks:
+            for number, site, module in self._modules:
+                hooks.callback(self._hook(number, site, module, take).remove)
+            yield
+
+    def _find(self, model: PreTrainedModel, site: Site) -> nn.Module:
+        try:
+            return model.get_submodule(site.module)
+        except AttributeError as error:
+            raise InputError(
+                f"this version of transformers has no {site.module} in {self._family}: no sites of "
+                "it can be extracted; its hidden states can, without --sites"
+            ) from error
+
+    def _hook(self, number: int, site: Site, module: nn.Module, take: Take) -> Any:
+        def see(state: Any) -> None:
+            if not isinstance(state, Tensor) or state.shape[-1:] != (self._hidden,):
+                raise InputError(
+                    f"{site.module} of {self._family} {site.side} no vectors of its hidden size "
+                    f"{self._hidden}: this version of transformers is not supported"
+                )
+            take(number, state)
+
+        if site.side == "reads":
+            return module.register_forward_pre_hook(lambda _, given: see(given[0]))
+        return module.register_forward_hook(lambda _, given, output: see(_first(output)))
+
+
+def _first(output: Any) -> Any:
+    """The vectors of a module's output: in some families others follow them in a tuple."""
+    return output[0] if isinstance(output, tuple) else output
