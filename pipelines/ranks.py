@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -123,16 +124,25 @@ def end_with_starter() -> None:
     """Let this process end when the one that started it as a rank has, also where that was killed.
 
     SIGTERM lets a training end its step and save. A rank that waits for another inside a library
-    hears no signal, and is ended five minutes later.
+    hears no signal, and is ended five minutes later. What ``torchrun`` started is watched on Linux.
     """
     pipe = os.environ.pop(STARTER, None)
-    if pipe is None:
+    if pipe is not None:
+        end = int(pipe)  # nobody writes: it is ready when nobody can
+    elif not this_rank().alone and hasattr(os, "pidfd_open"):
+        try:
+            end = os.pidfd_open(os.getppid())
+        except OSError:  # it is outside of the container, or the system is an old one
+            return
+    else:
         return
 
-    def watch(end: int) -> None:
-        os.read(end, 1)  # nobody writes: it returns when nobody can
+    def watch() -> None:
+        ready = select.poll()
+        ready.register(end, select.POLLIN)
+        ready.poll()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_ORPHANED)
         os._exit(os.EX_TEMPFAIL)
 
-    threading.Thread(target=watch, args=(int(pipe),), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()

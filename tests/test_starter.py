@@ -82,19 +82,29 @@ while True:
     signal.pause()
 """
 
+TORCHRUN = """
+import os
+del os.environ["BERTVISION_STARTER"]  # which it does not know
+os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+"""
+
 
 @pytest.mark.parametrize(
-    ("stop", "seconds", "heard"),
-    [("end", "60", "SIGTERM"), ("signal.SIG_IGN", "0", "")],
-    ids=["between steps", "stuck"],
+    ("stop", "seconds", "heard", "first"),
+    [
+        ("end", "60", "SIGTERM", ""),
+        ("signal.SIG_IGN", "0", "", ""),
+        ("end", "60", "SIGTERM", TORCHRUN),
+    ],
+    ids=["between steps", "stuck", "torchrun"],
 )
 def test_a_rank_ends_when_its_starter_was_killed(
-    tmp_path: Path, stop: str, seconds: str, heard: str
+    tmp_path: Path, stop: str, seconds: str, heard: str, first: str
 ) -> None:
     """Or it would hold its GPU and the lock of the workspace, with nobody to stop it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = RANK.replace("STOP", stop).replace("SECONDS", seconds)
+    code = first + RANK.replace("STOP", stop).replace("SECONDS", seconds)
     with running(STARTER, code, pipe) as starter:
         assert pipe.read_text() == heard  # to the end of the rank
         assert starter.finished().returncode == -signal.SIGKILL
