@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 
 N_TOKENS = np.array([3, 2], np.int32)
@@ -82,3 +82,16 @@ def test_what_are_no_logits_of_these_windows_is_refused(
         Logits.load(path, windows(), "make them")
     assert str(path) in str(error.value)
     assert "run `make them`" in str(error.value)
+
+
+def test_arrays_of_no_kind_of_task_are_refused_by_their_names(tmp_path: Path) -> None:
+    """Before they are written, and where another version wrote them."""
+    ones = np.ones(1, np.int32)
+    index = WindowIndex([], ones, np.zeros(1, np.int32), None)
+    logits = Logits({"tags": np.zeros(1, np.float32)}, index)
+    with pytest.raises(InputError, match="tags: logits are named logits; start_logits, end_logits"):
+        logits.save(tmp_path / "dev.safetensors")
+    assert not [*tmp_path.iterdir()]
+    save_file({"tags": np.zeros(1, np.float32)}, tmp_path / "dev.safetensors")
+    with pytest.raises(WorkspaceError, match="damaged .*tags: logits are named"):
+        Logits.load(tmp_path / "dev.safetensors", index, "bertvision finetune --resume")

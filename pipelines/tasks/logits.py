@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.storage.durable import write_durably
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.tasks.windows import Windows
@@ -84,8 +84,12 @@ class Logits:
 
     @property
     def kind(self) -> TaskKind:
-        """What they are of; a score is a class alone."""
-        return next(kind for kind, names in _NAMES.items() if names[0] in self.arrays)
+        """What they are of; a score is a class alone.
+
+        Raises:
+            InputError: no kind of task has arrays of these names.
+        """
+        return _kind_of(self.arrays)
 
     def save(self, path: Path, metadata: dict[str, str] | None = None) -> None:
         """Write them durably, as safetensors.
@@ -96,7 +100,9 @@ class Logits:
 
         Raises:
             DiskSpaceError: the disk is full.
+            InputError: no kind of task has arrays of these names, so that none could be read again.
         """
+        _kind_of(self.arrays)
         kept = {**self.arrays, "question_index": self.windows.item_index}
         if self.windows.offset_mapping is not None:
             kept["n_tokens"] = self.windows.n_tokens
@@ -123,11 +129,11 @@ class Logits:
             if sha256 is not None and sha256_of_files([path]) != sha256:
                 raise OSError("they are not as they were written")
             held = load_file(path)
-            names = next((of for of in _NAMES.values() if of[0] in held), _NAMES["span"])
+            names = _NAMES[_kind_of(held)]
             found = cls({name: held[name] for name in names}, windows)
             rows = held["question_index"]
             n_tokens = windows.n_tokens if found.kind == "classification" else held["n_tokens"]
-        except (OSError, KeyError, SafetensorError) as error:
+        except (OSError, InputError, KeyError, SafetensorError) as error:
             raise WorkspaceError(
                 f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
             ) from error
@@ -143,3 +149,13 @@ class Logits:
                 f"delete the file and run `{command}`"
             )
         return found
+
+
+def _kind_of(arrays: Mapping[str, Any]) -> TaskKind:
+    for kind, names in _NAMES.items():
+        if names[0] in arrays:
+            return kind
+    raise InputError(
+        f"{', '.join(arrays) or 'nothing'}: logits are named "
+        f"{'; '.join(', '.join(names) for names in _NAMES.values())}"
+    )
