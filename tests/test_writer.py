@@ -295,6 +295,9 @@ def test_a_value_that_does_not_fit_costs_its_own_example_alone(
         (("", torch.zeros(4, LAYERS, HIDDEN)), "'' is no key"),
         (("a\x1b[2J", torch.zeros(4, LAYERS, HIDDEN)), "cannot be printed"),
         ((True, torch.zeros(4, LAYERS, HIDDEN)), "True is no key"),
+        (("x", torch.zeros(4, LAYERS, HIDDEN).to(torch.float8_e4m3fn)), "give floats"),
+        (("x", torch.zeros(4, LAYERS, HIDDEN, device="meta")), "give a dense tensor"),
+        (("x", torch.zeros(4, LAYERS, HIDDEN).to_sparse()), "give a dense tensor"),
         (("x", None), "no array"),
         (("x", "text"), "no array"),
         (("x", np.zeros((4, LAYERS, HIDDEN), object)), "no array"),
@@ -323,6 +326,7 @@ def test_what_cannot_be_an_example_is_refused(
         ({"labels": {"m": 1}, "fields": {"m": [1] * 17}}, "given twice"),
         ({"fields": {"aux": torch.zeros(17, dtype=torch.bfloat16)}}, "cast it"),
         ({"labels": [1]}, "no arrays by name"),
+        ({"labels": {"label": torch.zeros(2).to_sparse()}}, "give a dense tensor"),
         ({}, "has no 'label', the examples before it have int64 of each example"),
         ({"labels": {"label": 1.0}}, "float64 of each example"),
     ],
@@ -537,6 +541,18 @@ def test_what_lies_beside_the_states_is_read_once_whatever_the_number_of_arrays(
     held = sum(LENGTHS.values()) * 100 * 8 * 8
     assert held <= read <= 2.1 * held  # for the checksum, and for the arrays
     assert all((split.array(f"f{i}")[:40] == i).all() for i in range(8))
+
+
+@pytest.mark.parametrize("wrong", [{"permute": -1}, {"permute": "a"}, {"examples": 1.0}])
+def test_a_wrong_finish_leaves_the_writer_open(
+    store: ActivationStore, wrong: dict[str, Any]
+) -> None:
+    with store.writer("0e", "train", **SHAPE) as writer:
+        writer.add("a", states("a"))
+        with pytest.raises(InputError, match="give a whole number from 0 on"):
+            writer.finish(**wrong)
+        writer.add("d", states("d"))
+        assert len(writer.finish(permute=10**30)) == 2
 
 
 def test_nothing_to_finish_is_said(store: ActivationStore) -> None:

@@ -296,6 +296,24 @@ def test_after_a_full_disk_the_same_writer_goes_on(memory: Path) -> None:
     check(memory / "store")
 
 
+def test_what_a_disk_refuses_can_be_discarded(memory: Path) -> None:
+    broken = True
+
+    def fail(i: int, op: Op) -> None:
+        if broken and "hidden_states" in op.path and op.kind == "fsync":
+            raise OSError(errno.EIO, "fault")
+
+    with Recorder(memory / "store", fail).recording(), open_writer(memory / "store") as writer:
+        writer.add("d", states("d"), labels={"label": 1})
+        with pytest.raises(OSError, match="fault"):
+            writer.flush()
+        writer.discard()
+        assert list(writer) == writer.unwritten == []
+        broken = False
+        writer.add("a", states("a"))
+        assert len(writer.finish()) == 1
+
+
 @pytest.mark.parametrize("end", ["finish", "close"])
 def test_what_could_not_be_written_is_not_left_out_by_the_next_finish(
     memory: Path, end: str

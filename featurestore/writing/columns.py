@@ -31,12 +31,13 @@ Rows = dict[str, npt.NDArray[Any]]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,79}", re.ASCII)
 _TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"}
 _DTYPES = get_args(ArrayRecord.model_fields["dtype"].annotation)
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _MOST_BYTES = 1 << 30
 _MOST_AXES = 3  # of an entry
 
 
 def as_whole(what: str, value: object) -> int:
-    """A whole number that was given.
+    """A whole number that was given, 0 or more.
 
     Args:
         what: names it, for the message.
@@ -46,11 +47,11 @@ def as_whole(what: str, value: object) -> int:
         InputError: it is none, as 1.0, "1" and True are none.
     """
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]  # what has no index raises
+        if not isinstance(value, bool) and operator.index(value) >= 0:  # type: ignore[arg-type]
+            return operator.index(value)  # type: ignore[arg-type]  # what has no index raised
     except TypeError:
         pass
-    raise InputError(f"{what} is {value!r}: give a whole number")
+    raise InputError(f"{what} is {value!r}: give a whole number from 0 on")
 
 
 def as_key(key: object) -> str:
@@ -82,13 +83,15 @@ def as_states(name: str, hidden_states: object, layout: Layout) -> torch.Tensor:
         raise InputError(f"example {name!r}: the hidden states are no array: {error}") from None
     wanted = (len(layout.layers), layout.hidden_size)
     shape = tuple(states.shape)
-    if len(shape) != 3 or shape[1:] != wanted or not states.is_floating_point():
+    if len(shape) != 3 or shape[1:] != wanted or states.dtype not in _FLOATS:
         turned = len(shape) == 3 and shape[:0:-1] == wanted
         hint = "; transpose(1, 2) puts layers before channels" if turned else ""
         raise InputError(
             f"example {name!r} is {states.dtype} of shape {shape}: give floats of (seq, "
             f"{wanted[0]} layers, {wanted[1]} channels){hint}"
         )
+    if states.layout != torch.strided or states.is_meta:
+        raise InputError(f"example {name!r} is sparse, or has no values: give a dense tensor")
     if not 1 <= shape[0] <= layout.shard_tokens:
         raise InputError(
             f"example {name!r} has {shape[0]} tokens: a shard holds examples of 1 to "
@@ -238,6 +241,8 @@ def _as_array(name: str, value: object) -> npt.NDArray[Any]:
                 f"{name!r} is bfloat16, which is stored of hidden states alone: cast "
                 "it to float16 or float32"
             )
+        if value.layout != torch.strided or value.is_meta:
+            raise InputError(f"{name!r} is sparse, or has no values: give a dense tensor")
         value = value.detach().cpu().numpy()
     try:
         array = np.array(value)  # a copy: the caller may use its memory again

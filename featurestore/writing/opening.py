@@ -44,6 +44,8 @@ def open_appending(
     part: int,
 ) -> ActivationWriter:
     """A writer; arguments and errors are those of `WritableStore.writer`."""
+    if not isinstance(tag, str):
+        raise InputError(f"tag is {tag!r}: give a text such as 0e")
     tag = SnapshotTag(tag)
     check_name(split, "split")
     kind = get_encoding(encoding)
