@@ -23,6 +23,7 @@ _MODULES = {
     "verbs.extract": ("extract",),
     "verbs.logits": ("logits",),
     "verbs.store.foreign": ("import_states", "export_states"),
+    "verbs.store.audit": ("audit",),
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
@@ -170,6 +171,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.results import table as table
     from bertvision.verbs.rows import Row as Row
     from bertvision.verbs.rows import Rows as Rows
+    from bertvision.verbs.store.audit import audit as audit
     from bertvision.verbs.store.foreign import export_states as export_states
     from bertvision.verbs.store.foreign import import_states as import_states
     from bertvision.verbs.sweep import sweep as sweep

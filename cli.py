@@ -37,6 +37,7 @@ from bertvision.commands.logits import logits
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
+from bertvision.commands.store.audit import audit
 from bertvision.commands.store.foreign import export_states, import_states
 from bertvision.commands.store.inspection import app as store_app
 from bertvision.commands.sweep import sweep
@@ -151,6 +152,7 @@ for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))
 store_app.command("import")(import_states)
 store_app.command("export")(export_states)
+store_app.command("audit")(audit)
 app.add_typer(store_app, name="store")
 
 

@@ -25,7 +25,7 @@ on the workspace it is run in (the folder with `bertvision.yaml`, or any folder 
 | exit status | meaning |
 |---|---|
 | 0 | done |
-| 1 | `store verify` found damage |
+| 1 | `store verify` found damage, `store audit` examples that are wrong |
 | 2 | an option, file or workspace is wrong; the message says what to do |
 | 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
 """

@@ -29,7 +29,7 @@ from bertvision.commands import (
 )
 from bertvision.commands.analyses import alike, exits, layers, mlm, pairs, probe, structure
 from bertvision.commands.declared_options import with_options
-from bertvision.commands.store import foreign
+from bertvision.commands.store import audit, foreign
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
 from bertvision.pipelines.results.compare import compare as run_compare
@@ -59,7 +59,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
         *(experiment.status, experiment.score, experiment.quickstart),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
-        *(repeats.repeat, repeats.spread, foreign.import_states, foreign.export_states),
+        *(
+            repeats.repeat,
+            repeats.spread,
+            foreign.import_states,
+            foreign.export_states,
+            audit.audit,
+        ),
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
         *(structure.structure, exits.exits),

@@ -1,0 +1,242 @@
+"""The audit of a split: a sample of its examples is computed again and compared with the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertvision.errors import InputError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.audit.confidence import CONFIDENCE, at_most
+from bertvision.pipelines.audit.diagnosis import Case, Cause, diagnose, wrong_layer
+from bertvision.pipelines.audit.distance import Yardstick, allowed, distances, yardstick
+from bertvision.pipelines.audit.reference import Ids, Reference
+from bertvision.pipelines.progress import progress
+
+_AT_ONCE = 16
+"""Examples whose hidden states are held together."""
+_OTHERS = 64
+"""Other examples of the same length that a wrong one is compared with."""
+_STRICT = 0.05
+"""Up to such a limit a state of another layer cannot pass for that of the right one."""
+
+
+class Finding(NamedTuple):
+    """An example that is wrong.
+
+    Attributes:
+        example: its position in the split.
+        key: its key, or its row in the data.
+        kind: empty, prefix, truncated, shifted, layer, norm, swapped, tokens or other.
+        what: in words.
+        distance: median over tokens and layers of how far the stored states are from computed ones,
+            in parts of their distance from the mean; None where the tokens are not as many.
+    """
+
+    example: int
+    key: str
+    kind: str
+    what: str
+    distance: float | None
+
+
+class Audit(NamedTuple):
+    """What an audit found.
+
+    Attributes:
+        split: ``tag/split``.
+        examples: that it has.
+        sampled: of these, computed again.
+        wrong: of the sample.
+        at_most: largest part of the examples that may be wrong (see `confidence.at_most`).
+        confidence: of that.
+        tolerance: what the encoder may give otherwise.
+        findings: the wrong examples.
+        remarks: what is odd about the split as a whole.
+    """
+
+    split: str
+    examples: int
+    sampled: int
+    wrong: int
+    at_most: float
+    confidence: float
+    tolerance: float
+    findings: list[Finding]
+    remarks: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return self._asdict() | {"findings": [found._asdict() for found in self.findings]}
+
+
+def audit_split(
+    split: ActivationSplit,
+    reference: Reference,
+    *,
+    sample: int,
+    seed: int,
+    tolerance: float | None = None,
+) -> Audit:
+    """Compute a sample of a split's examples again, and compare them with what is stored.
+
+    Args:
+        split: a complete one.
+        reference: what it should hold.
+        sample: how many examples, drawn without putting back.
+        seed: of the sample.
+        tolerance: what the encoder may give otherwise, in parts of a state's distance from the
+            mean; by default that of the reference.
+
+    Raises:
+        InputError: an example is longer than the encoder takes.
+        CorruptStoreError: what is stored is damaged.
+    """
+    if sample < 1:
+        raise InputError(f"a sample of {sample}: give at least one example")
+    drawn = np.random.default_rng(seed).permutation(len(split))[:sample]
+    chosen = sorted(drawn.tolist())
+    comparing = _Comparison(split, reference, chosen, tolerance or reference.tolerance)
+    findings: list[Finding] = []
+    with progress(len(chosen), f"audit {split.name}", "example") as bar:
+        for begin in range(0, len(chosen), _AT_ONCE):
+            findings += comparing.look(part := chosen[begin : begin + _AT_ONCE])
+            bar.update(len(part))
+    return Audit(
+        split=split.name,
+        examples=len(split),
+        sampled=len(chosen),
+        wrong=len(findings),
+        at_most=at_most(len(findings), len(chosen), len(split)),
+        confidence=CONFIDENCE,
+        tolerance=comparing.tolerance,
+        findings=findings,
+        remarks=[*reference.remarks, *_without_prefix(reference, chosen)],
+    )
+
+
+class _Comparison:
+    """What is stored beside what it should be, a few examples at a time."""
+
+    def __init__(
+        self, split: ActivationSplit, reference: Reference, chosen: Sequence[int], tolerance: float
+    ) -> None:
+        self.tolerance = tolerance
+        self._split, self._reference = split, reference
+        self._layers = list(reference.layers)
+        self._measure: Yardstick = yardstick(self._states(chosen[:_AT_ONCE]))
+        table = split.table()
+        named = table.column_names == ["id"] and len(table) == len(split)
+        self._ids = table["id"].to_pylist() if named else None
+        kept = split.record.provenance.get("tokens", "all") == "all"
+        self._tokens_kept = kept and "input_ids" in split.record.arrays
+        self._stored_ids = split.array("input_ids") if self._tokens_kept else None
+
+    def _states(self, examples: Sequence[int]) -> list[Tensor]:
+        """All hidden states of examples, as they should be."""
+        of = self._reference
+        return of.states([of.ids[i] for i in examples], [of.types[i] for i in examples])
+
+    def look(self, examples: Sequence[int]) -> list[Finding]:
+        """What is wrong with some examples."""
+        pairs = zip(examples, self._states(examples), strict=True)
+        return [found for pair in pairs if (found := self._look(*pair)) is not None]
+
+    def _look(self, example: int, computed: Tensor) -> Finding | None:
+        """What is wrong with an example; None where nothing is."""
+        stored = self._split[example].transpose(1, 2)  # (tokens, stored layers, hidden)
+        due = computed[:, self._layers]
+        ids, far, limit = self._reference.ids[example], None, 3 * self.tolerance
+        good = False
+        if due.shape == stored.shape:
+            apart = distances(stored, due, self._measure, self._layers)
+            limits = allowed(self._split, due, self._measure, self._layers, self.tolerance)
+            good, limit = bool((apart <= limits).all()), float(limits.median())
+            far = float(apart.median())
+        case = Case(stored, computed, self._layers, 2 * limit, ids)
+        if good:
+            # where much is allowed, neighbouring layers may be as near
+            cause = wrong_layer(case, self._measure) if limit > _STRICT else None
+            cause = cause or self._other_tokens(example)
+        else:
+            cause = diagnose(
+                case,
+                self._measure,
+                lambda: self._completed(example),
+                lambda: self._others(example, len(stored)),
+            )
+        return cause and Finding(example, self._key(example), cause.kind, cause.what, far)
+
+    def _other_tokens(self, example: int) -> Cause | None:
+        """Token ids that are not those of the data."""
+        if self._stored_ids is None:
+            return None
+        begin = int(self._split.plan.first_token[example])
+        there = self._stored_ids[begin : begin + int(self._split.plan.n_tokens[example])]
+        if np.array_equal(there, self._reference.ids[example]):
+            return None
+        words = "its token ids are not those of its text, whose hidden states it holds"
+        return Cause("tokens", words)
+
+    def _key(self, example: int) -> str:
+        row = int(self._split.plan.example_id[example])
+        return str(row) if self._ids is None else self._ids[row]
+
+    def _completed(self, example: int) -> list[tuple[str, str, Tensor]]:
+        """The example with the special tokens that its ids may lack, without these."""
+        ids, of = self._reference.ids[example], self._reference
+        before, after = len(of.prefix), len(of.suffix)
+        words = "its states are those of a text with {}, which {} not among its tokens"
+        tries: list[tuple[str, str, Ids, int]] = []
+        if before and not np.array_equal(ids[:before], of.prefix):
+            tries.append(("prefix", "a prefix", np.concatenate([of.prefix, ids]), before))
+            if after and not np.array_equal(ids[-after:], of.suffix):
+                both = np.concatenate([of.prefix, ids, of.suffix])
+                tries.append(("prefix", "a prefix and an end", both, before))
+        if after and not np.array_equal(ids[-after:], of.suffix):
+            tries.append(("truncated", "an end", np.concatenate([ids, of.suffix]), 0))
+        if before and np.array_equal(ids[:before], of.prefix):
+            tries.append(("prefix", "", ids[before:], -before))
+        found = []
+        for kind, what, whole, first in tries:
+            if not 0 < len(whole) <= of.longest:
+                continue
+            (states,) = of.states([whole])
+            states = states[:, self._layers]
+            if first < 0:  # it was computed without a prefix, that it has rows of all the same
+                blank = states[:1].expand(-first, -1, -1)
+                states, text = torch.cat([blank, states]), "it was computed without its prefix"
+            else:
+                states = states[first : first + len(ids)]
+                text = words.format(what, "are" if "and" in what else "is")
+            found.append((kind, text, states))
+        return found
+
+    def _others(self, example: int, tokens: int) -> Iterator[tuple[str, Tensor]]:
+        """Other examples of so many tokens: the nearest in the split."""
+        alike = np.arange(len(self._split))
+        if self._tokens_kept:
+            alike = np.flatnonzero([len(of) == tokens for of in self._reference.ids])
+        alike = alike[alike != example]
+        near = alike[np.argsort(np.abs(alike - example), kind="stable")][:_OTHERS].tolist()
+        for begin in range(0, len(near), _AT_ONCE):
+            part = near[begin : begin + _AT_ONCE]
+            for i, states in zip(part, self._states(part), strict=True):
+                yield f"example {self._key(i)!r}", states[:, self._layers]
+
+
+def _without_prefix(reference: Reference, chosen: Sequence[int]) -> list[str]:
+    """Tokens that do not begin as the tokenizer begins every text."""
+    n = len(reference.prefix)
+    ids = (reference.ids[example] for example in chosen)
+    bare = sum(not np.array_equal(of[:n], reference.prefix) for of in ids) if n else 0
+    if not bare:
+        return []
+    return [
+        f"the tokens of {bare:,} of {len(chosen):,} sampled examples do not begin with "
+        f"{reference.prefix.tolist()}, which the tokenizer puts before every text"
+    ]
