@@ -139,5 +139,5 @@ def test_the_figure_has_no_text_on_another_and_fits_its_page(
 ) -> None:
     drawing = result.drawing(width)
     assert drawing.width <= max(width, 480)
-    titled(result.title(), result.seen, drawing).save(tmp_path / "figure.svg")
+    titled(result.title(), result.seen, drawing).save(str(tmp_path / "figure.svg"))
     assert Drawing(tmp_path / "figure.svg").faults() == []

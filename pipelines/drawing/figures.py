@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,15 @@ class Figure(str):
     def _repr_svg_(self) -> str:
         return str(self)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file; folders are made where they are missing.
 
         Raises:
             InputError: the path does not end in ``.svg``.
         """
-        check_suffix(path)
-        write_text(path, self)
+        file = Path(path)
+        check_suffix(file)
+        write_text(file, self)
 
 
 def titled(title: str, desc: str, drawing: Canvas) -> Figure:

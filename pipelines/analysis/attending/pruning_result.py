@@ -12,7 +12,7 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
 from bertvision.pipelines.drawing.layers import value_maps
-from bertvision.pipelines.drawing.svg import Canvas, Plot
+from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.scores import METRICS, Metric
@@ -149,14 +149,17 @@ class PruningResult(AnalysisResult):
         c.put(heat, 0, 0)
         of, curve = METRICS[self.metric], np.stack([self.score, self.random])
         box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
-        low, high = min(float(curve.min()), 0.0), max(float(curve.max()), 1.0)
-        p = Plot(c, *box, (0, 1), (1.1 * low, 1.1 * high))
+        known = [] if self.trivial is None else [self.trivial]
+        p = Plot(c, *box, (0, 1), round_range([*curve.flat, *known]))
         ticks = [(k / 10, f"{10 * k} %") for k in range(0, 11, 2)]
         p.axes(ticks, "attention heads left", of)
+        for value in known:
+            c.line(p.left, p.y(value), p.right, p.y(value), "reference")
         names = ("least important masked first", "random order")
         for i, (name, line) in enumerate(zip(names, curve, strict=True)):
             points = list(zip(self.left.tolist(), line.tolist(), strict=True))
             series(p, i, points, [f"{name}: {100 * x:.0f} %, {y:.1f}" for x, y in points])
         entries = [sample(i, name) for i, name in enumerate(names)]
+        entries += [(f"the commonest answer ({value:.1f})", "reference", "") for value in known]
         c.height = legend(c, entries, box[3] + 46, width) + 10
         return c
