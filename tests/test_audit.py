@@ -295,10 +295,13 @@ def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wor
     copied = Workspace.find(root)
     for pool in ("cls", "mean"):
         extract(copied, "0.5e", splits=("dev",), tokens=(pool,), encoding="int8")
+    extract(copied, "1e", splits=("dev",), sites=("blocks.*.hook_mlp_out",), encoding="int8")
     return copied
 
 
-@pytest.mark.parametrize("name", ["0.5e/train", "1e/dev", "0.5e/dev-cls", "0.5e/dev-mean"])
+@pytest.mark.parametrize(
+    "name", ["0.5e/train", "1e/dev", "0.5e/dev-cls", "0.5e/dev-mean", "1e/dev-sites"]
+)
 def test_what_was_extracted_is_as_it_should_be(space: Workspace, name: str) -> None:
     audited = bertvision.audit(name, workspace=space.root, sample=12).to_json()
     assert (audited["sampled"], audited["wrong"], audited["remarks"]) == (12, 0, [])

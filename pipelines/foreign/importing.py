@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bertvision.errors import InputError, NonFiniteError, counted
-from bertvision.featurestore.format.names import CompressionName, NonFinite
+from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import SHARD_TOKENS
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.store import ActivationStore
@@ -60,7 +60,6 @@ def import_source(
     shard_tokens: int | None = None,
     permute: int | None = None,
     model: str | None = None,
-    nonfinite: NonFinite = "error",
     skip_bad: bool = False,
 ) -> Imported:
     """Add the samples of a source that the split does not have yet, and finish it.
@@ -79,7 +78,6 @@ def import_source(
         shard_tokens: capacity of a shard; by default what suits the longest sample.
         permute: seed of a permutation of the stored order.
         model: whose hidden states they are; by default what the files say.
-        nonfinite: refuse NaN and infinity, or replace and count them.
         skip_bad: leave out what is damaged, and count it.
 
     Raises:
@@ -113,7 +111,6 @@ def import_source(
         compression=compression,
         shard_tokens=shard_tokens,
         provenance=made_from,
-        nonfinite=nonfinite,
     ) as writer:
         there = set(writer)
         if strange := there.difference(source.keys):
