@@ -99,6 +99,17 @@ def test_the_store_equals_that_of_a_single_process_byte_for_byte(
         assert other.encoder_seconds > 0
 
 
+def test_workers_extract_sites_as_a_single_process_does(
+    space: Workspace, tmp_path: Path, address: str
+) -> None:
+    for store, scheduler_ in (("alone", None), ("shared", address)):
+        (done,) = run(space, tmp_path / store, scheduler=scheduler_, sites=("*.hook_mlp_out",))
+        assert (done.split, done.shards_written >= 16) == (f"{SPLIT}-sites", True)
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+    names = ActivationSplit(tmp_path / "shared", "0e", f"{SPLIT}-sites").layer_names
+    assert names == ["blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out"]
+
+
 def test_workers_pool_stored_tokens_without_the_encoder(
     space: Workspace, tmp_path: Path, address: str
 ) -> None:

@@ -14,10 +14,12 @@ from stores import record_path, shard_path
 from terminal import done, run
 
 import bertvision
-from bertvision.errors import InputError, ProvenanceError
+from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
@@ -181,6 +183,22 @@ def test_poolings_of_sites_stand_beside_those_of_hidden_states(copy: Workspace) 
 def test_what_int8_loses_is_said_of_a_site_by_its_name(copy: Workspace) -> None:
     (written,) = extract(copy, "0.5e", splits=("tune",), sites=WANTED, precision="32")
     assert {error["in_layer"] for error in written.encoding_error.values()} <= set(SITES)
+
+
+def test_a_site_that_is_not_finite_is_said_with_the_names_of_all(
+    copy: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = Encoder.__call__
+
+    def broken(self: Encoder, windows: Windows, rows: np.ndarray) -> list[torch.Tensor]:
+        states = compute(self, windows, rows)[0].clone()
+        states[0, 2] = torch.nan
+        return [states]
+
+    monkeypatch.setattr(Encoder, "__call__", broken)
+    names = ".*".join(SITES)
+    with pytest.raises(NonFiniteError, match=f"tune-sites, shard 0.*{names}.*token 0, layer 2"):
+        extract(copy, "1e", splits=("tune",), sites=WANTED, **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ OTHERS = {
     "mpnet": _like("bert", "mpnet", pad_token_id=1),
     "mistral": _like("llama", "mistral", sliding_window=8),
     "qwen3": _like("qwen2", "qwen3", head_dim=8),
+    "gemma": _like("llama", "gemma", head_dim=8),
+    "gemma2": _like("llama", "gemma2", head_dim=8, sliding_window=8),
+    "gemma3": _like("llama", "gemma3_text", head_dim=8, sliding_window=8),
+    "pythia": _like("gpt2", "gpt_neox"),
 }
 KNOWN = FAMILIES | OTHERS
 
@@ -56,6 +60,10 @@ def own_modules(block: Any) -> tuple[Any, Any, Any, Any]:
     """What adds to the residual stream of a block, each with the normalisation behind it."""
     if hasattr(block, "sa_layer_norm"):  # DistilBERT
         return block.attention, block.sa_layer_norm, block.ffn, block.output_layer_norm
+    if hasattr(block, "post_feedforward_layernorm"):  # Gemma 2, which normalises what is added
+        return block.post_attention_layernorm, None, block.post_feedforward_layernorm, None
+    if hasattr(block, "post_mlp_dropout"):  # GPT-NeoX
+        return block.attention, None, block.mlp, None
     if hasattr(block, "mlp"):
         return getattr(block, "attn", None) or block.self_attn, None, block.mlp, None
     if hasattr(block.attention, "attn"):  # MPNet
@@ -98,6 +106,8 @@ def own_hooks(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Te
         }
         if f"{i} end" in seen:
             found[f"blocks.{i}.hook_normalized_resid_post"] = seen[f"{i} end"]
+        if model.config.model_type == "gpt_neox":  # its parts stand beside each other
+            del found[f"blocks.{i}.hook_resid_mid"]
     return found if "0 end" in seen else found | {FINAL_NORM: last}
 
 

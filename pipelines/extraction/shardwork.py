@@ -132,8 +132,8 @@ class ShardWork:
     ) -> None:
         """Raise the error of the first window that cannot be encoded, with its name."""
         split = self._writers[kept].split
-        layers = split.record.layers
-        which = "" if layers[-1] < len(layers) else f" (the kept layers are {layers})"
+        layers: Sequence[int | str] = split.layer_names or split.record.layers
+        which = "" if layers == (*range(len(layers)),) else f" (the kept layers are {layers})"
         lengths = self._source.kept(kept, self._windows.n_tokens[rows])
         for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
             try:

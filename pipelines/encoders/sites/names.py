@@ -34,8 +34,9 @@ class _Family(NamedTuple):
     """Path of the list of blocks in the encoder."""
     attn_out: str
     """Gives what attention adds to the residual stream."""
-    resid_mid: str
-    """Reads the residual stream behind attention: a normalisation."""
+    resid_mid: str | None
+    """Reads the residual stream behind attention: a normalisation; None where the feed-forward
+    layer stands beside attention, and not behind it."""
     mlp_out: str
     """Gives what the feed-forward layer adds."""
     resid_post: str | None = None
@@ -59,6 +60,11 @@ _LLAMA = _Family(
     mlp_out="mlp",
     ln_final="norm",
 )
+_GEMMA = _LLAMA._replace(  # which normalises what is added, too
+    attn_out="post_attention_layernorm",
+    resid_mid="pre_feedforward_layernorm",
+    mlp_out="post_feedforward_layernorm",
+)
 _FAMILIES: dict[str, _Family] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "deberta-v2"), _BERT),
     "mpnet": _BERT._replace(attn_out="attention.attn.o", resid_mid="attention.LayerNorm"),
@@ -73,7 +79,15 @@ _FAMILIES: dict[str, _Family] = {
         "layers", attn_out="attn.Wo", resid_mid="mlp_norm", mlp_out="mlp", ln_final="final_norm"
     ),
     "gpt2": _Family("h", attn_out="attn.c_proj", resid_mid="ln_2", mlp_out="mlp", ln_final="ln_f"),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    "gpt_neox": _Family(
+        "layers",
+        attn_out="attention.dense",
+        resid_mid=None,
+        mlp_out="mlp",
+        ln_final="final_layer_norm",
+    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _LLAMA),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
 }
 """By model type. Of each a tiny model's sites are compared with hooks of a test's own."""
 
@@ -102,7 +116,8 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
 
         see("resid_pre", "reads", block)
         see("attn_out", "gives", f"{block}.{family.attn_out}")
-        see("resid_mid", "reads", f"{block}.{family.resid_mid}")
+        if family.resid_mid is not None:
+            see("resid_mid", "reads", f"{block}.{family.resid_mid}")
         see("mlp_out", "gives", f"{block}.{family.mlp_out}")
         if family.resid_post is None:
             see("resid_post", "gives", block)
