@@ -216,6 +216,18 @@ def test_bad_requests_are_named(space: Workspace, words: list[str], message: str
     assert message in " ".join(result.stderr.split())
 
 
+def test_heads_of_hidden_states_refuse_sites_by_name(copy: Workspace) -> None:
+    """A split of as many sites as there are hidden states would fit them in size."""
+    bertvision.train("learned-pooling", checkpoint="1e", workspace=copy.root)
+    with pytest.raises(InputError, match="dev-sites holds sites .* name dev; sites are read"):
+        bertvision.evaluate("learned-pooling", split="dev-sites", workspace=copy.root)
+    head = bertvision.load_head(copy.head_dir("1e", "learned-pooling"))
+    assert set(head.config.layers) <= set(copy.split("1e", "dev-sites").record.layers)
+    with pytest.raises(ProvenanceError, match="layer_names = None, 1e/dev-sites was extracted"):
+        head.check_fits(copy.split("1e", "dev-sites"), "learned-pooling")
+    head.check_fits(copy.split("1e", "dev"), "learned-pooling")
+
+
 def test_analyses_of_hidden_states_refuse_sites_by_name(space: Workspace) -> None:
     for analysis in (bertvision.isotropy, bertvision.cka):
         tags = ("0.5e", "1e") if analysis is bertvision.cka else ("1e",)

@@ -45,7 +45,7 @@ class LoadedHead(NamedTuple):
             name: of the head, for the message.
 
         Raises:
-            ProvenanceError: they lack its layers, or are of another model or task.
+            ProvenanceError: they lack its layers, are of another model or task, or of sites.
         """
         record, config = split.record, self.config
         missing = sorted(set(config.layers) - set(record.layers))
@@ -63,7 +63,7 @@ class LoadedHead(NamedTuple):
             )
 
 
-_SAME = ("model", "tokenizer_sha256", "task", "max_length")
+_SAME = ("model", "tokenizer_sha256", "task", "max_length", "layer_names")
 
 
 def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:

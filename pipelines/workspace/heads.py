@@ -10,6 +10,7 @@ from bertvision.errors import InputError, ProvenanceError, UnknownNameError, did
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.pipelines.records import read_record
+from bertvision.pipelines.stored_name import check_hidden_states
 from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.workspace.records import PassRecord, RunConfig
 from bertvision.pipelines.workspace.reproduce import training_pass_command
@@ -122,6 +123,7 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
         UnknownNameError: this split was not.
         IncompleteSplitError: its extraction has not ended.
         ProvenanceError: it was not extracted, and has no labels of the task.
+        InputError: it holds other sites of the encoder than hidden states.
     """
     check_head_activations(workspace, tag, kind, split)
     found = workspace.split(tag, head_split(kind, split)).require_complete()
@@ -147,8 +149,10 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
     Raises:
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this split was not.
+        InputError: it holds other sites of the encoder than hidden states.
     """
     name, task = head_split(kind, split), workspace.config.task.name
+    check_hidden_states(name)
     stored = workspace.stored_snapshot(tag)
     try:
         stored.require(name)
