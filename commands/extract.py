@@ -39,6 +39,13 @@ def extract(
     pair: PairColumn = None,
     label: LabelColumn = None,
     max_length: MaxLength = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(
+            help="What becomes of documents (task text): cut (default), a window each; split, as "
+            "many windows as they fill; pack, several documents in a window, apart."
+        ),
+    ] = None,
     skip_bad: SkipBad = None,
     model: NewModel = None,
     workspace: Workspace = None,

@@ -65,7 +65,8 @@ Cluster = Annotated[
     typer.Option("--scheduler", help="tcp://HOST:PORT of a Dask cluster whose workers extract."),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option(min=16, help="Tokens of a window of added data (default 128).")
+    int | None,
+    typer.Option(min=16, help="Tokens of a window of added data (default 128; of documents 512)."),
 ]
 SkipBad = Annotated[
     bool | None,

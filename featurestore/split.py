@@ -237,14 +237,30 @@ class TokenText:
         self._table = table.select(self._columns)
         self._offsets = split.array("offset_mapping")
         self._rows = split.labels.get("question_index", split.plan.example_id)
+        # of windows that hold several documents, or a part of one: the row of each token
+        has_rows = "text_row" in split.record.arrays
+        self._text_row = split.array("text_row") if has_rows else None
         self._plan = split.plan
 
     def of(self, example: int) -> list[str]:
         """The text of each token of an example; empty where it stands for none."""
-        row = self._table.slice(int(self._rows[example]), 1).to_pylist()[0]
-        texts = [row[column] for column in self._columns if row[column]]
         begin = int(self._plan.first_token[example])
-        offsets = self._offsets[begin : begin + int(self._plan.n_tokens[example])]
+        span = slice(begin, begin + int(self._plan.n_tokens[example]))
+        if self._text_row is None:
+            return self._part(int(self._rows[example]), self._offsets[span])
+        rows = self._text_row[span]
+        cuts = np.flatnonzero(np.diff(rows)) + 1
+        parts = np.split(np.arange(span.start, span.stop), cuts)
+        return [
+            text
+            for row, tokens in zip(rows[np.append(0, cuts)].tolist(), parts, strict=True)
+            for text in self._part(row, self._offsets[tokens])
+        ]
+
+    def _part(self, index: int, offsets: npt.NDArray[Any]) -> list[str]:
+        """The text of tokens of a row of the table, by their offsets (tokens, 2)."""
+        row = self._table.slice(index, 1).to_pylist()[0]
+        texts = [row[column] for column in self._columns if row[column]]
         special = offsets[:, 0] < 0
         # special tokens part the two texts of a pair
         part = np.cumsum(~special & np.append(True, special[:-1])) - 1

@@ -35,6 +35,7 @@ def extract(
     pair: str | None = None,
     label: str | None = None,
     max_length: int | None = None,
+    windows: str | None = None,
     skip_bad: bool | None = None,
     model: StrPath | None = None,
     workspace: StrPath | None = None,
@@ -58,10 +59,12 @@ def extract(
         options: these in one object; what is given by keyword goes before it.
         task: another data set than the workspace's own: its task, such as cola.
         data: where the data are, to be said once: a file, a folder or a data set on the hub.
-        text: column of the texts (task csv; default text).
+        text: column of the texts (tasks csv and text; default text).
         pair: column of the second texts (task csv).
         label: column of the labels (task csv; default label).
-        max_length: tokens of a window of added data (default 128).
+        max_length: tokens of a window of added data (default 128; of documents 512).
+        windows: what becomes of documents (task text): a window each, ``cut`` off at its length
+            (default), as many as they fill (``split``), or several in one (``pack``).
         skip_bad: skip malformed rows of added data, and count them.
         model: make a workspace for the hidden states of this encoder alone.
         workspace: folder of the experiment; by default the one you stand in.
@@ -94,7 +97,7 @@ def extract(
             for named in (name for name in names if name.dataset is None):
                 check_split(named.split, there.config.data, None)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
-    settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows}
     space, dataset = open_data(root, model, task, data, **settings)
     if tags is None:
         tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)

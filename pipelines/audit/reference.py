@@ -108,6 +108,11 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
         raise UnknownNameError(f"the data have no {name}: they have {', '.join(data.splits)}")
     loaded = load_encoder(space, split.tag, replace(options, layers=None))
     windows = data.task.windows(data.items(name), loaded.tokenizer, data.config)
+    if windows.parts is not None:
+        raise InputError(
+            f"the windows of {split.name} hold several documents each, which are computed apart, "
+            "and an audit computes windows as wholes: audit the same documents without packing"
+        )
     rows, first = split.plan.example_id, windows.first_token
     if int(rows.max()) >= len(windows):
         raise InputError(

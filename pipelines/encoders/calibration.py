@@ -89,6 +89,9 @@ def _kinds(
     of_sample = np.isin(windows.input_ids[np.concatenate(spans)], [*special])
     kinds = np.where(of_sample, "special", "ordinary")
     kinds[np.cumsum(lengths) - lengths] = "first"
+    if windows.parts is not None:  # of each item that a window holds
+        parts = windows.parts[np.concatenate(spans)]
+        kinds[1:][parts[1:] != parts[:-1]] = "first"
     return kinds
 
 

@@ -112,6 +112,7 @@ class Encoder:
 
     def forward(self, windows: Windows, rows: npt.NDArray[np.int64]) -> None:
         """The forward pass of some windows, and nothing else (see `__call__`)."""
+        windows, rows = windows.separated(rows)
         with torch.inference_mode(), autocast(self._precision, self.device):
             self._forward(windows, rows, None)
 
@@ -119,7 +120,7 @@ class Encoder:
         """Hidden states of some windows, one window after another.
 
         Args:
-            windows: of a split.
+            windows: of a split. Items that one window holds are computed each by itself.
             rows: (batch,) which of them.
 
         Returns:
@@ -131,6 +132,7 @@ class Encoder:
         Raises:
             InputError: the model does not give the hidden states that its layers promise.
         """
+        windows, rows = windows.separated(rows)
         self._kept.begin(windows.n_tokens[rows])
         with torch.inference_mode(), autocast(self._precision, self.device):
             self._forward(windows, rows, self._kept)

@@ -49,6 +49,7 @@ def split_contents(
         "input_ids": windows.input_ids,
         "token_type_ids": windows.token_type_ids,
         "offset_mapping": windows.offset_mapping,
+        **windows.token_fields,
     }
     lengths, capacity = windows.n_tokens, SHARD_TOKENS
     if tokens != "all":

@@ -145,6 +145,12 @@ def _wanted(data: Dataset, options: ExtractOptions) -> tuple[list[str], tuple[To
         raise InputError(
             "the workspace has no data of its own: name a data set with --task and --data"
         )
+    if data.config.windows == "pack" and default != ("all",):
+        raise InputError(
+            f"--pool {','.join(default)}: a window of {data.name} holds several documents, which "
+            "have no vector in common: leave --pool out, or take --windows cut in another "
+            "--workspace"
+        )
     parsed = [StoredName.parse(name) for name in names]
     for name in (n for n, found in zip(names, parsed, strict=True) if found.sites):
         if options.sites is None:

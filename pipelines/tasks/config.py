@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -39,3 +39,6 @@ class TaskConfig(Settings):
     """Column of its second text."""
     label: str | None = None
     """Column of its label."""
+    windows: Literal["cut", "split", "pack"] = "cut"
+    """What becomes of documents: a window each, cut off at its length; as many consecutive ones as
+    they fill; or windows that hold several."""

@@ -141,6 +141,12 @@ TASKS: dict[str, TaskEntry] = {
         *("tau", "all"),
         kind="order",
     ),
+    "text": TaskEntry(
+        "bertvision.pipelines.tasks.documents.text:TextTask",
+        *("", "all"),
+        max_length=512,
+        learns=False,
+    ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),
@@ -148,6 +154,9 @@ TASKS: dict[str, TaskEntry] = {
 
 SQUAD = ("squad_v1", "squad_v2")
 """Tasks that follow from the data: on the command line their names are those of data sets."""
+
+NAMED_BY_FILE = ("csv", "text")
+"""Tasks of files of one's own: their data sets are named by the file."""
 
 ENTRY_POINT_GROUP = "bertvision.tasks"
 

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,6 +171,37 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
     Raises:
         InputError: it cannot be loaded, or lacks a column.
     """
+    rows = _from_hub(
+        source,
+        f"split {split!r}",
+        lambda d, name, config: d.load_dataset(name, config, split=split),
+    )
+    if missing := [c for c in columns if c not in rows.column_names]:
+        raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")
+    return rows
+
+
+def hub_splits(source: str) -> list[str]:
+    """The splits of a data set, as the hub calls them.
+
+    Args:
+        source: as of `load_hub`.
+
+    Raises:
+        InputError: it cannot be found.
+    """
+    found = _from_hub(
+        source, "its splits", lambda d, name, config: d.get_dataset_split_names(name, config)
+    )
+    return [str(name) for name in found]
+
+
+def _from_hub(source: str, what: str, ask: Callable[[Any, str, str | None], Any]) -> Any:
+    """Ask ``datasets``: the module, the data set and its configuration are what ``ask`` is given.
+
+    Raises:
+        InputError: it fails, or a folder names data outside it.
+    """
     import datasets
 
     local = Path(source).is_dir()
@@ -178,16 +209,13 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
         _check_card(Path(source))
     name, _, config = (source, "", "") if local else source.partition(":")
     try:
-        rows = datasets.load_dataset(name, config or None, split=split)
+        return ask(datasets, name, config or None)
     except Exception as error:  # the hub's client raises errors of half a dozen libraries
         raise InputError(
-            f"{source!r} is no file here, and loading it as a data set (split {split!r}) failed "
+            f"{source!r} is no file here, and loading it as a data set ({what}) failed "
             f"with {type(error).__name__}: {str(error).strip()}. Check the name, the split and the "
             "network, or download it and give the file or its folder"
         ) from error
-    if missing := [c for c in columns if c not in rows.column_names]:
-        raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")
-    return rows
 
 
 def _check_card(folder: Path) -> None:

@@ -54,6 +54,8 @@ class Task(ABC):
     `OwnOutput`."""
     settings: ClassVar[tuple[str, ...]] = ("max_length",)
     """Fields of `TaskConfig` that decide the windows."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Fields of `TaskConfig` that name a column of a file of one's own."""
     words: ClassVar[tuple[str, str]] = ("texts", "items")
     """What people call that which `group` keeps together, and the items."""
     linked: ClassVar[bool] = False

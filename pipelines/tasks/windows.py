@@ -51,6 +51,11 @@ class Windows:
     token_labels: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
     """(tokens,) each: what is right of tokens, where windows alone do not say it; −1 of tokens that
     nothing is learned of."""
+    parts: Int32Array | None = None
+    """(tokens,) the item that each token is of, where a window may hold several, one after another:
+    no token sees those of another item, and positions begin anew. None: the item of the window."""
+    token_fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """(tokens,) each: what a store keeps of tokens beside these, such as a loss mask."""
 
     @property
     def first_token(self) -> npt.NDArray[np.int64]:
@@ -75,4 +80,34 @@ class Windows:
             {name: values[rows].copy() for name, values in self.labels.items()},
             {name: values[tokens].copy() for name, values in self.marks.items()},
             {name: values[tokens].copy() for name, values in self.token_labels.items()},
+            None if self.parts is None else self.parts[tokens].copy(),
+            {name: values[tokens].copy() for name, values in self.token_fields.items()},
         )
+
+    def separated(self, rows: npt.NDArray[np.int64]) -> tuple[Windows, npt.NDArray[np.int64]]:
+        """Some windows with one item each: what an encoder is to read by itself.
+
+        Args:
+            rows: (batch,) which windows.
+
+        Returns:
+            Windows, and which of them hold the tokens of ``rows``, in the same order.
+        """
+        if self.parts is None:
+            return self, rows
+        begins, lengths = self.first_token[rows], self.n_tokens[rows]
+        spans = [np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)]
+        tokens = np.concatenate(spans)
+        parts, new = self.parts[tokens], np.zeros(len(tokens), bool)
+        new[1:] = parts[1:] != parts[:-1]
+        new[np.cumsum(lengths) - lengths] = True
+        starts = np.flatnonzero(new)
+        apart = Windows(
+            self.input_ids[tokens],
+            self.token_type_ids[tokens],
+            self.offset_mapping[tokens],
+            np.diff(np.append(starts, len(tokens))).astype(np.int32),
+            parts[starts],
+            {},
+        )
+        return apart, np.arange(len(starts))

@@ -17,7 +17,13 @@ from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.registry import TASKS, find_task, name_task, path_name
+from bertvision.pipelines.tasks.registry import (
+    NAMED_BY_FILE,
+    TASKS,
+    find_task,
+    name_task,
+    path_name,
+)
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts
 from bertvision.pipelines.tasks.task import Task, load_task
@@ -151,10 +157,10 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
 
     Args:
         root: of the workspace.
-        task: name of its task; of a labelled file ``csv``, whose data set is named by the file.
+        task: name of its task; of one of `NAMED_BY_FILE` the data set is named by the file.
         source: path of a file or folder, or a name on the hub.
-        **settings: fields of `TaskConfig`: columns, ``max_length``; without the latter it is as the
-            data set was added, or else the task's own.
+        **settings: fields of `TaskConfig`: columns, ``max_length``, ``windows``; without the
+            latter two they are as the data set was added, or else the task's own.
 
     Raises:
         InputError: the data cannot be read, or there is no such task.
@@ -165,8 +171,10 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     source = str(local.resolve()) if local.exists() else source
     name = dataset_name(task, source)
     there = record_path(root, name).is_file()
-    longest = read_dataset(root, name).config.max_length if there else entry.max_length
-    given: dict[str, Any] = {"max_length": longest, "name": task}
+    given: dict[str, Any] = {"max_length": entry.max_length, "name": task}
+    if there:
+        known = read_dataset(root, name).config
+        given |= {"max_length": known.max_length, "windows": known.windows}
     given |= {field: value for field, value in settings.items() if value is not None}
     config = validated(TaskConfig, given)
     config = with_columns(kind, config)
@@ -216,17 +224,17 @@ def check_own(own: Dataset, source: str) -> None:
 
 
 def dataset_name(task: str, source: str) -> str:
-    """The name of a data set: its task's, or of a labelled file the file's.
+    """The name of a data set: its task's, or of a file of one's own the file's.
 
     A file that is named like a task is no data set of that task: of ``mr.csv`` it is ``csv_mr``.
 
     Raises:
         InputError: the file's name cannot be one.
     """
-    if task != "csv":
+    if task not in NAMED_BY_FILE:
         return path_name(task)
     name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
-    name = f"csv_{name}" if name in TASKS else name
+    name = f"{task}_{name}" if name in TASKS else name
     if not name or name in _RESERVED or len(name) > 40:
         raise InputError(
             f"{source}: a data set is named by its file, and {name!r} cannot be one's name: rename "

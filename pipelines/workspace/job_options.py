@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
-TEXT = Option("Column of the texts (task csv; default text).")
+TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
 

@@ -7,12 +7,19 @@ from typing import Any
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.checkpoint_path import check_path
-from bertvision.pipelines.tasks.registry import TASKS, find_task, is_task, name_task, path_name
+from bertvision.pipelines.tasks.registry import (
+    NAMED_BY_FILE,
+    TASKS,
+    find_task,
+    is_task,
+    name_task,
+    path_name,
+)
 from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.dataset_record import is_added, read_dataset_record
 from bertvision.pipelines.workspace.workspace import Workspace
 
-_WITH_COLUMNS = ("csv", "wikiqa")  # tasks that are read of files with named columns
+_WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa")  # tasks that are read of files with named columns
 
 
 def check_data(
@@ -65,7 +72,7 @@ def check_source(option: str, source: str | None) -> None:
     """
     if source is None or Path(source).expanduser().exists():
         return
-    ends = (*FORMS, ".json", ".txt", ".gz")
+    ends = (*FORMS, ".json", ".txt", ".parquet", ".gz")
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(ends):
         raise InputError(f"{option} {source}: there is no such file or folder")
 
@@ -75,7 +82,7 @@ def _check_file(task: str, data: str, columns: Columns | None) -> None:
     named = path.name.split(".")[0]
     # a file of one's own may have any name; but `probe cola sst2 --data cola.tsv` would take the
     # sentences of one data set for another's
-    if named in TASKS and named != task and task != "csv":
+    if named in TASKS and named != task and task not in NAMED_BY_FILE:
         raise InputError(
             f"--data {data}: by its name this file holds {named}, but it would be read as {task}. "
             f"Give the file of {task}; for several data sets at once, the folder that holds a "
@@ -126,7 +133,7 @@ def open_data(
     source = data or find_task(name_task(task)).hub
     if source is None:
         return space, space.dataset(task).name  # which says that it was not added
-    if task == space.config.task.name and task != "csv":
+    if task == space.config.task.name and task not in NAMED_BY_FILE:
         check_own(space.dataset(), source)
         return space, None
     added = add_dataset(space.root, task, source, **settings)

@@ -67,6 +67,11 @@ def attention(
     def measure() -> AttentionResult:
         tokenizer = load_snapshot_tokenizer(folder)
         every = data.windows(split, tokenizer)
+        if every.parts is not None:
+            raise InputError(
+                f"the windows of {data.name} hold several documents each, which do not attend to "
+                "each other: add the documents without packing, in another --workspace"
+            )
         rows = sampled_windows(len(every), windows, seed)
         where = f"{tag}/{split}" if data.name is None else f"{tag}/{data.name}-{split}"
         return attention_of_maps(

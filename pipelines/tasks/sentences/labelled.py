@@ -35,6 +35,8 @@ SPLITS = ("train", "dev", "test")
 class LabelledTask(SentenceTask):
     """Sentences of a file with named columns."""
 
+    columns = ("text", "pair", "label")
+
     def splits(self, source: str) -> tuple[str, ...]:
         """Those of `SPLITS` that a folder holds; ``all`` of a file.
 
@@ -73,18 +75,21 @@ def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
     """The settings of a task with the columns that are read, ``text`` and ``label`` by default.
 
     Raises:
-        InputError: it is no task of labelled files, which has columns of its own, and one is named.
+        InputError: a column is named, or how windows are made, of a task that does not ask for it.
     """
     named = [name for name in ("text", "pair", "label") if getattr(config, name) is not None]
-    if named and not isinstance(task, LabelledTask):
+    if others := [name for name in named if name not in task.columns]:
         raise InputError(
-            f"--{named[0]} {getattr(config, named[0])}: names a column of a file of your own, "
+            f"--{others[0]} {getattr(config, others[0])}: names a column of a file of your own, "
             f"--task csv; the columns of {task.name} are known: leave it out"
         )
-    if not isinstance(task, LabelledTask):
-        return config
-    columns = _columns(config)
-    return config.model_copy(update={"text": columns.text, "label": columns.label})
+    if config.windows != "cut" and "windows" not in task.settings:
+        raise InputError(
+            f"--windows {config.windows}: is for documents, --task text; the windows of "
+            f"{task.name} are made in one way: leave it out"
+        )
+    columns = {name: name for name in ("text", "label") if name in task.columns}
+    return config.model_copy(update=columns | {name: getattr(config, name) for name in named})
 
 
 def classes_of(rows: SentenceRows) -> tuple[str, ...]:
