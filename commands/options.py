@@ -66,7 +66,9 @@ Cluster = Annotated[
 ]
 MaxLength = Annotated[
     int | None,
-    typer.Option(min=16, help="Tokens of a window of added data (default 128; of documents 512)."),
+    typer.Option(
+        min=16, help="Tokens of a window of added data (default 128; text 512, chat 1024)."
+    ),
 ]
 SkipBad = Annotated[
     bool | None,

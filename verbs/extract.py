@@ -62,7 +62,7 @@ def extract(
         text: column of the texts (tasks csv and text; default text).
         pair: column of the second texts (task csv).
         label: column of the labels (task csv; default label).
-        max_length: tokens of a window of added data (default 128; of documents 512).
+        max_length: tokens of a window of added data (default 128; text 512, chat 1024).
         windows: what becomes of documents (task text): a window each, ``cut`` off at its length
             (default), as many as they fill (``split``), or several in one (``pack``).
         skip_bad: skip malformed rows of added data, and count them.

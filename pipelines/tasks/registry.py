@@ -147,6 +147,12 @@ TASKS: dict[str, TaskEntry] = {
         max_length=512,
         learns=False,
     ),
+    "chat": TaskEntry(
+        "bertvision.pipelines.tasks.documents.chat:ChatTask",
+        *("", "all"),
+        max_length=1024,
+        learns=False,
+    ),
     "features": TaskEntry(
         "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
     ),
@@ -155,7 +161,7 @@ TASKS: dict[str, TaskEntry] = {
 SQUAD = ("squad_v1", "squad_v2")
 """Tasks that follow from the data: on the command line their names are those of data sets."""
 
-NAMED_BY_FILE = ("csv", "text")
+NAMED_BY_FILE = ("csv", "text", "chat")
 """Tasks of files of one's own: their data sets are named by the file."""
 
 ENTRY_POINT_GROUP = "bertvision.tasks"

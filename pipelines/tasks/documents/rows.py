@@ -80,7 +80,7 @@ def read_items(
     source: str,
     split: str,
     path: Path | None,
-    columns: Sequence[str],
+    columns: Sequence[Sequence[str]],
     parse: Callable[[dict[str, Any], str], _Item | None],
     *,
     skip_bad: bool,
@@ -91,7 +91,8 @@ def read_items(
         source: that `find_rows` was asked for.
         split: of it.
         path: of its file; None asks ``datasets``.
-        columns: that a table must have; JSON lines have each its own.
+        columns: that are read of a table: the first of these which it has all of. JSON lines have
+            each its own.
         parse: makes an item of a row's fields and its name; None of one that holds nothing, and
             `InputError` of one that is malformed.
         skip_bad: leave malformed rows out, and count them.
@@ -153,7 +154,7 @@ def _name(fields: dict[str, Any], place: str) -> str:
     return place if name in (None, "") else str(name)
 
 
-def _file(path: Path, columns: Sequence[str]) -> tuple[Iterator[Row], str]:
+def _file(path: Path, columns: Sequence[Sequence[str]]) -> tuple[Iterator[Row], str]:
     form = Path(path.name.removesuffix(".gz")).suffix
     if form == ".jsonl":
         text, digest = read_text(path)
@@ -177,13 +178,10 @@ def _lines(text: str) -> Iterator[Row]:
         yield Row(place, fields if good else InputError("is JSON, but no object"))
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet(path: Path, columns: Sequence[Sequence[str]]) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path) as file:
-            held = file.schema_arrow.names
-            if missing := [column for column in columns if column not in held]:
-                raise InputError(f"{path}: has the columns {held}, but not {missing}")
-            wanted, number = [*columns, *(["id"] if "id" in held else [])], 0
+            wanted, number = _wanted(file.schema_arrow.names, columns, str(path)), 0
             for batch in file.iter_batches(1024, columns=wanted):
                 for fields in batch.to_pylist():
                     yield Row(f"row {number}", fields)
@@ -192,15 +190,27 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise InputError(f"{path}: is no Parquet file that can be read: {error}") from error
 
 
-def _hub(source: str, split: str, columns: Sequence[str]) -> tuple[Iterator[Row], str]:
+def _hub(source: str, split: str, columns: Sequence[Sequence[str]]) -> tuple[Iterator[Row], str]:
     """The rows of a data set, and the digest of what is read of them."""
     named = next((name for name, ours in _HUB_NAMES.items() if ours == split), split)
-    data = load_hub(source, named if named in hub_splits(source) else split, columns)
-    wanted = [*columns, *(["id"] if "id" in data.column_names else [])]
-    chosen, digest = data.select_columns(wanted), hashlib.sha256()
+    data = load_hub(source, named if named in hub_splits(source) else split, ())
+    chosen = data.select_columns(_wanted(data.column_names, columns, source))
+    digest = hashlib.sha256()
     for fields in chosen:
         digest.update(json.dumps(fields, sort_keys=True, default=str).encode() + b"\n")
     return (Row(f"row {i}", fields) for i, fields in enumerate(chosen)), digest.hexdigest()
+
+
+def _wanted(held: Sequence[str], columns: Sequence[Sequence[str]], where: str) -> list[str]:
+    """The first of ``columns`` that a table has, and its names of rows.
+
+    Raises:
+        InputError: it has none.
+    """
+    for wanted in columns:
+        if set(wanted) <= set(held):
+            return [*wanted, *(["id"] if "id" in held and "id" not in wanted else [])]
+    raise InputError(f"{where}: has the columns {list(held)}, but not {list(columns[0])}")
 
 
 def _by_datasets(source: str, forms: Sequence[str]) -> bool:

@@ -72,7 +72,7 @@ class TextTask(FeaturesTask):
             text = text_field(fields, column, ": name the one of the text with --text")
             return Document(name, text) if text.strip() else None
 
-        return read_items(source, split, path, [column], parse, skip_bad=config.skip_bad)
+        return read_items(source, split, path, [[column]], parse, skip_bad=config.skip_bad)
 
     def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
         """Refuse to be trained on.
