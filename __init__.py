@@ -24,6 +24,7 @@ _MODULES = {
     "verbs.logits": ("logits",),
     "verbs.store.foreign": ("import_states", "export_states"),
     "verbs.store.audit": ("audit",),
+    "verbs.store.shuffle": ("shuffle_tokens",),
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.systems": ("ensemble", "compare"),
@@ -174,6 +175,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.store.audit import audit as audit
     from bertvision.verbs.store.foreign import export_states as export_states
     from bertvision.verbs.store.foreign import import_states as import_states
+    from bertvision.verbs.store.shuffle import shuffle_tokens as shuffle_tokens
     from bertvision.verbs.sweep import sweep as sweep
     from bertvision.verbs.systems import compare as compare
     from bertvision.verbs.systems import ensemble as ensemble

@@ -40,6 +40,7 @@ from bertvision.commands.results import table
 from bertvision.commands.store.audit import audit
 from bertvision.commands.store.foreign import export_states, import_states
 from bertvision.commands.store.inspection import app as store_app
+from bertvision.commands.store.shuffle import shuffle_tokens
 from bertvision.commands.sweep import sweep
 from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning, InputError
@@ -153,6 +154,7 @@ for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
 store_app.command("import")(import_states)
 store_app.command("export")(export_states)
 store_app.command("audit")(audit)
+store_app.command("shuffle")(shuffle_tokens)
 app.add_typer(store_app, name="store")
 
 

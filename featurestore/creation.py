@@ -106,11 +106,21 @@ def create_split(
     digest = examples_digest(contents.examples, FORMAT)
     calibration = calibrate() if encoding.quantised else None
     fields = described(spec, contents) | {"examples_sha256": digest}
-    values = _metadata_arrays(contents, calibration)
+    commit_new(ledger, fields, _metadata_arrays(contents, calibration), contents.examples)
+
+
+def commit_new(
+    ledger: Ledger, fields: Mapping[str, Any], values: Values, examples: pa.Table
+) -> None:
+    """Write all that a new split has beside its shards, then commit its record.
+
+    The caller holds the split's lock; arguments and errors are those of `write_beside`.
+    """
+    storage = ledger.storage
     with store_lock(storage):  # to the end: a removal takes what no record names for left over
         storage.remove(f"{ROOT}/{ledger.name}")  # of an interrupted creation
         try:
-            record = write_beside(ledger, fields, values, contents.examples)
+            record = write_beside(ledger, fields, values, examples)
         except InputError:
             storage.remove(f"{ROOT}/{ledger.name}")
             raise

@@ -128,7 +128,7 @@ def read_shard(
 
 
 def decoded_layers(
-    split: SplitReader, shard: int, positions: Sequence[int]
+    split: SplitReader, shard: int, positions: Sequence[int], *, any_order: bool = False
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The real tokens of a shard, decoded layer by layer: (tokens, hidden) each.
 
@@ -138,8 +138,9 @@ def decoded_layers(
         split: with the shard.
         shard: its number.
         positions: on the stored layer axis.
+        any_order: take a split of shuffled tokens as well.
     """
-    reader = split.open_shard(shard)
+    reader = split.open_shard(shard, any_order=any_order)
     codes, scale = split.buffers(reader.tokens, len(positions))
     reader.read(0, len(split.plan.examples_of(shard)), positions, codes, scale)
     reader.close()

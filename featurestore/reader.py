@@ -19,6 +19,7 @@ import torch
 from bertvision.errors import (
     CorruptStoreError,
     IncompleteSplitError,
+    InputError,
     UnknownNameError,
     counted,
 )
@@ -28,6 +29,7 @@ from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import read_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.records import PLACES
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
@@ -128,12 +130,32 @@ class SplitReader(StoredSplit):
         # of the plan, which is checked: a record alone may claim any number
         return sorted(set(range(self.plan.n_shards)) - self.ledger.shards())
 
-    def require_complete(self) -> Self:
+    def require_examples(self) -> Self:
+        """Return the split itself, if its examples lie in one piece each.
+
+        Raises:
+            InputError: its tokens were shuffled.
+        """
+        if self.record.is_shuffled:
+            raise InputError(
+                f"the tokens of {self.name} were shuffled, so that no example of it can be read: "
+                "stream them with split.tokens(shuffle=False), or read examples of "
+                f"{self.record.provenance.get('shuffled_from')}"
+            )
+        return self
+
+    def require_complete(self, *, any_order: bool = False) -> Self:
         """Return the split itself, if it is complete.
+
+        Args:
+            any_order: take a split of shuffled tokens as well.
 
         Raises:
             IncompleteSplitError: shards are not committed yet.
+            InputError: its tokens were shuffled.
         """
+        if not any_order:
+            self.require_examples()
         if lacking := self.lacking():
             raise IncompleteSplitError(lacking)
         return self
@@ -149,26 +171,62 @@ class SplitReader(StoredSplit):
             return None
         return (
             f"{self.name} lacks {len(missing)} of {counted(self.record.shards, 'shard')} "
-            f"(first: {missing[0]}): run `bertvision extract --checkpoint {self.tag} "
-            f"--split {self.split}` again to finish it"
+            f"(first: {missing[0]}): run {self._command} again to finish it"
         )
 
-    def open_shard(self, shard: int) -> ShardReader:
+    @property
+    def _command(self) -> str:
+        """The command that goes on with the split."""
+        if self.record.is_shuffled:
+            origin = self.record.provenance
+            return (
+                f"`bertvision store shuffle {origin.get('shuffled_from')} {self.split} "
+                f"--seed {origin.get('shuffle_seed')}`"
+            )
+        return f"`bertvision extract --checkpoint {self.tag} --split {self.split}`"
+
+    def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
         """Open a committed shard.
+
+        Args:
+            shard: its number.
+            any_order: take one of shuffled tokens as well: what the reader takes for an example is
+                a run of tokens then, under one checksum.
 
         Raises:
             IncompleteSplitError: it is not committed.
+            InputError: its tokens were shuffled.
             CorruptStoreError: its files are missing, of another length, or fail their checksum.
         """
+        if not any_order:
+            self.require_examples()
         committed = self.ledger.find_shard(shard, self.record)
         if committed is None:
             raise IncompleteSplitError(
-                f"{self.name} shard {shard} is not written: run `bertvision extract "
-                f"--checkpoint {self.tag} --split {self.split}` again to finish it"
+                f"{self.name} shard {shard} is not written: run {self._command} again to finish it"
             )
         examples = self.plan.examples_of(shard)
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         return ShardReader(self.storage, self.record, committed, lengths)
+
+    def token_places(self, shard: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The example of each real token of a shard, and its place in that: (tokens,) each."""
+        plan = self.plan
+        begin = shard * plan.shard_tokens
+        rows = slice(begin, begin + plan.tokens_of(shard))
+        if self.record.is_shuffled:
+            examples, positions = self._places
+            return examples[rows], positions[rows]
+        stored = plan.examples_of(shard)
+        examples = np.repeat(
+            np.arange(stored.start, stored.stop), plan.n_tokens[stored.start : stored.stop]
+        )
+        return examples, np.arange(rows.start, rows.stop) - plan.first_token[examples]
+
+    @cached_property
+    def _places(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        examples, positions = map(self.array, PLACES)
+        return examples, positions
 
     def buffers(
         self, tokens: int, layers: int, empty: Empty = np.empty

@@ -216,11 +216,13 @@ class TokenText:
     """The text that the tokens of a split stand for, read once.
 
     Raises:
-        InputError: the split keeps one vector for each window, or its table has no text.
+        InputError: the split keeps one vector for each window or shuffled tokens, or its table has
+            no text.
         CorruptStoreError: the table or the offsets are damaged.
     """
 
     def __init__(self, split: SplitReader) -> None:
+        split.require_examples()
         pooling = split.record.provenance.get("tokens", "all")
         if pooling != "all" or "offset_mapping" not in split.record.arrays:
             raise InputError(

@@ -170,11 +170,14 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
         return ledger
 
     def to_xarray(self) -> xr.DataTree:
-        """The complete splits as a lazy tree, ``tree["0.3e/train"]`` (see `lazy.to_dataset`)."""
+        """The complete splits as a lazy tree, ``tree["0.3e/train"]`` (see `lazy.to_dataset`).
+
+        Those of shuffled tokens are left out.
+        """
         import xarray as xr
 
-        complete = (split for split in self.splits() if split.is_complete)
-        return xr.DataTree.from_dict({split.name: split.to_xarray() for split in complete})
+        whole = (s for s in self.splits() if s.is_complete and not s.record.is_shuffled)
+        return xr.DataTree.from_dict({split.name: split.to_xarray() for split in whole})
 
     def pooled(
         self,

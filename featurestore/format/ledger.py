@@ -27,6 +27,7 @@ from bertvision.featurestore.format.records import (
     FORMAT,
     GROWING,
     ROOT,
+    SHUFFLED,
     Header,
     ShardRecord,
     SplitRecord,
@@ -35,6 +36,7 @@ from bertvision.featurestore.storage.seal import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
 
 LEDGER = "ledger"
+_KNOWN = FEATURES | {GROWING, SHUFFLED}
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
 _PART = re.compile(r"\.part-\d+\.lock", re.ASCII)
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -99,7 +101,7 @@ class Ledger:
             )
         # first: the rest may be different by what it requires
         requires = set(self._parse(Header, key, text).requires)
-        if unknown := sorted(requires - FEATURES - {GROWING}):
+        if unknown := sorted(requires - _KNOWN):
             raise FormatVersionError(
                 f"{self.storage}/{key} needs {', '.join(unknown)}, which this bertvision does not "
                 "know: install a newer one"

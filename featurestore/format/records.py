@@ -33,6 +33,13 @@ GROWING = "growing"
 """What ``requires`` names beside `FEATURES` while examples are still added to a split: its record
 has no plan yet (see `writing.growing`)."""
 
+SHUFFLED = "shuffled_tokens"
+"""What ``requires`` names beside `FEATURES` where the tokens of a split were permuted, so that its
+examples do not lie where its plan says (see `shuffling`)."""
+
+PLACES = ("token_example", "token_position")
+"""Arrays of such a split: the example of each stored token, and its place in that."""
+
 _Count = Annotated[int, Field(ge=1, le=1 << 48)]
 Identifier = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,79}$")]
 _MOST_DECODED_BYTES = 1 << 26
@@ -186,6 +193,12 @@ class SplitRecord(Layout):
         if encoding.quantised:
             for name in ("channel_mean", "channel_std"):
                 due[name] = ("float32", ("layer", "hidden"))
+        for name in PLACES if self.is_shuffled else ():
+            if name not in self.arrays:
+                raise ValueError(f"there is no array {name}")
+            array = self.arrays[name]
+            if not array.dtype.startswith("uint") or array.dims != ("token",):
+                raise ValueError(f"array {name} is not of whole numbers by token")
         sizes = {"example": self.examples, "token": self.axis}
         sizes |= {"layer": len(self.layers), "hidden": self.hidden_size}
         for name, (dtype, dims) in due.items():
@@ -207,6 +220,11 @@ class SplitRecord(Layout):
     def axis(self) -> int:
         """Length of the stored token axis, fill included."""
         return self.shards * self.shard_tokens
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether its tokens were permuted: examples do not lie where the plan says."""
+        return SHUFFLED in self.requires
 
     @cached_property
     def identity(self) -> str:
@@ -235,7 +253,7 @@ class SplitRecord(Layout):
         return (
             f"{counted(self.examples, 'example')} of {counted(self.tokens, 'token')}, "
             f"{counted(len(self.layers), 'layer')} × {self.hidden_size}, {self.encoding}, "
-            f"{size / 1e6:,.1f} MB"
+            f"{size / 1e6:,.1f} MB{', tokens shuffled' if self.is_shuffled else ''}"
         )
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:

@@ -41,7 +41,7 @@ def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -
     total = np.zeros(len(positions))
     for shard in chosen.tolist():
         rows = kept.of_shard(shard)
-        for i, states in enumerate(decoded_layers(split, shard, positions)):
+        for i, states in enumerate(decoded_layers(split, shard, positions, any_order=True)):
             total[i] += np.linalg.norm(states[rows], axis=1).sum(dtype=np.float64)
     norms = total / kept.counts[chosen].sum()
     for position, norm in zip(positions, norms.tolist(), strict=True):

@@ -110,17 +110,14 @@ class ShardRing:
         shard, plan = int(order.shards[number]), self._split.plan
         base = slot * plan.shard_tokens
         rows = slice(base, base + plan.tokens_of(shard))
-        reader = self._split.open_shard(shard)
+        reader = self._split.open_shard(shard, any_order=True)
         try:
             reader.prefetch(self._positions)
-            examples = plan.examples_of(shard)
+            runs = len(plan.examples_of(shard))
             scale = None if self._scale is None else self._scale[rows]
-            reader.read(0, len(examples), self._positions, self._codes[:, rows], scale)
+            reader.read(0, runs, self._positions, self._codes[:, rows], scale)
         finally:
             reader.close()
-        lengths = plan.n_tokens[examples.start : examples.stop]
-        self._example[rows] = np.repeat(np.arange(examples.start, examples.stop), lengths)
-        on_axis = np.arange(plan.tokens_of(shard)) + shard * plan.shard_tokens
-        self._position[rows] = on_axis - plan.first_token[self._example[rows]]
+        self._example[rows], self._position[rows] = self._split.token_places(shard)
         kept = self._kept.of_shard(shard)
         return base + kept[order.permutation(number, len(kept))]

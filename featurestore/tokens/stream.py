@@ -100,7 +100,7 @@ class TokenStream:
         scaled: bool = False,
         readers: int = 2,
     ) -> None:
-        self.split = split.require_complete()
+        self.split = split.require_complete(any_order=True)
         self._side_by_side = not is_one_layer(layers)
         self._positions = split.layer_positions(layers)
         if buffer is None:
@@ -182,9 +182,10 @@ class TokenStream:
 
     @property
     def _identity(self) -> dict[str, Any]:
+        record = self.split.record  # of shuffled tokens the plan does not say the order
         return {
             "split": self.split.name,
-            "plan": self.split.plan.digest,
+            "plan": record.identity if record.is_shuffled else self.split.plan.digest,
             "batch_size": self._cuts.batch_size,
             "seed": self._seed,
             "buffer": self._buffer,

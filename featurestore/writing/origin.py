@@ -28,6 +28,15 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
         arrays=stored.arrays,
         examples_sha256=examples_digest(contents.examples, stored.format),
     )
+    check_record(ledger, stored, wanted)
+
+
+def check_record(ledger: Ledger, stored: SplitRecord, wanted: SplitRecord) -> None:
+    """Check that a split that was begun is the one that is to be gone on with.
+
+    Raises:
+        ProvenanceError: it is another one; the message names the first field that differs.
+    """
     _refuse(ledger, stored.difference(wanted))
 
 

@@ -61,6 +61,11 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
         if not found:
             break
         damage += [item.what for item in found]
+        if held.record.is_shuffled:
+            source = held.record.provenance.get("shuffled_from")
+            again_by = f"remove it and run `bertvision store shuffle {source} {split}` again"
+            lacking = f"{held.name} was shuffled from {source}: {again_by}"
+            return Repaired(held.name, damage, [], lacking)
         shards = [item.shard for item in found if item.shard is not None]
         again.update(shard for shard in shards if shard < held.record.shards)
         # everything beside the shards too, with the options of before
