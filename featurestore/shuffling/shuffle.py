@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError, whole_number
+from bertvision.errors import CorruptStoreError, InputError, whole_number
 from bertvision.featurestore.creation import (
     Values,
     commit_new,
@@ -63,7 +63,7 @@ def shuffle_split(
         source: a complete split.
         split: name of the copy.
         seed: of the permutation.
-        memory: bytes of codes that are in memory at a time; beside them about 24 for each token.
+        memory: bytes of codes that are in memory at a time; beside them about 40 for each token.
         scratch: a folder for the buckets; by default beside the shards in a store on a local disk,
             else the system's folder for temporary files.
 
@@ -171,9 +171,20 @@ def _order(copy: ActivationSplit) -> npt.NDArray[np.int64]:
     """(tokens,) the number of each stored token among those of the source.
 
     It is read, not drawn again: another version of NumPy may draw another permutation.
+
+    Raises:
+        CorruptStoreError: it is no permutation.
     """
     n = copy.plan.n_tokens.astype(np.int64)
     parts = [copy.token_places(shard) for shard in range(copy.plan.n_shards)]
     examples, positions = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order: npt.NDArray[np.int64] = (np.cumsum(n) - n)[examples] + positions
+    known = bool(examples.max() < len(n)) and bool((positions < n[examples]).all())
+    order = (np.cumsum(n) - n)[examples] + positions.astype(np.int64) if known else n[:0]
+    seen = np.zeros(copy.plan.total_tokens, bool)
+    seen[order] = True
+    if not seen.all():
+        raise CorruptStoreError(
+            f"the tokens of {copy.name} are not those of its plan, each once: remove it and "
+            "shuffle its source again"
+        )
     return order
