@@ -269,9 +269,9 @@ def test_a_small_split_is_not_read_again_to_fill_a_large_buffer(
     monkeypatch.setattr("bertvision.featurestore.readahead._MOST_EARLY", 0)
     opened, real = [], ActivationSplit.open_shard
 
-    def open_shard(self: ActivationSplit, shard: int) -> ShardReader:
+    def open_shard(self: ActivationSplit, shard: int, **options: bool) -> ShardReader:
         opened.append(shard)
-        return real(self, shard)
+        return real(self, shard, **options)
 
     monkeypatch.setattr(ActivationSplit, "open_shard", open_shard)
     tracemalloc.start()
