@@ -2,8 +2,8 @@
 
 Runs are the files of docs/results/patterns/, which `collect_patterns` writes: an encoder fine-tuned
 on a task from one seed. The interval of an effect is over samples of tokens, as wide as of one
-sample, or over sentences; where a pattern was measured on all there is, it has none. A pattern
-holds for an encoder and a task where it holds in the runs of all seeds.
+sample, over sentences or over seeds of probes; where a pattern was measured on all there is, it has
+none. A pattern holds for an encoder and a task where it holds in the runs of all seeds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t
 
 from bertvision.pipelines.analysis.structure.edges import expected_layer
 
@@ -101,12 +102,14 @@ def syntax_stays(run: Run) -> Effect:
 
 
 def speech_before_relations(run: Run) -> Effect:
-    """Expected layer of relations less that of parts of speech, pretrained; range over probes."""
+    """Expected layer of relations less that of parts of speech, pretrained; over probe seeds."""
     upto = run["structure"]["0e"]["upto"]
     layers = range(len(run["isotropy"]["dev"]["0e"]["mean_cosine"]))
     relations, speech = (np.array(upto[task], np.float64) for task in ("relation", "upos"))
     by_seed = expected_layer(relations, layers) - expected_layer(speech, layers)
-    return Effect(by_seed.mean(), by_seed.min(), by_seed.max())
+    mean, n = by_seed.mean(), len(by_seed)
+    half = t.ppf(0.975, n - 1) * by_seed.std(ddof=1) / np.sqrt(n)
+    return Effect(mean, mean - half, mean + half)
 
 
 PATTERNS = (
