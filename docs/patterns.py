@@ -108,7 +108,7 @@ def speech_before_relations(run: Run) -> Effect:
     relations, speech = (np.array(upto[task], np.float64) for task in ("relation", "upos"))
     by_seed = expected_layer(relations, layers) - expected_layer(speech, layers)
     mean, n = by_seed.mean(), len(by_seed)
-    half = t.ppf(0.975, n - 1) * by_seed.std(ddof=1) / np.sqrt(n)
+    half = np.nan if n == 1 else t.ppf(0.975, n - 1) * by_seed.std(ddof=1) / np.sqrt(n)
     return Effect(mean, mean - half, mean + half)
 
 
