@@ -8,5 +8,5 @@ space=$1 data=$2
 bertvision similarity sick sts12 sts14 sts16 --data "$data/sts" --checkpoint 0e,1e --workspace "$space"
 bertvision similarity sts_benchmark --data "$data/glue" --checkpoint 0e,1e --workspace "$space"
 bertvision rank wikiqa --data "$data/wikiqa" --checkpoint 0e,1e --seeds 3 --workspace "$space"
-bertvision probe sentence_length tree_depth bigram_shift past_present \
+bertvision probe sentence_length tree_depth past_present \
   --data "$data/senteval_probing" --checkpoint 0e,1e --untrained --pool cls,mean --workspace "$space"
