@@ -344,7 +344,7 @@ def test_early_exits_and_masked_heads_are_the_least_within_a_point(copy: Workspa
         n_scored=2,
         seed=0,
     )
-    (copy.root / "analysis").mkdir()
+    (copy.root / "analysis").mkdir(exist_ok=True)
     of_tune = replace(exits, name="1e/tune"), replace(pruned, name="1e/tune")
     for result in (exits, pruned, *of_tune):
         command = f"bertvision {result.kind} 1e"

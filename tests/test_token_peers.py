@@ -167,7 +167,8 @@ def test_the_factor_is_what_sae_lens_estimates(split: ActivationSplit) -> None:
     assert scaler.scaling_factor == pytest.approx(float(stream.scale_factors[0]), rel=1e-4)
 
 
-BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+TEXTS = re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+BLOCKS = [text for text in TEXTS if re.search("sae_lens|dictionary_learning", text)]
 
 
 def test_the_page_shows_both_trainers() -> None:
