@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from archives import opened
 from faults import contents, small
 
 from bertvision.errors import CorruptStoreError, FormatVersionError
@@ -21,8 +21,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture
 def format_1(tmp_path: Path) -> Path:
-    with tarfile.open(FIXTURES / "format-1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    with opened(FIXTURES / "format-1.tar.xz") as archive:
+        archive.extractall(tmp_path)
     return tmp_path / "store"
 
 

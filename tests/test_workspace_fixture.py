@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from archives import opened
 from readings import (
     PLACE,
     contents,
@@ -55,8 +55,8 @@ ROUNDED = 1e-4
 
 def unpack(folder: Path) -> Path:
     """The archive in a folder, whose place is written where paths are recorded."""
-    with tarfile.open(FIXTURES / "workspace-1.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    with opened(FIXTURES / "workspace-1.tar.xz") as archive:
+        archive.extractall(folder)
     for path in [*folder.rglob("*.yaml"), *folder.rglob("*.json")]:
         data = path.read_bytes()
         if PLACE.encode() in data:
@@ -154,8 +154,8 @@ def test_heads_of_every_name_take_their_saved_weights_and_compute_the_same() -> 
 def test_settings_have_the_digest_that_a_resume_file_of_theirs_knows(
     tmp_path: Path, name: str
 ) -> None:
-    with tarfile.open(FIXTURES / "workspace-1.tar.xz") as archive:
-        archive.extract(f"{name}/bertvision.yaml", tmp_path, filter="data")  # as it was packed
+    with opened(FIXTURES / "workspace-1.tar.xz") as archive:
+        archive.extract(f"{name}/bertvision.yaml", tmp_path)  # as it was packed
     config = Workspace.find(tmp_path / name).config
     assert config.digest() == EXPECTED["workspaces"][name]["digest"]
 
