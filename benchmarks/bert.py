@@ -33,7 +33,7 @@ def encoder_of(size: str) -> PreTrainedModel:
             (6 × 384, the trained weights that bertvision brings).
     """
     if size == "minilm":
-        return load_model(Path(quickstart._encoder()))
+        return load_model(Path(quickstart.packaged_encoder()))
     depth, width = {"large": (24, 1024), "base": (12, 768)}[size]
     config = BertConfig(
         hidden_size=width,

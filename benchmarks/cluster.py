@@ -136,7 +136,7 @@ def main() -> None:
 
 def _workspace(folder: Path, examples: int) -> Workspace:
     """A workspace with MiniLM and generated paragraphs."""
-    workspace = feature_workspace(folder / "workspace", str(quickstart._encoder()))
+    workspace = feature_workspace(folder / "workspace", str(quickstart.packaged_encoder()))
     path = folder / f"{DATASET}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
