@@ -158,7 +158,7 @@ class MemMap(Side):
         file.flush()
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
-        """Of a permutation."""
+        """The vectors in the order of a permutation."""
         return (batch.float() for batch in self.stored(seed))
 
     def stored(self, seed: int) -> Iterator[Tensor]:
@@ -179,7 +179,7 @@ class InMemory(Side):
         """Nothing is written."""
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
-        """Of a permutation."""
+        """The vectors in the order of a permutation."""
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(self._held)))
         return (self._held[rows] for rows in order.split(BATCH))
 
