@@ -77,7 +77,7 @@ bench: $(BENCH_STAMP) ## Run the benchmarks (an hour), then write tables and fig
 	for name in size compression scale extract epoch loader tokens; do \
 	  $(BENCH)/bin/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; \
 	done
-	$(BENCH)/bin/python benchmarks/plots.py
+	$(BENCH)/bin/python docs/generate_figures.py
 
 clean: ## Remove caches and build products; the environment and workspaces stay
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,7 +17,7 @@ first: an analysis that says something else is an error. In seconds of wall time
 
 from __future__ import annotations
 
-import harness  # first: it sets what torch reads when it is imported
+from common import harness  # first: it sets what torch reads when it is imported
 
 # isort: split
 import time
@@ -27,7 +27,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
-from data import Synthetic, lengths
+from common.data import Synthetic, lengths
 from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import normalize

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import dask
 import torch
+from common.harness import arguments, interleave, ratios, report, versions
 from distributed import LocalCluster
-from harness import arguments, interleave, ratios, report, versions
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart

@@ -13,9 +13,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import data
-import harness
 import torch
+from common import data, harness
 from torch import Tensor, nn
 
 from bertvision.models.outputs import SpanOutput, span_loss

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import data
-import harness
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from common import data, harness
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator

@@ -13,7 +13,7 @@ FOLDER`). The same numbers come on any machine, but for what rounding does.
 
 from __future__ import annotations
 
-import harness  # first: it sets what torch reads when it is imported
+from common import harness  # first: it sets what torch reads when it is imported
 
 # isort: split
 import json

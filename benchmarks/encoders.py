@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from bert import windows_of
-from data import lengths
-from harness import arguments, interleave, ratios, report
+from common.bert import windows_of
+from common.data import lengths
+from common.harness import arguments, interleave, ratios, report
 from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.pipelines.encoders.encoder import Encoder

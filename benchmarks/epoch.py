@@ -21,30 +21,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from bert import encoder_of, windows_of
-from data import lengths, write_split
-from harness import arguments, interleave, ratios, report, warm_cache
-from torch import Tensor
+from common.bert import encoder_of, windows_of
+from common.data import lengths, write_split
+from common.harness import arguments, interleave, ratios, report, warm_cache
+from common.heads import BATCH, EIGHT, ONE, Heads
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
-from bertvision.models.outputs import span_loss
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
+from bertvision.pipelines.precision import Precision, device, resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.datamodule import decoded
-from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
-BATCH = 16
-ONE = ["adapter-386-shared"]
-EIGHT = [
-    f"adapter-{size}-{kind}"
-    for size in (64, 386)
-    for kind in ("shared", "shared-skip", "independent", "independent-skip")
-]
 PARTS = ("waiting", "decoding", "computing")
 
 
@@ -143,34 +133,6 @@ def measure(
         name: {part: values[-options.repeats :] for part, values in found.items()}
         for name, found in parts.items()
     }
-
-
-class Heads:
-    """Heads and their optimiser on the device, trained as bertvision trains them.
-
-    Args:
-        names: of the heads.
-        split: whose hidden states they are given.
-        precision: of their arithmetic.
-    """
-
-    def __init__(self, names: list[str], split: ActivationSplit, precision: Precision) -> None:
-        record = split.record
-        runs = [Run(name) for name in names]
-        heads = build_heads(runs, layers=len(record.layers), hidden=record.hidden_size)
-        self._heads = [head.to(device()) for head in heads.values()]
-        parameters = [p for head in self._heads for p in head.parameters()]
-        self._optimizer = torch.optim.Adam(parameters, lr=1e-3)
-        self._precision = precision
-
-    def step(self, hidden_states: Tensor, lengths: Tensor, labels: dict[str, Tensor]) -> None:
-        """Forward, loss, backward and Adam for all heads, on one batch."""
-        start, end = (labels[f"{side}_positions"].long() for side in ("start", "end"))
-        with autocast(self._precision, device()):
-            losses = [span_loss(head(hidden_states, lengths), start, end) for head in self._heads]
-        torch.stack(losses).sum().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
 
 
 class Trainer:

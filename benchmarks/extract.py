@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bert import encoder_of, padded_forward, similar_lengths, split_of, windows_of
-from data import MAX_LENGTH, lengths
-from harness import arguments, interleave, ratios, report
+from common.bert import encoder_of, padded_forward, similar_lengths, split_of, windows_of
+from common.data import MAX_LENGTH, lengths
+from common.harness import arguments, interleave, ratios, report
 from transformers import PreTrainedModel
 
 from bertvision.featurestore.writer import open_writer

@@ -22,7 +22,7 @@ import statistics
 import time
 from pathlib import Path
 
-from harness import arguments, interleave, ratios, report
+from common.harness import arguments, interleave, ratios, report
 
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.frozen import FrozenLayers

@@ -9,7 +9,7 @@ same batch as a tensor that the model takes. 'cold' drops the files from the pag
 
 from __future__ import annotations
 
-import harness  # first: it sets what torch reads when it is imported
+from common import harness  # first: it sets what torch reads when it is imported
 
 # isort: split
 import itertools
@@ -22,7 +22,7 @@ from importlib.metadata import packages_distributions
 from typing import Any
 
 import torch
-from data import HIDDEN, LAYERS, MAX_LENGTH, Synthetic, lengths
+from common.data import HIDDEN, LAYERS, MAX_LENGTH, Synthetic, lengths
 from peers import OURS, readers
 from peers.base import BATCH, Batch, Reader, magnitude
 

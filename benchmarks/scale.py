@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import shutil
 import subprocess
@@ -24,27 +23,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-import pyarrow as pa
 import torch
-import zarr
-from data import HIDDEN, LAYERS, lengths, write_split
-from harness import arguments, interleave, ratios, report, warm_cache
+from common.data import HIDDEN, LAYERS, lengths, write_split
+from common.harness import arguments, interleave, ratios, report, warm_cache
+from common.metadata import write_metadata
+from peers.chunks import all_layers
 
-from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import Calibration
-from bertvision.featurestore.format.encoding import ChannelStats
-from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import ShardFile, ShardRecord
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.storage.seal import sealed
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
-from bertvision.featurestore.writer import open_writer
 
 BATCH = 16
 TAG, SPLIT = "1e", "train"
-_PEER_CHUNK = 128
 
 
 def main() -> None:
@@ -160,7 +150,7 @@ def _open(
         folder = options.folder / f"scale-open-{count}"
         if not (folder / "whole").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _synthesise(folder, count)
+            write_metadata(folder, count, tag=TAG, split=SPLIT)
             (folder / "whole").touch()
 
         def opened(folder: Path = folder) -> float:
@@ -178,34 +168,6 @@ def _open(
         sides[f"{count:.0e} examples, open and loader, s"] = looped
     times = interleave(sides, options.repeats)
     return times, {name: median(values) for name, values in times.items()}
-
-
-def _synthesise(folder: Path, count: int) -> None:
-    """A split of BERT-large's dimensions that is complete but for the shards' own files."""
-    plan = ShardPlan.make(lengths(count), seed=0)
-    position = np.zeros(count, np.int32)
-    contents = SplitContents(
-        plan,
-        per_token={},
-        per_example={"start_positions": position, "end_positions": position},
-        examples=pa.table({"id": [str(i) for i in range(count)]}),
-    )
-    spec = SplitSpec(TAG, SPLIT, "int8", tuple(range(LAYERS)), HIDDEN, {"model": "synthetic"})
-    stats = ChannelStats(torch.zeros(LAYERS, HIDDEN), torch.ones(LAYERS, HIDDEN))
-    with open_writer(folder, spec, contents, lambda: Calibration(stats)):
-        pass
-    file = ShardFile(bytes=1, xxh3_128="0" * 32)
-    for shard in range(plan.n_shards):
-        members = plan.examples_of(shard)
-        record = ShardRecord(
-            shard=shard,
-            examples=len(members),
-            tokens=plan.tokens_of(shard),
-            files={"hidden_states": file, "scale": file},
-            checksums=base64.b64encode(bytes(8 * LAYERS * len(members))).decode(),
-        )
-        path = folder / "ledger" / TAG / SPLIT / f"{shard:05d}.json"
-        path.write_bytes(sealed(record.model_dump_json(indent=1).encode()))
 
 
 def _layers(
@@ -243,7 +205,7 @@ def _one_layer(
     """Seconds to read one layer of all examples, ours and the peer's."""
     layer = split.record.layers[len(split.record.layers) // 2]
     path = options.folder / f"scale-peer-{len(split)}-{split.record.hidden_size}.zarr"
-    peer = _peer(path, split)
+    peer = all_layers(path, split)
     warm_cache([path])
     loader = ActivationLoader(split, batch_size=4 * BATCH, layers=[layer], shuffle=False)
     position = split.layer_positions([layer])[0]
@@ -273,32 +235,6 @@ def _one_layer(
     times = interleave({mine: ours, other: theirs, dask: decoded}, options.repeats)
     faster = ratios(times, mine, higher_is_better=False)
     return times, {"chunk of all layers / chunk a layer": faster[other]}
-
-
-def _peer(path: Path, split: ActivationSplit) -> zarr.Array:
-    """The same codes as one plain zarr array whose chunks hold all layers of 128 tokens."""
-    record = split.record
-    shape = (record.tokens, len(record.layers), record.hidden_size)
-    if not (path / "zarr.json").exists():
-        array = zarr.create_array(
-            path.with_suffix(".part"),
-            shape=shape,
-            chunks=(_PEER_CHUNK, *shape[1:]),
-            dtype="int8",
-            compressors=None,
-            overwrite=True,
-        )
-        buffer, first = np.empty((0, *shape[1:]), np.int8), 0
-        for batch in ActivationLoader(split, batch_size=BATCH, shuffle=False):
-            buffer = np.concatenate([buffer, batch.codes.numpy()])
-            # whole chunks only: a part of one would be read and written again
-            whole = len(buffer) // _PEER_CHUNK * _PEER_CHUNK
-            array[first : first + whole] = buffer[:whole]
-            buffer, first = buffer[whole:], first + whole
-        if len(buffer):
-            array[first:] = buffer
-        path.with_suffix(".part").rename(path)
-    return zarr.open_array(path, mode="r")
 
 
 def _folder(folder: Path, examples: int, hidden: int) -> Path:

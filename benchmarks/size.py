@@ -12,7 +12,7 @@ each encoding, and what is done is not done again when the script is started aga
 
 from __future__ import annotations
 
-import harness  # first: it sets what torch reads when it is imported
+from common import harness  # first: it sets what torch reads when it is imported
 
 # isort: split
 import json
@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import data
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from common import data
 from torch import Tensor
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data import hidden_states, lengths
-from harness import arguments, interleave, ratios, report
+from common.data import hidden_states, lengths
+from common.harness import arguments, interleave, ratios, report
 from safetensors.torch import save_file
 from torch import Tensor
 

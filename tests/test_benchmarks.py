@@ -38,8 +38,9 @@ def run(script: str, *arguments: str | Path) -> str:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks' folder, where scripts find each other."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    """Imports a module of the benchmarks as scripts find it, or one that writes docs/."""
+    for folder in (BENCHMARKS.parent / "docs", BENCHMARKS):
+        monkeypatch.syspath_prepend(str(folder))
 
     def load(name: str) -> ModuleType:
         return importlib.import_module(name)
@@ -73,7 +74,7 @@ def test_loader_reports_every_repetition_of_every_reader(tmp_path: Path) -> None
 
 
 def test_a_reader_that_loses_data_is_refused(module: Any, tmp_path: Path) -> None:
-    data, loader, limits = module("data"), module("loader"), module("peers.limits")
+    data, loader, limits = module("common.data"), module("loader"), module("peers.limits")
     synthetic = data.Synthetic(data.lengths(20), layers=2, hidden=16)
     reader = limits.RawRead(2, 16, threads=1)
     reader.prepare(tmp_path, synthetic)
@@ -87,7 +88,7 @@ def test_a_reader_that_loses_data_is_refused(module: Any, tmp_path: Path) -> Non
 def test_every_repetition_runs_every_side_once_in_changing_order(module: Any) -> None:
     turns: list[str] = []
     sides = {name: lambda name=name: float(turns.append(name) or len(turns)) for name in "abc"}
-    results = module("harness").interleave(sides, repeats=20, warmup=1)
+    results = module("common.harness").interleave(sides, repeats=20, warmup=1)
     rounds = [turns[i : i + 3] for i in range(0, len(turns), 3)]
     assert len(rounds) == 21
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
@@ -98,13 +99,13 @@ def test_every_repetition_runs_every_side_once_in_changing_order(module: Any) ->
 
 def test_ratios_compare_within_a_repetition(module: Any) -> None:
     results = {"ours": [10.0, 20.0, 90.0], "peer": [5.0, 5.0, 30.0]}
-    ratios = module("harness").ratios
+    ratios = module("common.harness").ratios
     assert ratios(results, "ours", higher_is_better=True) == {"peer": 3.0}
     assert ratios(results, "ours", higher_is_better=False) == {"peer": pytest.approx(1 / 3)}
 
 
 def test_dropped_files_are_cold_until_they_are_read(module: Any, tmp_path: Path) -> None:
-    harness = module("harness")
+    harness = module("common.harness")
     file = tmp_path / "file"
     file.write_bytes(bytes(1 << 20))
     harness.drop_cache([tmp_path])
@@ -115,14 +116,14 @@ def test_dropped_files_are_cold_until_they_are_read(module: Any, tmp_path: Path)
 
 
 def test_lengths_are_those_of_squad(module: Any) -> None:
-    n_tokens = module("data").lengths(500, seed=3)
+    n_tokens = module("common.data").lengths(500, seed=3)
     assert 36 <= n_tokens.min() < n_tokens.max() <= 386
     assert n_tokens.mean() == pytest.approx(170.8, abs=2)
     assert np.median(n_tokens) == pytest.approx(159, abs=3)
 
 
 def test_synthetic_activations_have_outlier_channels_and_related_layers(module: Any) -> None:
-    x = module("data").hidden_states(1500, layers=4, hidden=1024).double().numpy()
+    x = module("common.data").hidden_states(1500, layers=4, hidden=1024).double().numpy()
     centred = x - x.mean(0)
     spread = centred.std(0)
     standing_out = np.abs(x.mean(0))[-1] / np.median(spread[-1])
@@ -134,7 +135,7 @@ def test_synthetic_activations_have_outlier_channels_and_related_layers(module: 
 
 
 def test_a_split_is_written_once_and_then_reused(module: Any, tmp_path: Path) -> None:
-    data = module("data")
+    data = module("common.data")
     wanted = data.lengths(30)
     split = data.write_split(tmp_path, wanted, layers=3, hidden=16, shard_tokens=512)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("hidden_states/c/*/*/*")}
@@ -191,7 +192,7 @@ def test_deviations_of_int4_are_larger_than_those_of_int8(
     # of few texts, shares of right ones may stay
     assert np.mean([of["median"] > eight[name]["median"] for name, of in four.items()]) > 0.8
     assert 0 < found["CKA"]["int8"]["absolute"]["largest"] < 0.01
-    table = module("plots").table(report)
+    table = module("generate_figures").table(report)
     assert "| CKA | " in table
     # of the tiny encoder's [CLS], nearly the same everywhere, four bits leave nothing
     lost = [name for name, of in found.items() if of["int4"]["lost"]]
@@ -228,7 +229,7 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
 def test_the_page_shows_what_the_reports_say(module: Any, name: str) -> None:
     page = BENCHMARKS.parent / "docs" / f"{name}.md"
     text = page.read_text()
-    assert module("plots").with_tables(text, page.with_suffix("")) == text
+    assert module("generate_figures").with_tables(text, page.with_suffix("")) == text
     for report in page.with_suffix("").glob("*.json"):
         assert f"<!-- table: {report.stem} -->" in text
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from data import Synthetic
+from common.data import Synthetic
 from torch import Tensor
 
 from bertvision.featurestore.format.encoding import ChannelStats, decode, encode

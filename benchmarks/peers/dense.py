@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import MAX_LENGTH, Synthetic
+from common.data import MAX_LENGTH, Synthetic
 from torch.utils.data import DataLoader, Dataset
 
 from peers.base import BATCH, Batch, Reader, dense

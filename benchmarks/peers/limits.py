@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from data import Synthetic
+from common.data import Synthetic
 
 from bertvision.featurestore.format.encoding import ChannelStats
 from peers.base import Batch, Packer, Reader, payloads

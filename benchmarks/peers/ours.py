@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from data import Synthetic
+from common.data import Synthetic
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader

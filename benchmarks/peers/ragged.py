@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from data import Synthetic
+from common.data import Synthetic
 
 from bertvision.featurestore.format.encoding import ChannelStats
 from peers.base import BATCH, Batch, Content, Packer, Reader, payloads

@@ -1,7 +1,7 @@
 """Figures and tables of docs/performance.md, from the JSON reports beside it.
 
-    python benchmarks/plots.py
-    python benchmarks/plots.py --page docs/analyses.md
+    python docs/generate_figures.py
+    python docs/generate_figures.py --page docs/analyses.md
 
 Every report docs/performance/NAME.json becomes NAME.png, bars of its ratios on a log scale, and the
 table between the comments `<!-- table: NAME -->` and `<!-- end -->` of the page. Sides of a report
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).with_name("performance.md")
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _ENCODINGS = ("int8", "int4")

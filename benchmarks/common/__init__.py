@@ -1,0 +1,1 @@
+"""What the scripts share: synthetic data, encoders, heads, turns and the report."""

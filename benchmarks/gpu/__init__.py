@@ -1,0 +1,1 @@
+"""What storing hidden states takes and saves on a device of its own."""
