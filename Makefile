@@ -16,7 +16,7 @@ timed = echo "$(1)"; begin=$$(date +%s); $(1) && \
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 
-.PHONY: help install install-dev quickstart test test-slow check docs bench-env bench clean
+.PHONY: help install install-dev quickstart test test-slow check docs site bench-env bench clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -51,17 +51,22 @@ test: $(STAMP) ## Run the tests, in as many processes as there are cores (JOBS=n
 test-slow: $(STAMP) ## Run the larger variants of the tests
 	$(BIN)/python -m pytest -m slow
 
-check: $(STAMP) ## Lint, format, types, import contracts, contents of the wheel
+check: $(STAMP) site ## Lint, format, types, import contracts, contents of the wheel, links of the site
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 
-docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of results
+docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of results, API, errors
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_architecture.py
 	$(BIN)/python docs/generate_results.py
+	$(BIN)/python docs/generate_api.py
+	$(BIN)/python docs/generate_errors.py
+
+site: $(STAMP) ## Build the site of the documentation in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks
 
@@ -80,5 +85,5 @@ bench: $(BENCH_STAMP) ## Run the benchmarks (an hour), then write tables and fig
 	$(BENCH)/bin/python docs/generate_figures.py
 
 clean: ## Remove caches and build products; the environment and workspaces stay
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path './.venv*' -prune -o -path ./.dev -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -27,15 +27,16 @@ class ActivationBatch:
         examples: (batch,) int64 position of each example in the split.
         labels: per-example arrays of the split by name, each (batch, …).
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> batch = split.read([3, 1, 4], layers=[0, -1])
-    >>> batch
-    <ActivationBatch: 3 examples of 143 tokens, 2 layers × 32, float32 on cpu, 0.0 MB>
-      labels: answerable, end_positions, question_index, start_positions
-    >>> batch.hidden_states.shape
-    torch.Size([143, 2, 32])
-    >>> [tuple(states.shape) for states in batch.unpack()]
-    [(30, 32, 2), (83, 32, 2), (30, 32, 2)]
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> batch = split.read([3, 1, 4], layers=[0, -1])
+        >>> batch
+        <ActivationBatch: 3 examples of 143 tokens, 2 layers × 32, float32 on cpu, 0.0 MB>
+          labels: answerable, end_positions, question_index, start_positions
+        >>> batch.hidden_states.shape
+        torch.Size([143, 2, 32])
+        >>> [tuple(states.shape) for states in batch.unpack()]
+        [(30, 32, 2), (83, 32, 2), (30, 32, 2)]
     """
 
     codes: Tensor

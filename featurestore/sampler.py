@@ -25,14 +25,15 @@ class Sampler(ABC):
     An order that stays near a few shards for a while is read fast; one that jumps through the whole
     store seeks for every example.
 
-    >>> import numpy as np
-    >>> class LongestFirst(bertvision.Sampler):
-    ...     def sequence(self, plan, epoch, world_size):
-    ...         return np.argsort(-plan.n_tokens, kind="stable")
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> batch = next(iter(bertvision.ActivationLoader(split, sampler=LongestFirst())))
-    >>> batch.lengths[:4].tolist(), int(split.plan.n_tokens.max())
-    ([85, 85, 85, 85], 85)
+    Examples:
+        >>> import numpy as np
+        >>> class LongestFirst(bertvision.Sampler):
+        ...     def sequence(self, plan, epoch, world_size):
+        ...         return np.argsort(-plan.n_tokens, kind="stable")
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> batch = next(iter(bertvision.ActivationLoader(split, sampler=LongestFirst())))
+        >>> batch.lengths[:4].tolist(), int(split.plan.n_tokens.max())
+        ([85, 85, 85, 85], 85)
     """
 
     exactly_once: bool = True
@@ -85,10 +86,11 @@ class ShuffleSampler(Sampler):
     Raises:
         InputError: the seed is negative, or the buffer below 1.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> bertvision.ActivationLoader(split, sampler=bertvision.ShuffleSampler(seed=1, buffer=4))
-    <ActivationLoader 1e/train: 5 batches of 16 examples, next is batch 0 of epoch 0>
-      ShuffleSampler(seed=1, buffer=4)
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> bertvision.ActivationLoader(split, sampler=bertvision.ShuffleSampler(seed=1, buffer=4))
+        <ActivationLoader 1e/train: 5 batches of 16 examples, next is batch 0 of epoch 0>
+          ShuffleSampler(seed=1, buffer=4)
     """
 
     seed: int = 0
@@ -119,10 +121,11 @@ class ShuffleSampler(Sampler):
 class SequentialSampler(Sampler):
     """Examples in stored order, which for other splits than train is that of the data.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["dev"]
-    >>> loader = bertvision.ActivationLoader(split, sampler=bertvision.SequentialSampler())
-    >>> next(iter(loader)).examples[:4].tolist()
-    [0, 1, 2, 3]
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["dev"]
+        >>> loader = bertvision.ActivationLoader(split, sampler=bertvision.SequentialSampler())
+        >>> next(iter(loader)).examples[:4].tolist()
+        [0, 1, 2, 3]
     """
 
     def sequence(  # noqa: D102

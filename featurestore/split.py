@@ -32,14 +32,15 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     Indexing gives the float32 tensor (seq, hidden, layers) of an example, in stored order; its
     row in the data it was made from is ``plan.example_id[i]``.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> split
-    <ActivationSplit 1e/train: 72 examples of 4,665 tokens, 3 layers × 32, float32, 1.8 MB>
-      labels: answerable, end_positions, question_index, start_positions
-    >>> split[7].shape  # (seq, hidden, layers)
-    torch.Size([85, 32, 3])
-    >>> split.text(7)[5:14]  # "…? [SEP] boris was born in 1901. clara"
-    ['', '', 'boris', 'was', 'born', 'in', '1901', '.', 'clara']
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> split
+        <ActivationSplit 1e/train: 72 examples of 4,665 tokens, 3 layers × 32, float32, 1.8 MB>
+          labels: answerable, end_positions, question_index, start_positions
+        >>> split[7].shape  # (seq, hidden, layers)
+        torch.Size([85, 32, 3])
+        >>> split.text(7)[5:14]  # "…? [SEP] boris was born in 1901. clara"
+        ['', '', 'boris', 'was', 'born', 'in', '1901', '.', 'clara']
     """
 
     def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:

@@ -37,15 +37,16 @@ _MOST_ROWS = 12  # that a repr shows
 class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
     """A folder of activations: snapshots by tag, each with its splits.
 
-    >>> store = bertvision.ActivationStore.open("activations")
-    >>> store
-    <ActivationStore activations: 2 snapshots>
-      0.5e  dev, train, tune
-      1e    dev, train, tune
-    >>> store["1e"]["train"][17].shape  # (seq, hidden, layers)
-    torch.Size([85, 32, 3])
-    >>> store["1e/train"].name == store[1]["train"].name
-    True
+    Examples:
+        >>> store = bertvision.ActivationStore.open("activations")
+        >>> store
+        <ActivationStore activations: 2 snapshots>
+          0.5e  dev, train, tune
+          1e    dev, train, tune
+        >>> store["1e"]["train"][17].shape  # (seq, hidden, layers)
+        torch.Size([85, 32, 3])
+        >>> store["1e/train"].name == store[1]["train"].name
+        True
     """
 
     def __init__(self, storage: Storage) -> None:

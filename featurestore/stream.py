@@ -58,12 +58,13 @@ class ActivationLoader:
         IncompleteSplitError: shards of the split are not committed yet.
         InputError: an argument is out of range, or the sampler gives no order of the examples.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> loader = bertvision.ActivationLoader(split, batch_size=20, seed=1)
-    >>> [len(batch) for batch in loader]
-    [20, 20, 20, 12]
-    >>> loader.state_dict()  # the next iteration is the next epoch
-    {'epoch': 1, 'batch': 0, 'sampler': 'ShuffleSampler(seed=1, buffer=64)'}
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> loader = bertvision.ActivationLoader(split, batch_size=20, seed=1)
+        >>> [len(batch) for batch in loader]
+        [20, 20, 20, 12]
+        >>> loader.state_dict()  # the next iteration is the next epoch
+        {'epoch': 1, 'batch': 0, 'sampler': 'ShuffleSampler(seed=1, buffer=64)'}
     """
 
     def __init__(

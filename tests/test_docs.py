@@ -23,7 +23,7 @@ from bertvision.cli import app
 from bertvision.models.registry import HEADS, describe_heads
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -77,9 +77,27 @@ def test_commands_were_found_and_wrong_ones_fail() -> None:
         parse(["bertvision", "extract", "--no-such-option"])
 
 
-def test_command_line_page_is_current() -> None:
-    generator = docs_script("generate_cli")
+@pytest.mark.parametrize("name", ["generate_cli", "generate_api", "generate_errors"])
+def test_generated_page_is_current(name: str) -> None:
+    generator = docs_script(name)
     assert generator.TARGET.read_text() == generator.render(), "run `make docs`"
+
+
+def test_the_api_page_has_every_public_name_and_no_other() -> None:
+    text = (ROOT / "docs/reference/api.md").read_text()
+    named = re.findall(r"^::: bertvision\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(set(bertvision.__all__) - {"__version__"})
+
+
+def test_the_page_of_errors_has_every_error_of_the_tree() -> None:
+    def below(error: type[Exception]) -> set[type[Exception]]:
+        return {error}.union(*(below(each) for each in error.__subclasses__()))
+
+    headings = re.findall(r"^## (\w+)$", (ROOT / "docs/reference/errors.md").read_text(), re.M)
+    known = below(bertvision.BertvisionError) | below(bertvision.BertvisionWarning)
+    ours = {error.__name__ for error in known if error.__module__.startswith("bertvision.")}
+    assert len(ours) > 10
+    assert ours <= set(headings)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -36,9 +36,10 @@ def errors(
 ) -> Errors:
     """Show where a system errs: groups of questions, beside BERT, and examples.
 
-    >>> import bertvision
-    >>> sorted(bertvision.error_analysis("bert:1e").groups)[:2]
-    ['answer', 'answer length (words)']
+    Examples:
+        >>> import bertvision
+        >>> sorted(bertvision.error_analysis("bert:1e").groups)[:2]
+        ['answer', 'answer length (words)']
 
     Args:
         system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.

@@ -91,9 +91,10 @@ class Quickstart(ShownRecord):
 def status(*, workspace: StrPath | None = None, store: StrPath | None = None) -> Status:
     """Show what the workspace holds, and what can be run next.
 
-    >>> import bertvision
-    >>> bertvision.status().task
-    'squad_v2'
+    Examples:
+        >>> import bertvision
+        >>> bertvision.status().task
+        'squad_v2'
 
     Args:
         workspace: folder of the experiment; by default the one you stand in.
@@ -164,9 +165,10 @@ def report(
 
     An older report at the same place is replaced; a folder with anything else is left alone.
 
-    >>> import bertvision
-    >>> bertvision.report().page.name
-    'index.html'
+    Examples:
+        >>> import bertvision
+        >>> bertvision.report().page.name
+        'index.html'
 
     Args:
         out: folder to write; by default ``report/`` in the workspace.

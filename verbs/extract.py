@@ -47,10 +47,11 @@ def extract(
     What is there already, from the same snapshot, data and settings, is kept: a killed extraction
     is finished by the same call, and computes at most one shard again.
 
-    >>> import bertvision
-    >>> written = bertvision.extract("1e", split="tune,dev", pool="max", encoding="int4")
-    >>> [(row.tag, row.split, row.examples) for row in written]
-    [('1e', 'tune-max', 18), ('1e', 'dev-max', 24)]
+    Examples:
+        >>> import bertvision
+        >>> written = bertvision.extract("1e", split="tune,dev", pool="max", encoding="int4")
+        >>> [(row.tag, row.split, row.examples) for row in written]
+        [('1e', 'tune-max', 18), ('1e', 'dev-max', 24)]
 
     Args:
         checkpoint: snapshots, such as ``0.3e`` or ``0.3e,1e``; by default the only one there is.

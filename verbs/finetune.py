@@ -34,10 +34,11 @@ def finetune(
     Makes a workspace, or continues the one that was made with the same options: an interrupted run
     goes on where it was, to the same snapshots bit for bit.
 
-    >>> import bertvision
-    >>> done = bertvision.finetune(resume=True)
-    >>> done.steps  # of this call: everything was there
-    0
+    Examples:
+        >>> import bertvision
+        >>> done = bertvision.finetune(resume=True)
+        >>> done.steps  # of this call: everything was there
+        0
 
     Args:
         **changes: options of the job, by keyword.

@@ -67,10 +67,12 @@ def train(
 
     An interrupted training is continued, exactly, by the same call.
 
-    >>> import bertvision
-    >>> trained = bertvision.train("learned-pooling,adapter-64-shared", checkpoint="1e", epochs=2)
-    >>> [(row.head, row.trained_on) for row in trained]
-    [('learned-pooling', '1e'), ('adapter-64-shared', '1e')]
+    Examples:
+        >>> import bertvision
+        >>> heads = "learned-pooling,adapter-64-shared"
+        >>> trained = bertvision.train(heads, checkpoint="1e", epochs=2)
+        >>> [(row.head, row.trained_on) for row in trained]
+        [('learned-pooling', '1e'), ('adapter-64-shared', '1e')]
 
     Args:
         heads: names of heads, of plugins, or dotted paths ``package.module:Class``; each may carry
@@ -142,15 +144,16 @@ def evaluate(
 ) -> Rows[HeadScores]:
     """Score trained heads with the official metric, on any snapshot's activations.
 
-    >>> import bertvision
-    >>> _ = bertvision.train("learned-pooling", checkpoint="0.5e")
-    >>> (scored,) = bertvision.evaluate("learned-pooling", checkpoint="1e")
-    >>> scored.trained_on, scored.checkpoint
-    ('0.5e', '1e')
-    >>> sorted(scored.rules)
-    ['argmax', 'n-best', 'n-best, oracle threshold', 'n-best, threshold 0']
-    >>> 0 <= scored.rules["n-best"]["metrics"]["f1"] <= 100
-    True
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="0.5e")
+        >>> (scored,) = bertvision.evaluate("learned-pooling", checkpoint="1e")
+        >>> scored.trained_on, scored.checkpoint
+        ('0.5e', '1e')
+        >>> sorted(scored.rules)
+        ['argmax', 'n-best', 'n-best, oracle threshold', 'n-best, threshold 0']
+        >>> 0 <= scored.rules["n-best"]["metrics"]["f1"] <= 100
+        True
 
     Args:
         heads: trained heads.

@@ -58,11 +58,12 @@ def latency(
 
     A head that takes none of the upper hidden states needs only the layers below them.
 
-    >>> import bertvision
-    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
-    >>> measured = bertvision.latency(checkpoint="1e", windows=2, rounds=1)
-    >>> [system.name for system in measured.systems][:1]
-    ['BERT']
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> measured = bertvision.latency(checkpoint="1e", windows=2, rounds=1)
+        >>> [system.name for system in measured.systems][:1]
+        ['BERT']
 
     Args:
         heads: trained heads; by default all that were trained there, one of each kind.
@@ -134,10 +135,11 @@ def quantise(checkpoint: Tag | None = None, *, workspace: StrPath | None = None)
 
     It then stands among the results as ``bert-int8``; `latency` measures it with ``quantised``.
 
-    >>> import bertvision
-    >>> scored = bertvision.quantise("1e")
-    >>> scored.layers, scored.bytes < scored.float_bytes
-    (12, True)
+    Examples:
+        >>> import bertvision
+        >>> scored = bertvision.quantise("1e")
+        >>> scored.layers, scored.bytes < scored.float_bytes
+        (12, True)
 
     Args:
         checkpoint: the snapshot; by default the only one there is.

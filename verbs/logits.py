@@ -27,10 +27,11 @@ def logits(
 
     What is kept already is not computed again; a killed run is finished by the same call.
 
-    >>> import bertvision
-    >>> (kept,) = bertvision.logits("1e")
-    >>> kept.file, kept.windows
-    ('bert/1e/train.safetensors', 72)
+    Examples:
+        >>> import bertvision
+        >>> (kept,) = bertvision.logits("1e")
+        >>> kept.file, kept.windows
+        ('bert/1e/train.safetensors', 72)
 
     Args:
         checkpoint: the snapshot; by default the only one there is.

@@ -25,10 +25,11 @@ from bertvision.verbs.tables import (
 def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row]:
     """Every score of a workspace: BERT, heads and ensembles, seeds apart, as in the report.
 
-    >>> import bertvision
-    >>> frame = bertvision.results().to_pandas()
-    >>> list(frame.name + " " + frame.checkpoint)
-    ['BERT 0.5e', 'BERT 1e']
+    Examples:
+        >>> import bertvision
+        >>> frame = bertvision.results().to_pandas()
+        >>> list(frame.name + " " + frame.checkpoint)
+        ['BERT 0.5e', 'BERT 1e']
 
     Args:
         split: that was scored.
@@ -59,11 +60,12 @@ def predictions(
 ) -> Rows[Row]:
     """A scored system's answer to every item of a split, with the gold answer and the score.
 
-    >>> import bertvision
-    >>> answers = bertvision.predictions("bert:1e")
-    >>> answers[0].question, answers[0].gold
-    ('when was david born ?', ['1901'])
-    >>> worst = answers.to_pandas().sort_values("f1").head()
+    Examples:
+        >>> import bertvision
+        >>> answers = bertvision.predictions("bert:1e")
+        >>> answers[0].question, answers[0].gold
+        ('when was david born ?', ['1901'])
+        >>> worst = answers.to_pandas().sort_values("f1").head()
 
     Args:
         system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
@@ -102,11 +104,12 @@ def table(
 
     Rows of several workspaces say which data they are of, by its digest.
 
-    >>> import bertvision
-    >>> {"learning_curve", "costs", "results"} <= {row.table for row in bertvision.table()}
-    True
-    >>> bertvision.table("learning_curve").to_pandas().checkpoint.to_list()
-    ['0.5e', '1e']
+    Examples:
+        >>> import bertvision
+        >>> {"learning_curve", "costs", "results"} <= {row.table for row in bertvision.table()}
+        True
+        >>> bertvision.table("learning_curve").to_pandas().checkpoint.to_list()
+        ['0.5e', '1e']
 
     Args:
         name: of the table; None gives the names and titles of all.

@@ -38,10 +38,11 @@ R = TypeVar("R", bound=Result, covariant=True)
 class Row(Mapping[str, Any]):
     """One row of a table: values by name, as attributes and by key; names depend on the task.
 
-    >>> import bertvision
-    >>> row = bertvision.results()[0]
-    >>> row.name, row["checkpoint"], 0 <= row.f1 <= 100
-    ('BERT', '0.5e', True)
+    Examples:
+        >>> import bertvision
+        >>> row = bertvision.results()[0]
+        >>> row.name, row["checkpoint"], 0 <= row.f1 <= 100
+        ('BERT', '0.5e', True)
     """
 
     __slots__ = ("_values",)
@@ -85,14 +86,15 @@ class Row(Mapping[str, Any]):
 class Rows(Sequence[R], Generic[R]):
     """Several results, in order: a list to Python, a table where it is shown.
 
-    >>> import bertvision
-    >>> rows = bertvision.extract("1e", split="dev", pool="max")
-    >>> len(rows), rows[0].examples
-    (1, 24)
-    >>> print(str(rows).splitlines()[0].split("  ")[0])
-    split
-    >>> list(rows.to_pandas().columns)[:3]
-    ['tag', 'split', 'examples']
+    Examples:
+        >>> import bertvision
+        >>> rows = bertvision.extract("1e", split="dev", pool="max")
+        >>> len(rows), rows[0].examples
+        (1, 24)
+        >>> print(str(rows).splitlines()[0].split("  ")[0])
+        split
+        >>> list(rows.to_pandas().columns)[:3]
+        ['tag', 'split', 'examples']
     """
 
     def __init__(

@@ -64,10 +64,11 @@ def sweep(
 
     What is there already is not done again: a stopped sweep is continued by the same call.
 
-    >>> import bertvision
-    >>> rows = bertvision.sweep("learned-pooling", checkpoint="1e", seeds=2)
-    >>> [(row.name, row.trained_on, row.seeds) for row in rows]
-    [('learned-pooling', '0.5e', 2), ('learned-pooling', '1e', 2)]
+    Examples:
+        >>> import bertvision
+        >>> rows = bertvision.sweep("learned-pooling", checkpoint="1e", seeds=2)
+        >>> [(row.name, row.trained_on, row.seeds) for row in rows]
+        [('learned-pooling', '0.5e', 2), ('learned-pooling', '1e', 2)]
 
     Args:
         heads: names of heads; by default all of the task's kind but the costly ones.

@@ -97,11 +97,12 @@ def ensemble(
 ) -> Ensemble:
     """Combine heads, with each other and with BERT, from their stored logits.
 
-    >>> import bertvision
-    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
-    >>> _ = bertvision.evaluate("learned-pooling")
-    >>> bertvision.ensemble("learned-pooling", with_bert=True).members
-    ('bert', 'learned-pooling')
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> _ = bertvision.evaluate("learned-pooling")
+        >>> bertvision.ensemble("learned-pooling", with_bert=True).members
+        ('bert', 'learned-pooling')
 
     Args:
         heads: trained heads.
@@ -153,10 +154,11 @@ def compare(
 ) -> Comparison:
     """Say whether two systems differ by more than noise, by a paired bootstrap.
 
-    >>> import bertvision
-    >>> found = bertvision.compare("bert:1e", "bert:0.5e", resamples=100)
-    >>> found.metric, found.low <= found.difference <= found.high
-    ('f1', True)
+    Examples:
+        >>> import bertvision
+        >>> found = bertvision.compare("bert:1e", "bert:0.5e", resamples=100)
+        >>> found.metric, found.low <= found.difference <= found.high
+        ('f1', True)
 
     Args:
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]``: ``bert:1e``, ``adapter-64-shared:0.3e:1e``.

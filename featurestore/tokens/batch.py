@@ -25,17 +25,18 @@ class TokenBatch:
         positions: (n,) int64 its place in that example.
         side_by_side: whether vectors have an axis of layers.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> batch = next(iter(split.tokens([0, -1], batch_size=256)))
-    >>> batch
-    <TokenBatch: 256 tokens, 2 layers × 32, float32 on cpu>
-    >>> batch.vectors.shape
-    torch.Size([256, 2, 32])
-    >>> example, position = int(batch.examples[0]), int(batch.positions[0])
-    >>> bool((split[example][position, :, -1] == batch.vectors[0, -1]).all())
-    True
-    >>> split.text(example)[position]  # what the token stands for
-    '1902'
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> batch = next(iter(split.tokens([0, -1], batch_size=256)))
+        >>> batch
+        <TokenBatch: 256 tokens, 2 layers × 32, float32 on cpu>
+        >>> batch.vectors.shape
+        torch.Size([256, 2, 32])
+        >>> example, position = int(batch.examples[0]), int(batch.positions[0])
+        >>> bool((split[example][position, :, -1] == batch.vectors[0, -1]).all())
+        True
+        >>> split.text(example)[position]  # what the token stands for
+        '1902'
     """
 
     codes: Tensor

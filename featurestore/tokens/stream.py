@@ -74,12 +74,13 @@ class TokenStream:
         UnknownNameError: the split has no such per-token array.
         InputError: an argument is out of range, a layer is not stored, or no token is left.
 
-    >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
-    >>> stream = split.tokens(-1, batch_size=1024, seed=1)
-    >>> [tuple(batch.vectors.shape) for batch in stream]
-    [(1024, 32), (1024, 32), (1024, 32), (1024, 32), (569, 32)]
-    >>> stream.state_dict()["batches"]  # the next iteration is the next epoch
-    5
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> stream = split.tokens(-1, batch_size=1024, seed=1)
+        >>> [tuple(batch.vectors.shape) for batch in stream]
+        [(1024, 32), (1024, 32), (1024, 32), (1024, 32), (569, 32)]
+        >>> stream.state_dict()["batches"]  # the next iteration is the next epoch
+        5
     """
 
     def __init__(

@@ -34,22 +34,22 @@ class ActivationWriter:
 
     It holds the split, or its part of it, until it is closed. Used in ``with``, it writes what it
     holds at the end of the block; where that ends by an error, the shard that was being filled is
-    dropped. Full shards are written in a thread while the next one fills.
-
-    Several processes, or threads, write one split by a writer each, of different parts.
+    dropped. Full shards are written in a thread while the next one fills. Several processes, or
+    threads, write one split by a writer each, of different parts.
 
     Attributes:
         dropped: by key why examples that `add` took do not fit the encoding and are not stored.
 
-    >>> import torch
-    >>> store = bertvision.ActivationStore.create("states")
-    >>> states = torch.randn(5, 2, 8)  # (seq, layers, hidden)
-    >>> with store.writer("0e", "speech", hidden_size=8, layers=["conv", "top"]) as writer:
-    ...     if "clip-1" not in writer:  # after a kill it is not computed again
-    ...         writer.add("clip-1", states, labels={"speaker": 3})
-    ...     split = writer.finish()
-    >>> split[0].shape  # (seq, hidden, layers)
-    torch.Size([5, 8, 2])
+    Examples:
+        >>> import torch
+        >>> store = bertvision.ActivationStore.create("states")
+        >>> states = torch.randn(5, 2, 8)  # (seq, layers, hidden)
+        >>> with store.writer("0e", "speech", hidden_size=8, layers=["conv", "top"]) as writer:
+        ...     if "clip-1" not in writer:  # after a kill it is not computed again
+        ...         writer.add("clip-1", states, labels={"speaker": 3})
+        ...     split = writer.finish()
+        >>> split[0].shape  # (seq, hidden, layers)
+        torch.Size([5, 8, 2])
     """
 
     def __init__(

@@ -23,10 +23,11 @@ _READ_AT_ONCE = 4096  # examples: bounds the memory of codes beside the features
 class PooledSplit:
     """The pooled hidden states of a split, stored or not.
 
-    >>> space = bertvision.Workspace.find()
-    >>> dev = bertvision.PooledSplit(space, "1e", None, "dev", "mean")
-    >>> dev.name, dev.find() is None  # `ensure_features` extracts it
-    ('dev-mean', True)
+    Examples:
+        >>> space = bertvision.Workspace.find()
+        >>> dev = bertvision.PooledSplit(space, "1e", None, "dev", "mean")
+        >>> dev.name, dev.find() is None  # `ensure_features` extracts it
+        ('dev-mean', True)
     """
 
     workspace: Workspace

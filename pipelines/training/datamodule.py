@@ -75,12 +75,13 @@ class ActivationDataModule(pl.LightningDataModule):
         IncompleteSplitError: a split's extraction has not ended.
         InputError: a layer is not stored.
 
-    >>> data = bertvision.ActivationDataModule("activations", "1e", val="dev", batch_size=20)
-    >>> batch = next(iter(data.train_dataloader()))  # a Trainer's module is given it decoded
-    >>> batch.hidden_states.shape
-    torch.Size([1347, 3, 32])
-    >>> data
-    ActivationDataModule(train=1e/train, batch_size=20, val=1e/dev)
+    Examples:
+        >>> data = bertvision.ActivationDataModule("activations", "1e", val="dev", batch_size=20)
+        >>> batch = next(iter(data.train_dataloader()))  # a Trainer's module is given it decoded
+        >>> batch.hidden_states.shape
+        torch.Size([1347, 3, 32])
+        >>> data
+        ActivationDataModule(train=1e/train, batch_size=20, val=1e/dev)
     """
 
     def __init__(

@@ -69,13 +69,14 @@ _SAME = ("model", "tokenizer_sha256", "task", "max_length", "layer_names")
 def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
     """Load a trained head from its folder, or by its name and snapshot in a workspace.
 
-    >>> import bertvision
-    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
-    >>> head = bertvision.load_head("heads/1e/learned-pooling")
-    >>> head.config.trained_on, head.module.training
-    ('1e', False)
-    >>> bertvision.load_head("learned-pooling:1e").config == head.config
-    True
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> head = bertvision.load_head("heads/1e/learned-pooling")
+        >>> head.config.trained_on, head.module.training
+        ('1e', False)
+        >>> bertvision.load_head("learned-pooling:1e").config == head.config
+        True
 
     Args:
         folder: of the run; or ``NAME:TRAINED_ON`` of the workspace that you stand in.

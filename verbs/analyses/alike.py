@@ -39,12 +39,13 @@ def cka(
 ) -> CkaResult:
     """Measure how alike the layers of two snapshots are, by linear CKA.
 
-    >>> import bertvision
-    >>> alike = bertvision.cka("0.5e", "1e", max_tokens=200)
-    >>> alike.cka.shape  # (layers, layers)
-    (3, 3)
-    >>> list(alike.to_pandas().columns)
-    ['x', 'y', 'layer_x', 'layer_y', 'cka', 'cka_dropped']
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.cka("0.5e", "1e", max_tokens=200)
+        >>> alike.cka.shape  # (layers, layers)
+        (3, 3)
+        >>> list(alike.to_pandas().columns)
+        ['x', 'y', 'layer_x', 'layer_y', 'cka', 'cka_dropped']
 
     Args:
         first: snapshot.
@@ -114,12 +115,13 @@ def cca(
 ) -> CcaResult:
     """Measure what the layers of two snapshots hold of each other, by SVCCA and PWCCA.
 
-    >>> import bertvision
-    >>> alike = bertvision.cca("0.5e", "1e", max_tokens=330)
-    >>> alike.pwcca.shape  # (layers, layers)
-    (3, 3)
-    >>> list(alike.to_pandas().columns)
-    ['x', 'y', 'layer_x', 'layer_y', 'pwcca', 'svcca']
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.cca("0.5e", "1e", max_tokens=330)
+        >>> alike.pwcca.shape  # (layers, layers)
+        (3, 3)
+        >>> list(alike.to_pandas().columns)
+        ['x', 'y', 'layer_x', 'layer_y', 'pwcca', 'svcca']
 
     Args:
         first: snapshot.
@@ -191,12 +193,13 @@ def rsa(
 
     A second call with the same settings, of the same weights, gives what was kept.
 
-    >>> import bertvision
-    >>> alike = bertvision.rsa("0.5e", "1e", tokens=100, repeats=3)
-    >>> alike.of_pairs.shape  # (splits, repeats, layers, layers)
-    (1, 3, 3, 3)
-    >>> [list(row) for row in alike.same_layers()][0]
-    ['x', 'y', 'split', 'layer_x', 'layer_y', 'rsa', 'rsa_sd', 'by_token', 'by_token_sd']
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.rsa("0.5e", "1e", tokens=100, repeats=3)
+        >>> alike.of_pairs.shape  # (splits, repeats, layers, layers)
+        (1, 3, 3, 3)
+        >>> [list(row) for row in alike.same_layers()][0]
+        ['x', 'y', 'split', 'layer_x', 'layer_y', 'rsa', 'rsa_sd', 'by_token', 'by_token_sd']
 
     Args:
         first: snapshot.

@@ -42,10 +42,11 @@ def attention(
 
     A second call with the same settings, of the same weights, gives what was kept.
 
-    >>> import bertvision
-    >>> heads = bertvision.attention("1e", windows=3)
-    >>> heads.values.shape  # (measures, layers, attention heads)
-    (6, 2, 4)
+    Examples:
+        >>> import bertvision
+        >>> heads = bertvision.attention("1e", windows=3)
+        >>> heads.values.shape  # (measures, layers, attention heads)
+        (6, 2, 4)
 
     Args:
         checkpoint: snapshot.
@@ -103,10 +104,11 @@ def prune(
     Runs the encoder once for each attention head, and 44 times for the curve, over half of the
     items each. A second call with the same settings, of the same weights, gives what was kept.
 
-    >>> import bertvision
-    >>> pruned = bertvision.prune("1e", items=4)
-    >>> pruned.rise.shape  # (layers, attention heads)
-    (2, 4)
+    Examples:
+        >>> import bertvision
+        >>> pruned = bertvision.prune("1e", items=4)
+        >>> pruned.rise.shape  # (layers, attention heads)
+        (2, 4)
 
     Args:
         checkpoint: snapshot, fine-tuned.

@@ -33,13 +33,14 @@ def isotropy(
 ) -> IsotropyResult:
     """Measure how tokens and [CLS] spread in each layer, and over which channels.
 
-    >>> import bertvision
-    >>> spread = bertvision.isotropy("0.5e,1e", max_tokens=200)
-    >>> spread.mean_cosine.shape  # (snapshots, tokens and [CLS], layers)
-    (2, 2, 3)
-    >>> frame = spread.to_pandas()
-    >>> len(frame), list(frame.columns)[:5]
-    (12, ['snapshot', 'set', 'layer', 'mean_norm', 'mean_cosine'])
+    Examples:
+        >>> import bertvision
+        >>> spread = bertvision.isotropy("0.5e,1e", max_tokens=200)
+        >>> spread.mean_cosine.shape  # (snapshots, tokens and [CLS], layers)
+        (2, 2, 3)
+        >>> frame = spread.to_pandas()
+        >>> len(frame), list(frame.columns)[:5]
+        (12, ['snapshot', 'set', 'layer', 'mean_norm', 'mean_cosine'])
 
     Args:
         checkpoint: snapshots, such as ``0e,1e``; of each one outlier channels are compared with
@@ -101,12 +102,13 @@ def context(
 ) -> ContextResult:
     """Measure how much of a token's state is its word, and how much its context.
 
-    >>> import bertvision
-    >>> words = bertvision.context("0.5e,1e", tokens=300)
-    >>> words.self_similarity.shape  # (snapshots, layers)
-    (2, 3)
-    >>> sorted(words.adjusted())
-    ['explained_adjusted', 'intra_adjusted', 'self_adjusted', 'static_adjusted']
+    Examples:
+        >>> import bertvision
+        >>> words = bertvision.context("0.5e,1e", tokens=300)
+        >>> words.self_similarity.shape  # (snapshots, layers)
+        (2, 3)
+        >>> sorted(words.adjusted())
+        ['explained_adjusted', 'intra_adjusted', 'self_adjusted', 'static_adjusted']
 
     Args:
         checkpoint: snapshots, such as ``0e,1e``, on the same tokens.

@@ -38,12 +38,13 @@ def lens(
 
     The words were not masked: it says what a layer still holds of the word that stands there.
 
-    >>> import bertvision
-    >>> read = bertvision.lens("1e", trained=True, steps=3, max_tokens=200)
-    >>> read.top1.shape  # (layers,)
-    (3,)
-    >>> list(read.to_pandas().columns)
-    ['name', 'head', 'layer', 'top1', 'top1_rare', 'mrr', 'log_p', 'kl']
+    Examples:
+        >>> import bertvision
+        >>> read = bertvision.lens("1e", trained=True, steps=3, max_tokens=200)
+        >>> read.top1.shape  # (layers,)
+        (3,)
+        >>> list(read.to_pandas().columns)
+        ['name', 'head', 'layer', 'top1', 'top1_rare', 'mrr', 'log_p', 'kl']
 
     Args:
         checkpoint: snapshot.

@@ -61,10 +61,11 @@ def audit(
     workspace is compared with its snapshot and its data; an imported one with the encoder that is
     named, over the token ids that are stored.
 
-    >>> import bertvision
-    >>> found = bertvision.audit("1e/dev", sample=8)
-    >>> found.sampled, found.wrong, round(found.at_most, 2)
-    (8, 0, 0.31)
+    Examples:
+        >>> import bertvision
+        >>> found = bertvision.audit("1e/dev", sample=8)
+        >>> found.sampled, found.wrong, round(found.at_most, 2)
+        (8, 0, 0.31)
 
     Args:
         name: of the split, such as ``0.3e/train``.

@@ -70,11 +70,12 @@ def import_states(
     cache, a data set that ``datasets`` saved (SAELens), arrays of NumPy and memory maps
     (docs/foreign-states.md). A call that was killed is finished by the same one.
 
-    >>> import bertvision, numpy as np
-    >>> np.save("states.npy", np.random.rand(6, 9, 2, 8).astype("float32"))
-    >>> done = bertvision.import_states("states.npy", "0e/mine", layers="0,6", store="brought")
-    >>> done.examples, done.layers
-    (6, [0, 6])
+    Examples:
+        >>> import bertvision, numpy as np
+        >>> np.save("states.npy", np.random.rand(6, 9, 2, 8).astype("float32"))
+        >>> done = bertvision.import_states("states.npy", "0e/mine", layers="0,6", store="brought")
+        >>> done.examples, done.layers
+        (6, [0, 6])
 
     Args:
         source: folder or file.
@@ -164,10 +165,11 @@ def export_states(
     of all tokens with the lengths beside it; arrow a folder that ``datasets.load_from_disk`` opens
     (docs/foreign-states.md). A call that was killed is finished by the same one.
 
-    >>> import bertvision
-    >>> done = bertvision.export_states("1e/dev", "out", format="npy", layers="-1")
-    >>> done.examples
-    24
+    Examples:
+        >>> import bertvision
+        >>> done = bertvision.export_states("1e/dev", "out", format="npy", layers="-1")
+        >>> done.examples
+        24
 
     Args:
         name: of the split, such as ``0.3e/train``.

@@ -35,13 +35,14 @@ def shuffle_tokens(
     One pass over the copy in stored order is a shuffle of all tokens. Codes move as they are. A
     call that was killed is finished by the same one.
 
-    >>> import bertvision
-    >>> bertvision.shuffle_tokens("1e/train", "train-shuffled", seed=1).tokens
-    4665
-    >>> split = bertvision.ActivationStore.open("activations")["1e/train-shuffled"]
-    >>> batch = next(iter(split.tokens(-1, shuffle=False)))
-    >>> batch.examples[:5].tolist() == sorted(batch.examples[:5].tolist())
-    False
+    Examples:
+        >>> import bertvision
+        >>> bertvision.shuffle_tokens("1e/train", "train-shuffled", seed=1).tokens
+        4665
+        >>> split = bertvision.ActivationStore.open("activations")["1e/train-shuffled"]
+        >>> batch = next(iter(split.tokens(-1, shuffle=False)))
+        >>> batch.examples[:5].tolist() == sorted(batch.examples[:5].tolist())
+        False
 
     Args:
         name: of the split to copy, such as ``0.3e/train``.

@@ -1,0 +1,105 @@
+"""Write docs/reference/errors.md, every error and who raises it, from the sources: ``make docs``.
+
+A test keeps the page current.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from generate_architecture import ROOT, rooms
+
+TARGET = Path(__file__).with_name("reference") / "errors.md"
+BASES = ("BertvisionError", "BertvisionWarning")
+
+HEADER = """\
+# Errors
+
+Written by `make docs` from the docstrings; do not edit.
+
+Everything that bertvision raises on purpose is a `BertvisionError`, and most errors are of the
+matching built-in as well, so that `except FileNotFoundError` works as one expects. A message says
+what was given, what is allowed and what to do next. The command line prints it without a traceback
+and exits with status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a
+queue of jobs may try again. Of these names `bertvision` exports `BertvisionError` and
+`BertvisionWarning`; the others are imported from `bertvision.errors`, or from the module that is
+named.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    tree = re.search(r"```\n.*?```", _docstring(_parsed(ROOT / "errors.py")), re.DOTALL)
+    assert tree is not None
+    parts = [HEADER, tree[0].replace("```", "```text", 1) + "\n"]
+    raised = list(_raised())
+    for node, module in errors():
+        bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
+        home = "" if module == "errors" else f", from `bertvision.{module}`"
+        parts += [f"## {node.name}\n", f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"]
+        rows = [f"- `{name}`: {why}" for error, name, why in raised if error == node.name]
+        if rows:
+            parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def errors() -> Iterator[tuple[ast.ClassDef, str]]:
+    """The classes of errors and warnings, those of ``errors.py`` first, with their modules."""
+    known = set(BASES)
+    files = [
+        ROOT / "errors.py",
+        *(f for room in rooms() for f in sorted((ROOT / room).glob("*.py"))),
+    ]
+    for path in files:
+        for node in _parsed(path).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if node.name in BASES or known & {ast.unparse(base) for base in node.bases}:
+                known.add(node.name)
+                yield node, ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def _raised() -> Iterator[tuple[str, str, str]]:
+    """Error, public function or method, and why it raises it, as its docstring says."""
+    from bertvision import _HOME
+
+    for public, home in _HOME.items():
+        module = _parsed((ROOT / home.replace(".", "/")).with_suffix(".py"))
+        for node in module.body:
+            if getattr(node, "name", None) != public:
+                continue
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            yield from _reasons(node, public)
+            for method in inner:
+                if not getattr(method, "name", "_").startswith("_"):
+                    yield from _reasons(method, f"{public}.{method.name}")
+
+
+def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
+    """What the section ``Raises:`` of a docstring says."""
+    _, found, section = _docstring(node).partition("\nRaises:\n")
+    if found:
+        text = "\n".join(takewhile(lambda line: line.startswith(" "), section.splitlines()))
+        for error, why in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE):
+            yield error, name, _one_line(why)
+
+
+def _docstring(node: ast.AST) -> str:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return (ast.get_docstring(node) or "") if isinstance(node, kinds) else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split()).replace("``", "`")
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
