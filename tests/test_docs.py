@@ -220,6 +220,7 @@ def in_workspace(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PYTHON = [
     pytest.param(page, i, id=f"{page.name}-{i}")
     for page in PAGES
+    if page.parent.name != "tutorials"  # test_tutorials runs these as wholes
     for i, _ in enumerate(blocks(page, "python"))
 ]
 

@@ -1,0 +1,87 @@
+"""The tutorials run from their first block to their last, on a workspace that the quickstart made.
+
+The workspace is the quickstart's own, of few questions and with a narrow encoder: what is tested is
+that a reader gets through, and not the numbers that the pages show.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bertvision
+from bertvision.cli import app
+from bertvision.pipelines import quickstart
+
+ROOT = Path(__file__).parents[1]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+BLOCK = re.compile(
+    r"(<!-- not run: .+ -->\n)?^```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
+
+
+def narrow_encoder(folder: Path) -> Path:
+    """Write an encoder of as many layers as the quickstart's, and its tokenizer; 32 channels."""
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    shutil.copytree(quickstart.packaged_encoder(), folder)
+    torch.manual_seed(0)
+    config = BertConfig.from_pretrained(folder)
+    config.hidden_size, config.num_attention_heads, config.intermediate_size = 32, 4, 64
+    BertForQuestionAnswering(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace such as `make quickstart` leaves, of 96 questions."""
+    folder = tmp_path_factory.mktemp("tutorials")
+    encoder = narrow_encoder(folder / "encoder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "packaged_encoder", lambda: encoder)
+        patch.setattr(quickstart, "QUESTIONS", (96, 96))
+        patch.setattr(quickstart, "DEV_QUESTIONS", 24)
+        bertvision.quickstart(workspace=folder / "quickstart")
+    return folder / "quickstart"
+
+
+def run_commands(source: str) -> None:
+    """Run the lines of a bash block that are this program's, as the shell would."""
+    for line in source.replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "bertvision":
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, f"{line}\n{result.output}"
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_from_top_to_bottom(
+    page: Path, quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(quick)
+    torch.manual_seed(0)
+    session: dict[str, Any] = {"__name__": page.stem}
+    for i, (left_out, language, source) in enumerate(BLOCK.findall(page.read_text())):
+        if left_out:
+            continue
+        if language == "bash":
+            run_commands(source)
+        else:
+            exec(compile(source, f"{page.name}[{i}]", "exec", dont_inherit=True), session)
+
+
+def test_each_tutorial_says_for_whom_what_and_how_long_and_leads_to_one_other() -> None:
+    links = []
+    for page in TUTORIALS:
+        text = page.read_text()
+        for part in ("**For** ", "**At the end** ", "**It takes** ", "## What not to believe"):
+            assert part in text, f"{page.name} lacks {part}"
+        links += re.findall(r"^- Next: .*\]\(([\w.-]+\.md)\)", text, re.MULTILINE)
+    assert sorted(links) == [page.name for page in TUTORIALS if page.stem != "first-store"]
