@@ -8,6 +8,7 @@ import typer
 
 from bertvision.commands.options import (
     Data,
+    DryRun,
     Json,
     LabelColumn,
     MaxLength,
@@ -50,6 +51,7 @@ def extract(
     model: NewModel = None,
     workspace: Workspace = None,
     store: Store = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Write a snapshot's hidden states into the activation store.

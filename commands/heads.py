@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 import typer
 
 from bertvision.commands.options import (
+    DryRun,
     HeadDevices,
     Json,
     Precision,
@@ -44,6 +45,7 @@ def train(
     devices: HeadDevices = 1,
     workspace: Workspace = None,
     store: Store = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train heads on stored activations, several in one pass, without running BERT.

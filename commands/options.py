@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,13 @@ Store = Annotated[
     typer.Option(
         help="Activation store: a folder or an fsspec URL, such as s3://bucket/folder; by default "
         "the workspace's."
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what would be made, of which size and in which time, and do nothing.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
@@ -113,13 +120,16 @@ def runs_verb(command: Callable[..., None]) -> Callable[..., None]:
 
     Args:
         command: of ``commands/<family>.py``, with the parameters of the verb in
-            ``verbs/<family>.py``, and ``as_json``.
+            ``verbs/<family>.py``, and ``as_json``; with ``dry_run`` the verb is only planned.
     """
 
     @wraps(command)
-    def run(*, as_json: bool, **given: Any) -> None:
+    def run(*, as_json: bool, dry_run: bool = False, **given: Any) -> None:
         module = import_module(command.__module__.replace(".commands.", ".verbs."))
-        result: Result = getattr(module, command.__name__)(**given)
+        verb = getattr(module, command.__name__)
+        if dry_run:
+            verb = partial(import_module("bertvision.verbs.beforehand.dry_run").dry_run, verb)
+        result: Result = verb(**given)
         show(result.to_json() if as_json else result, as_json, str)
 
     return run

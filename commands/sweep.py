@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from bertvision.commands.options import (
+    DryRun,
     HeadDevices,
     Json,
     Store,
@@ -40,6 +41,7 @@ def sweep(
     devices: HeadDevices = 1,
     workspace: Workspace = None,
     store: Store = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train heads at several snapshots, parts of the data and seeds, and evaluate them all.

@@ -160,7 +160,7 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart status score report finetune repeat spread extract logits
-    import_states export_states audit shuffle_tokens train evaluate sweep
+    import_states export_states audit shuffle_tokens train evaluate sweep dry_run
     ensemble compare latency quantise error_analysis results predictions table
     probe rank similarity cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze

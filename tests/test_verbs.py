@@ -114,7 +114,7 @@ def options_of(command: Callable[..., None]) -> dict[str, Any]:
         else {}
     )
     for name, parameter in inspect.signature(with_options(command)).parameters.items():
-        if name != "as_json":
+        if name not in ("as_json", "dry_run"):
             found[flags.get(name, name)] = parameter.default
     return found
 

@@ -22,6 +22,7 @@ from bertvision.verbs.tables import Values
 
 if TYPE_CHECKING:
     from bertvision.pipelines.extraction.job import Extracted
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @takes(ExtractOptions)
@@ -84,19 +85,10 @@ def extract(
     """
     options = chosen(ExtractOptions, options, changes)
     tags = None if checkpoint is None else parse_tags(checkpoint)
-    check_cluster(options.scheduler)
     model, data = text_of(model), text_of(data)
     root = path_of(workspace)
     columns = Columns(text or "text", pair, label or "label")
-    if (there := check_data(root, model, task, data, columns)) is not None:
-        check_snapshots(there, tags or ())
-        depth = there.config.model.num_hidden_layers
-        kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
-        check_patterns(options.sites or (), depth)
-        if task in (None, there.config.task.name):
-            names = map(StoredName.parse, options.splits or ())
-            for named in (name for name in names if name.dataset is None):
-                check_split(named.split, there.config.data, None)
+    check_names(options, tags, check_data(root, model, task, data, columns), task)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows}
     space, dataset = open_data(root, model, task, data, **settings)
@@ -112,6 +104,34 @@ def extract(
     for tag in tags:
         done += run(space, tag, options, dataset=dataset, store=store)
     return Rows(done, extracted_table)
+
+
+def check_names(
+    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, task: str | None
+) -> None:
+    """Check what nothing heavy is needed for, beside the data: snapshots, layers, sites, splits.
+
+    Args:
+        options: of the extraction.
+        tags: snapshots; None is not said.
+        there: the workspace, where there is one.
+        task: data set that is named.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: an option is wrong.
+    """
+    check_cluster(options.scheduler)
+    if there is None:
+        return
+    check_snapshots(there, tags or ())
+    depth = there.config.model.num_hidden_layers
+    kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
+    check_patterns(options.sites or (), depth)
+    if task in (None, there.config.task.name):
+        names = map(StoredName.parse, options.splits or ())
+        for named in (name for name in names if name.dataset is None):
+            check_split(named.split, there.config.data, None)
 
 
 def extracted_table(splits: Sequence[Values]) -> str:

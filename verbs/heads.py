@@ -13,7 +13,7 @@ from bertvision.pipelines.workspace.heads import check_head_activations, only_ta
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
-from bertvision.pipelines.workspace.runs import check_told, own_part, runs_of
+from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.verbs.arguments.checks import (
     check_new_heads,
@@ -46,6 +46,7 @@ from bertvision.verbs.tables import (
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @takes(TrainOptions)
@@ -105,16 +106,8 @@ def train(
     if tensorboard and not (rank.alone and devices == 1):
         raise InputError("--tensorboard is for one process: leave it out, or --devices")
     options = chosen(TrainOptions, options, changes)
-    runs = runs_of(parse_names(heads), [fraction], [seed])
-    check_told(runs, options.distil, options.temperature, options.labels_weight)
-    tag = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace, store)
-    check_new_heads(space, runs)
-    if tag is None:
-        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
-        stored = (name for name, splits in space.stored().items() if held & set(splits))
-        tag = only_tag(stored, "activations of train")
-    check_training_data(space, runs, tag, options.layers)
+    runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
     if devices > 1:
         from bertvision.pipelines.training.launch import share_out
         from bertvision.pipelines.workspace.records import read_run_metrics
@@ -130,6 +123,41 @@ def train(
     own = own_part(runs, rank)
     found = run(space, own, tag, options, overwrite=overwrite, tensorboard=tensorboard)
     return Rows(found, trained_table)
+
+
+def asked_training(
+    space: Workspace,
+    heads: Names,
+    checkpoint: Tag | None,
+    options: TrainOptions,
+    *,
+    seed: int,
+    fraction: float,
+) -> tuple[list[Run], str]:
+    """The runs that are to be trained, and the snapshot, with all that needs nothing heavy checked.
+
+    Args:
+        space: the workspace.
+        heads: as of `train`, likewise all that follow.
+        checkpoint: snapshot to train on.
+        options: of the training.
+        seed: of initial weights and order.
+        fraction: part of the training examples.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        InputError: a name or an option is wrong.
+    """
+    runs = runs_of(parse_names(heads), [fraction], [seed])
+    check_told(runs, options.distil, options.temperature, options.labels_weight)
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    check_new_heads(space, runs)
+    if tag is None:
+        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        stored = (name for name, splits in space.stored().items() if held & set(splits))
+        tag = only_tag(stored, "activations of train")
+    check_training_data(space, runs, tag, options.layers)
+    return runs, tag
 
 
 def evaluate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.text import fill, format_table, size
@@ -32,6 +32,9 @@ from bertvision.verbs.tables import (
     number,
     with_footnote,
 )
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 _PARTS = ("fine_tuning", "extraction", "training")
 _LEGEND = (
@@ -95,33 +98,61 @@ def sweep(
         RankLostError: one of several processes ended; names it, and the same call goes on.
     """
     options = chosen(TrainOptions, options, changes)
-    at_least(seeds, 1, "--seeds")
     at_least(devices, 1, "--devices")
+    space = find_workspace(workspace, store)
+    asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
+    from bertvision.pipelines.results.sweep import sweep as run
+    from bertvision.pipelines.results.sweep import sweep_rows
+
+    results = run(space, **asked._asdict(), options=options, split=split, devices=devices)
+    return Rows(map(Row, sweep_rows(space, results)), sweep_table)
+
+
+class AskedSweep(NamedTuple):
+    """What a sweep is asked for, as it was read."""
+
+    heads: Sequence[str]
+    trained_on: Sequence[str]
+    checkpoints: Sequence[str]
+    fractions: Sequence[float]
+    seeds: Sequence[int]
+
+
+def asked_sweep(
+    space: Workspace,
+    heads: Names | None,
+    trained_on: Tags | None,
+    checkpoint: Tags | None,
+    fractions: Numbers,
+    seeds: int,
+    split: str,
+) -> AskedSweep:
+    """What a sweep is asked for, with all that needs nothing heavy checked.
+
+    Args:
+        space: the workspace.
+        heads: as of `sweep`, likewise all that follow.
+        trained_on: snapshots to train on.
+        checkpoint: snapshots to evaluate on.
+        fractions: parts of the training examples.
+        seeds: how many trainings of each.
+        split: what is scored.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or stored split.
+        InputError: a name or a number is wrong.
+    """
+    at_least(seeds, 1, "--seeds")
     names, parts = parse_names(heads or ()), parse_fractions(fractions)
     sources = () if trained_on is None else parse_tags(trained_on)
     targets = () if checkpoint is None else parse_tags(checkpoint)
-    space = find_workspace(workspace, store)
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
     elif space.splits():
         kind = head_kind(space.config.task.name)
         stored_tags(space, sources, kind, "train", "--trained-on")
         stored_tags(space, targets, kind, split, "--checkpoint")
-    from bertvision.pipelines.results.sweep import sweep as run
-    from bertvision.pipelines.results.sweep import sweep_rows
-
-    results = run(
-        space,
-        names,
-        trained_on=sources,
-        checkpoints=targets,
-        fractions=parts,
-        seeds=range(seeds),
-        options=options,
-        split=split,
-        devices=devices,
-    )
-    return Rows(map(Row, sweep_rows(space, results)), sweep_table)
+    return AskedSweep(names, sources, targets, parts, range(seeds))
 
 
 def sweep_table(rows: Sequence[Values]) -> str:

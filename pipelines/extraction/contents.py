@@ -26,6 +26,16 @@ POOLED_SHARD_WINDOWS = 256
 extraction computes again, and here each of its tokens stands for a whole window."""
 
 
+def order_seed(workspace: Workspace, split: str) -> int | None:
+    """The seed that permutes the stored order of a split of the data; None keeps that of the data.
+
+    Args:
+        workspace: whose seed it is.
+        split: only what is trained on is stored in another order.
+    """
+    return workspace.config.finetune.seed if split in ("train", "all") else None
+
+
 def split_contents(
     task: Task,
     windows: Windows,

@@ -74,8 +74,8 @@ def extract(
     """
     options = replace(options or ExtractOptions(), **changes)
     store = workspace.at(options.store)  # a wrong name is said before the encoder is loaded
-    data = workspace.dataset(_dataset(options))
-    splits, tokens = _wanted(data, options)
+    data = workspace.dataset(named_dataset(options))
+    splits, tokens = wanted_splits(data, options)
     folder = ensure_snapshot(workspace, tag)
     precision = resolve_precision(options.precision)
     if options.sites is not None:
@@ -119,8 +119,12 @@ def _warn_of_errors(written: Extracted, encoding: str, told: set[tuple[str, str]
             )
 
 
-def _dataset(options: ExtractOptions) -> str | None:
-    """The data set that is meant: named, or part of the names of stored splits."""
+def named_dataset(options: ExtractOptions) -> str | None:
+    """The data set that is meant: named, or part of the names of stored splits.
+
+    Raises:
+        InputError: several are.
+    """
     splits, dataset = options.splits or (), options.dataset
     named = {StoredName.parse(name).dataset for name in splits} - {None}
     if len(named | ({dataset} if dataset else set())) > 1:
@@ -132,8 +136,14 @@ def _dataset(options: ExtractOptions) -> str | None:
     return dataset or next(iter(named), None)
 
 
-def _wanted(data: Dataset, options: ExtractOptions) -> tuple[list[str], tuple[TokenPooling, ...]]:
-    """The splits of the data that are meant, and what of their windows is kept."""
+def wanted_splits(
+    data: Dataset, options: ExtractOptions
+) -> tuple[list[str], tuple[TokenPooling, ...]]:
+    """The splits of the data that are meant, and what of their windows is kept.
+
+    Raises:
+        InputError: there are none, or they are not all of the same tokens.
+    """
     default = tuple(dict.fromkeys(options.tokens or (find_task(data.config.name).tokens,)))
     if "all" in default and len(default) > 1:
         raise InputError(

@@ -88,11 +88,20 @@ def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> Loa
         snapshot.info,
         kept,
         size.hidden_size,
-        partial(_check_lengths, size.max_length),
+        partial(check_lengths, size.max_length),
     )
 
 
-def _check_lengths(longest: int, windows: Windows) -> None:
+def check_lengths(longest: int, windows: Windows) -> None:
+    """Refuse windows that are longer than an encoder takes.
+
+    Args:
+        longest: tokens of a window.
+        windows: of a split.
+
+    Raises:
+        InputError: one is.
+    """
     found = int(windows.n_tokens.max(initial=0))
     if found > longest:
         raise InputError(

@@ -28,7 +28,7 @@ from bertvision.featurestore.writer import (
 )
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.sites.choice import check_same_sites
-from bertvision.pipelines.extraction.contents import provenance, split_contents
+from bertvision.pipelines.extraction.contents import order_seed, provenance, split_contents
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
@@ -69,7 +69,7 @@ class SplitExtraction:
         self.storage = open_storage(workspace.at(job.options.store).activations)
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
-        seed = workspace.config.finetune.seed if job.split in ("train", "all") else None
+        seed = order_seed(workspace, job.split)
         for kept in self.tokens:
             self.contents[kept] = split_contents(
                 *(data.task, self.windows, items, kept),

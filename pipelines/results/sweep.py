@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertvision.errors import counted
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
 from bertvision.pipelines.ranks import this_rank
@@ -69,12 +70,7 @@ def sweep(
         RankLostError: one of several processes ended; names it.
     """
     options = options or TrainOptions()
-    model, task = workspace.config.model, workspace.config.task.name
-    if not heads:
-        states = model.num_hidden_layers + 1
-        heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
-    asked = runs_of(heads, fractions, seeds)
-    check_told(asked, options.distil, options.temperature, options.labels_weight)
+    asked = asked_runs(workspace, heads, fractions, seeds, options)
     if devices > 1:
         words = ["sweep", *(run.text for run in asked), *option_words(options), "--split", split]
         for name, tags in (("--trained-on", trained_on), ("--checkpoint", checkpoints)):
@@ -83,11 +79,7 @@ def sweep(
     rank = this_rank()
     rank.claim_device()
     runs = options.named(own_part(asked, rank))
-    kinds: dict[Kind, list[Run]] = {}
-    for run in runs:
-        kinds.setdefault(kind_of_run(run, task), []).append(run)
-    sources = {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds}
-    targets = {k: stored_tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds}
+    kinds, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
     for kind, group in kinds.items():
         for tag in sources[kind]:
             log.info("train %s on %s", counted(len(group), "head"), tag)
@@ -128,6 +120,76 @@ def sweep(
         for result in read_results(workspace, split)
         if (result.run, result.trained_on, result.checkpoint) in wanted
     ]
+
+
+class Combinations(NamedTuple):
+    """What a sweep does, by kind of head."""
+
+    kinds: dict[Kind, list[Run]]
+    """The runs."""
+    sources: dict[Kind, list[SnapshotTag]]
+    """Snapshots that these are trained on."""
+    targets: dict[Kind, list[SnapshotTag]]
+    """Snapshots that they are evaluated on."""
+
+
+def asked_runs(
+    workspace: Workspace,
+    heads: Sequence[str],
+    fractions: Sequence[float],
+    seeds: Sequence[int],
+    options: TrainOptions,
+) -> list[Run]:
+    """The runs of a sweep, as they were asked for.
+
+    Args:
+        workspace: whose task decides which heads are meant where none is named.
+        heads: as of `sweep`, likewise ``fractions``, ``seeds`` and ``options``.
+        fractions: parts of the training examples.
+        seeds: of each head and part.
+        options: how to train.
+
+    Raises:
+        UnknownNameError: there is no such head.
+        InputError: no head learns the task, or a teacher is named twice.
+    """
+    model, task = workspace.config.model, workspace.config.task.name
+    if not heads:
+        states = model.num_hidden_layers + 1
+        heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
+    asked = runs_of(heads, fractions, seeds)
+    check_told(asked, options.distil, options.temperature, options.labels_weight)
+    return asked
+
+
+def combinations(
+    workspace: Workspace,
+    runs: Sequence[Run],
+    trained_on: Sequence[str],
+    checkpoints: Sequence[str],
+    split: str,
+) -> Combinations:
+    """Which runs are trained on and evaluated on which snapshots.
+
+    Args:
+        workspace: with the activations.
+        runs: with the names that they are kept under (`TrainOptions.named`).
+        trained_on: as of `sweep`, likewise ``checkpoints`` and ``split``.
+        checkpoints: snapshots to evaluate on.
+        split: what is scored.
+
+    Raises:
+        UnknownNameError: of a snapshot that is named nothing is stored.
+        InputError: nothing is stored at all.
+    """
+    kinds: dict[Kind, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(kind_of_run(run, workspace.config.task.name), []).append(run)
+    return Combinations(
+        kinds,
+        {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds},
+        {k: stored_tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds},
+    )
 
 
 def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:

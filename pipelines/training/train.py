@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -81,20 +81,8 @@ def train(
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
     runs = options.named([name if isinstance(name, Run) else Run.parse(name) for name in names])
-    options = options.untaught
-    if not runs or len(set(runs)) != len(runs):
-        given = ", ".join(run.name for run in runs) or "(none)"
-        raise InputError(f"heads {given}: name at least one, each once")
     tag = SnapshotTag(tag)
-    task = workspace.config.task.name
-    groups: dict[tuple[Kind, int, TrainOptions], list[Run]] = {}
-    for run in runs:
-        key = kind_of_run(run, task), run.seed, replace(options, **run.settings)
-        groups.setdefault(key, []).append(run)
-    plans = [
-        partial(TrainingPass.plan, workspace, kind, group, tag, own, overwrite)
-        for (kind, _, own), group in groups.items()
-    ]
+    plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite)
     for plan in plans:  # all are checked before the first begins
         planned = plan()
         for run in [run for run in planned.configs if run not in planned.todo]:
@@ -107,6 +95,40 @@ def train(
             if (planned := plan()).todo:  # another process may have trained some just now
                 _run(planned, tensorboard, readers, resume_every_seconds)
     return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
+
+
+def plan_passes(
+    workspace: Workspace,
+    runs: Sequence[Run],
+    tag: SnapshotTag,
+    options: TrainOptions,
+    *,
+    overwrite: bool = False,
+) -> list[Callable[[], TrainingPass]]:
+    """What plans each pass over the store, of the runs that share it; each call looks anew.
+
+    Args:
+        workspace: with the activations.
+        runs: heads, with the names that they are kept under (`TrainOptions.named`).
+        tag: the snapshot.
+        options: how to train.
+        overwrite: replace heads that were trained otherwise.
+
+    Raises:
+        InputError: there is no run, or one comes twice.
+    """
+    if not runs or len(set(runs)) != len(runs):
+        given = ", ".join(run.name for run in runs) or "(none)"
+        raise InputError(f"heads {given}: name at least one, each once")
+    task, options = workspace.config.task.name, options.untaught
+    groups: dict[tuple[Kind, int, TrainOptions], list[Run]] = {}
+    for run in runs:
+        key = kind_of_run(run, task), run.seed, replace(options, **run.settings)
+        groups.setdefault(key, []).append(run)
+    return [
+        partial(TrainingPass.plan, workspace, kind, group, tag, own, overwrite)
+        for (kind, _, own), group in groups.items()
+    ]
 
 
 def _run(

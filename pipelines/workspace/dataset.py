@@ -134,6 +134,14 @@ class Dataset:
         """
         return self.task.windows(self.items(split), tokenizer, self.config)
 
+    def keep(self) -> None:
+        """Write down where an added data set comes from, if that is not known yet."""
+        if self.name is None or (path := record_path(self.root, self.name)).is_file():
+            return
+        examples = {split: list(map(self.task.example, self.items(split))) for split in self.data}
+        report_doubts(self.name, examples)
+        write_record(path, DatasetRecord(task=self.config, data=dict(self.data)))
+
 
 def own_dataset(root: Path, config: WorkspaceConfig) -> Dataset:
     """The data that the encoder of the workspace at ``root`` is fine-tuned on."""
@@ -154,6 +162,23 @@ def read_dataset(root: Path, name: str) -> Dataset:
 
 def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     """Add a data set to the workspace at ``root``, or find it as it was added before.
+
+    Args:
+        root: as of `planned_dataset`, likewise ``task``, ``source`` and ``settings``.
+        task: name of its task.
+        source: where it is.
+        **settings: fields of `TaskConfig`.
+
+    Raises:
+        InputError: as of `planned_dataset`, likewise WorkspaceError.
+    """
+    added = planned_dataset(root, task, source, **settings)
+    added.keep()
+    return added
+
+
+def planned_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
+    """A data set as it would be added, or as it was added before; nothing is written.
 
     Args:
         root: of the workspace.
@@ -180,17 +205,15 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     config = with_columns(kind, config)
     splits = kind.splits(source)
     data: dict[str, DataConfig] = {}
-    examples = {}
+    items = {}
     for split in splits:
         found = kind.read(source, split, config)
-        examples[split] = list(map(kind.example, found.items))
+        items[split] = found.items
         data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
-    added = Dataset(name, kind, config, data, None, root)
+    added = Dataset(name, kind, config, data, None, root, items)
     if not there:
-        report_doubts(name, examples)
-        write_record(record_path(root, name), DatasetRecord(task=config, data=data))
         return added
     held = read_dataset(root, name)
     if difference := first_difference(_told(held), _told(added)):

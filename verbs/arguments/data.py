@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.checkpoint_path import check_path
@@ -18,6 +18,9 @@ from bertvision.pipelines.tasks.registry import (
 from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.dataset_record import is_added, read_dataset_record
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.dataset import Dataset
 
 _WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa")  # tasks that are read of files with named columns
 
@@ -105,36 +108,62 @@ def open_data(
     data: str | None,
     **settings: Any,
 ) -> tuple[Workspace, str | None]:
-    """The workspace and the data set that a verb is to look at.
+    """As `planned_data`, and what is new is written down.
+
+    Args:
+        workspace: as there, likewise ``model``, ``task``, ``data`` and ``settings``.
+        model: encoder of a new workspace.
+        task: what the data are.
+        data: where they are.
+        **settings: fields of `TaskConfig`.
+
+    Returns:
+        The workspace, and the name of the data set (None: its own).
+    """
+    space, dataset = planned_data(workspace, model, task, data, **settings)
+    dataset.keep()
+    return space.ensure_written(), dataset.name
+
+
+def planned_data(
+    workspace: Path | None,
+    model: str | None,
+    task: str | None,
+    data: str | None,
+    **settings: Any,
+) -> tuple[Workspace, Dataset]:
+    """The workspace and the data set that a verb is to look at; nothing is written.
 
     Args:
         workspace: folder of the workspace.
-        model: a workspace for the hidden states of this encoder alone is made where there is none.
+        model: a workspace for the hidden states of this encoder alone is planned where there is
+            none.
         task: None is the workspace's own data.
         data: where the data are; a data set that was added before needs none, nor does one that
             is on the hub.
         **settings: fields of `TaskConfig`, where they are not None: columns, ``max_length``,
             ``skip_bad``.
 
-    Returns:
-        The workspace, and the name of the data set (None: its own).
+    Raises:
+        WorkspaceError: there is no workspace, or the data are not what it was made with.
+        InputError: there is no such model or task, or the data cannot be read.
+        UnknownNameError: the data set was not added, and it is not said where it is.
     """
     check_data(workspace, model, task, data)
     from bertvision.pipelines.workspace.creation import planned_workspace
-    from bertvision.pipelines.workspace.dataset import add_dataset, check_own
+    from bertvision.pipelines.workspace.dataset import check_own, planned_dataset
 
     space = planned_workspace(workspace, model)
     if data is None and task is not None and is_added(space.root, path_name(task)):
-        return space, path_name(task)
+        return space, space.dataset(path_name(task))
     if data is None and task in (None, space.config.task.name):
-        return space.ensure_written(), None
+        return space, space.dataset()
     if task is None:
         raise InputError(f"--data {data}: say what it is with --task, such as --task cola")
     source = data or find_task(name_task(task)).hub
     if source is None:
-        return space, space.dataset(task).name  # which says that it was not added
+        return space, space.dataset(task)  # which says that it was not added
     if task == space.config.task.name and task not in NAMED_BY_FILE:
         check_own(space.dataset(), source)
-        return space, None
-    added = add_dataset(space.root, task, source, **settings)
-    return space.ensure_written(), added.name
+        return space, space.dataset()
+    return space, planned_dataset(space.root, task, source, **settings)
