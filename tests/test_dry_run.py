@@ -171,5 +171,5 @@ def test_data_that_were_not_added_are_planned_and_stay_unadded(space: Path, tmp_
     data = tmp_path / "other.jsonl"
     data.write_text(json.dumps({"text": "anna lives in rome ."}) + "\n")
     plan = bertvision.dry_run(bertvision.extract, "1e", task="text", data=data, workspace=space)
-    assert [(row.split, row.windows, row.tokens) for row in plan.rows] == [("text_other-all", 1, 7)]
+    assert [(row.split, row.windows, row.tokens) for row in plan.rows] == [("other-all", 1, 7)]
     assert not (space / "datasets").exists()
