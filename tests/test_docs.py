@@ -247,8 +247,9 @@ def test_documented_code_runs(
     exec(compile(source, f"{page.name}[{i}]", "exec", dont_inherit=True), namespace)
 
 
-def test_own_head_of_the_heads_page_is_found_by_its_dotted_path(in_workspace: Path) -> None:
-    source = next(b for b in blocks(ROOT / "docs" / "heads.md", "python") if "# my_heads.py" in b)
+def test_own_head_of_its_page_is_found_by_its_dotted_path(in_workspace: Path) -> None:
+    page = ROOT / "docs" / "how-to" / "own-head.md"
+    source = next(block for block in blocks(page, "python") if "# my_heads.py" in block)
     (in_workspace / "my_heads.py").write_text(source)
     from bertvision.featurestore.store import ActivationStore
     from bertvision.models.registry import build_head
@@ -286,6 +287,13 @@ def test_the_page_of_python_names_every_public_name() -> None:
     table = text[text.index("| name | |") : text.index("## ")]
     named = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row))
     assert sorted(named) == sorted(set(bertvision.__all__) - {"__version__"})
+
+
+def test_readme_is_one_page_with_the_first_commands_at_its_top() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    first = blocks(ROOT / "README.md", "bash")[0].split("\n")
+    assert first[:2] == ["make quickstart", "make test"]
 
 
 def test_no_code_of_the_pages_is_left_out_of_the_tests() -> None:
