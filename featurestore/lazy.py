@@ -1,4 +1,4 @@
-"""Lazy views for offline analysis: Dask arrays and xarray datasets, aligned to the shards."""
+"""Lazy views for offline analysis: Dask arrays aligned to the shards, pooled splits as one."""
 
 from __future__ import annotations
 
@@ -150,46 +150,6 @@ def decoded_layers(
         yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding)[:, 0]
 
 
-def to_dataset(split: SplitReader, layers: Sequence[int | str] | None = None) -> xr.Dataset:
-    """A split as a lazy dataset over its real tokens.
-
-    Returns:
-        ``hidden_states`` (token, layer, hidden) float32 on Dask; coordinates ``layer`` (index of
-        the hidden state), ``example_of_token`` and ``position`` (token): which example a token
-        belongs to, and where in it; the split's own arrays by (example) and (token), of which
-        ``offset_mapping`` also has a dimension ``offset``: start and end.
-    """
-    import xarray as xr
-
-    plan = split.plan
-    n = plan.n_tokens.astype(np.int64)
-    within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
-    real = np.repeat(plan.first_token, n) + within
-    dims = {name: array.dims for name, array in split.record.arrays.items()}
-    coords: dict[str, Any] = {}
-    if len(dims.get("offset_mapping", ())) == 2:
-        # stored as offset_mapping_1, a name that records keep
-        dims["offset_mapping"] = ("token", "offset")
-        coords["offset"] = ["start", "end"]
-    per_token = [name for name in dims if dims[name][0] == "token"]
-    return xr.Dataset(
-        {
-            "hidden_states": (("token", "layer", "hidden"), to_dask(split, layers)),
-            **{name: (dims[name], split.array(name)[real]) for name in per_token},
-            **{name: (dims[name], values) for name, values in split.labels.items()},
-            "n_tokens": ("example", plan.n_tokens),
-            "example_id": ("example", plan.example_id),
-        },
-        coords={
-            "layer": _layers(split, layers),
-            "example_of_token": ("token", np.repeat(np.arange(len(plan)), n)),
-            "position": ("token", within),
-            **coords,
-        },
-        attrs=_provenance(split),
-    )
-
-
 def pooled_dataset(
     splits: Mapping[str, SplitReader], layers: Sequence[int] | None = None
 ) -> xr.Dataset:
@@ -227,7 +187,7 @@ def pooled_dataset(
         held = [set(split.record.layers) for split in splits.values()]
         layers = sorted(set.intersection(*held))
     view = da.stack([to_dask(split, layers) for split in splits.values()], axis=1)  # type: ignore[no-untyped-call]
-    shared = {k: v for k, v in _provenance(first).items() if k != "tokens"}
+    shared = {k: v for k, v in provenance_of(first).items() if k != "tokens"}
     return xr.Dataset(
         {
             "hidden_states": (("example", "pooling", "layer", "hidden"), view),
@@ -238,14 +198,14 @@ def pooled_dataset(
         },
         coords={
             "pooling": list(splits),
-            "layer": _layers(first, layers),
+            "layer": layer_labels(first, layers),
             "example_id": ("example", first.plan.example_id),
         },
         attrs=shared,
     )
 
 
-def _layers(split: SplitReader, layers: Sequence[int | str] | None) -> list[int] | list[str]:
+def layer_labels(split: SplitReader, layers: Sequence[int | str] | None) -> list[int] | list[str]:
     """Layers as a coordinate: their names where they have some, else indices of hidden states."""
     positions = split.layer_positions(layers)
     if names := split.layer_names:
@@ -273,7 +233,8 @@ def check_same_rows(x: SplitReader, y: SplitReader) -> None:
             )
 
 
-def _provenance(split: SplitReader) -> dict[str, Any]:
+def provenance_of(split: SplitReader) -> dict[str, Any]:
+    """What a split was made from, as far as it is known: the attributes of a dataset."""
     return {k: v for k, v in split.record.provenance.items() if v is not None}
 
 

@@ -275,6 +275,11 @@ class SplitReader(StoredSplit):
         """The per-example arrays beside the plan's own, by name: each (examples, …)."""
         return {name: self.array(name) for name in self.label_names}
 
+    @property
+    def table_rows(self) -> npt.NDArray[np.integer]:
+        """(examples,) the row of `table` that each example is of; several windows may share it."""
+        return self.labels.get("question_index", self.plan.example_id)
+
     def __len__(self) -> int:
         return self.record.examples
 

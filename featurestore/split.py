@@ -192,10 +192,23 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         return to_dask(self, layers)
 
     def to_xarray(self, layers: Sequence[int | str] | None = None) -> xr.Dataset:
-        """The split as a lazy dataset (see `lazy.to_dataset`)."""
-        from bertvision.featurestore.lazy import to_dataset
+        """The split as a lazy dataset of labelled arrays over its real tokens.
 
-        return to_dataset(self, layers)
+        Args:
+            layers: indices of hidden states, or names, or all.
+
+        Returns:
+            As ``xarray.open_dataset(STORE, engine="bertvision")`` gives it (see `labelled`), the
+            hidden states on Dask, a chunk per shard.
+
+        Raises:
+            IncompleteSplitError: shards are not committed yet.
+            InputError: its tokens were shuffled, or a layer is not stored.
+        """
+        from bertvision.featurestore.views.labelled import labelled
+
+        dataset = labelled(self).isel(layer=self.layer_positions(layers))
+        return dataset.assign(hidden_states=(("token", "layer", "hidden"), self.dask(layers)))
 
     def verify(self) -> list[str]:
         """Read everything again and compare it with the ledger.
@@ -239,7 +252,7 @@ class TokenText:
             )
         self._table = table.select(self._columns)
         self._offsets = split.array("offset_mapping")
-        self._rows = split.labels.get("question_index", split.plan.example_id)
+        self._rows = split.table_rows
         # of windows that hold several documents, or a part of one: the row of each token
         has_rows = "text_row" in split.record.arrays
         self._text_row = split.array("text_row") if has_rows else None

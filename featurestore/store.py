@@ -12,13 +12,16 @@ from bertvision.errors import (
     CorruptStoreError,
     FormatVersionError,
     IncompleteSplitError,
-    StoreNotFoundError,
-    UnknownNameError,
     counted,
-    did_you_mean,
 )
-from bertvision.featurestore.format.contents import split_names, splits_of
-from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.contents import (
+    require_split,
+    require_store,
+    require_tag,
+    split_names,
+    splits_of,
+)
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
@@ -72,14 +75,7 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
         Raises:
             StoreNotFoundError: there is none at ``path``.
         """
-        storage = open_storage(path)
-        names = storage.names("")
-        if LEDGER not in names:
-            hint = "`bertvision extract` writes one, where Workspace.find(FOLDER).activations says"
-            if "activations" in names:
-                hint = f"open the one in {storage}/activations"
-            raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")
-        return cls(storage)
+        return cls(require_store(open_storage(path)))
 
     def tags(self) -> list[SnapshotTag]:
         """Tags of the snapshots that have at least one split, ordered as numbers."""
@@ -102,12 +98,7 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
             return self[SnapshotTag.of(name)]
         text, slash, split = name.partition("/")
         tag = SnapshotTag(text)
-        if next(splits_of(self.storage, tag), None) is None:
-            held = ", ".join(self.tags()) or "nothing yet"
-            raise UnknownNameError(
-                f"no activations of {tag} in {self.storage}: it holds {held}; "
-                f"`bertvision extract --checkpoint {tag}` writes them, or says what makes {tag}"
-            )
+        require_tag(self.storage, tag)
         snapshot = SnapshotSplits(self, tag)
         return snapshot[split] if slash else snapshot
 
@@ -171,9 +162,9 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
         return ledger
 
     def to_xarray(self) -> xr.DataTree:
-        """The complete splits as a lazy tree, ``tree["0.3e/train"]`` (see `lazy.to_dataset`).
+        """The complete splits as a lazy tree, ``tree["0.3e/train"]``; but for shuffled ones.
 
-        Those of shuffled tokens are left out.
+        Each is as `ActivationSplit.to_xarray` gives it.
         """
         import xarray as xr
 
@@ -245,13 +236,7 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         Raises:
             UnknownNameError: it was not.
         """
-        ledger = Ledger(self.store.storage, self.tag, check_name(split, "split"))
-        if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
-            raise UnknownNameError(
-                f"no split {split!r} of {self.tag} in {self.store.storage}: "
-                f"{did_you_mean(split, self.splits())}it holds {', '.join(self.splits())}; "
-                "`bertvision status` says what can be extracted"
-            )
+        require_split(self.store.storage, self.tag, split)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits())

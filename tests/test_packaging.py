@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from stores import Made
 
 ROOT = Path(__file__).parents[1]
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
@@ -91,6 +92,19 @@ def test_wheel_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     assert done.stderr.strip() == str(tmp_path / "bertvision" / "__init__.py")
     assert done.returncode == 0
     assert "finetune" in done.stdout
+
+
+def test_xarray_finds_the_engine_of_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    """By the entry point alone: nothing of bertvision is imported by the user."""
+    Made([4, 6]).write(tmp_path / "store")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    code = "import xarray; print(xarray.open_datatree('store', engine='bertvision').leaves[0].path)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "/1e/train", done.stderr
 
 
 def test_every_sub_package_is_listed_for_the_build() -> None:

@@ -9,11 +9,59 @@ from bertvision.errors import (
     FormatVersionError,
     IncompleteSplitError,
     InputError,
+    StoreNotFoundError,
+    UnknownNameError,
+    did_you_mean,
 )
 from bertvision.featurestore.format.ledger import LEDGER, Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import SplitRecord
 from bertvision.featurestore.storage.storage import Storage
+
+
+def require_store(storage: Storage) -> Storage:
+    """The storage itself, if a store is there.
+
+    Raises:
+        StoreNotFoundError: there is none.
+    """
+    names = storage.names("")
+    if LEDGER not in names:
+        hint = "`bertvision extract` writes one, where Workspace.find(FOLDER).activations says"
+        if "activations" in names:
+            hint = f"open the one in {storage}/activations"
+        raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")
+    return storage
+
+
+def require_tag(storage: Storage, tag: SnapshotTag) -> None:
+    """Make sure that a snapshot has a split.
+
+    Raises:
+        UnknownNameError: it has none.
+    """
+    if next(splits_of(storage, tag), None) is None:
+        held = ", ".join(sorted({tag for tag, _ in split_names(storage)}, key=SnapshotTag))
+        raise UnknownNameError(
+            f"no activations of {tag} in {storage}: it holds {held or 'nothing yet'}; "
+            f"`bertvision extract --checkpoint {tag}` writes them, or says what makes {tag}"
+        )
+
+
+def require_split(storage: Storage, tag: SnapshotTag, split: str) -> None:
+    """Make sure that a split was created.
+
+    Raises:
+        UnknownNameError: it was not.
+    """
+    ledger = Ledger(storage, tag, check_name(split, "split"))
+    if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
+        held = list(splits_of(storage, tag))
+        raise UnknownNameError(
+            f"no split {split!r} of {tag} in {storage}: "
+            f"{did_you_mean(split, held)}it holds {', '.join(held)}; "
+            "`bertvision status` says what can be extracted"
+        )
 
 
 def split_names(storage: Storage) -> list[tuple[str, str]]:

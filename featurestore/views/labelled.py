@@ -1,0 +1,184 @@
+"""A split as a labelled dataset of xarray: dimensions, coordinates, and arrays read when indexed.
+
+The arrays are what xarray asks of a backend (its guide "How to add a new backend"). They are
+pickled as the place of the split, so that workers of Dask in any process open it for themselves.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from bertvision.featurestore.lazy import SplitSource, layer_labels, provenance_of
+from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.views.decoded import decoded_tokens
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Load: TypeAlias = Callable[[SplitReader], npt.NDArray[Any]]
+Sizes: TypeAlias = dict[str, int]
+
+
+def labelled(split: SplitReader) -> xr.Dataset:
+    """A split as a dataset over its real tokens; beside the plan nothing is read yet.
+
+    Args:
+        split: complete.
+
+    Returns:
+        ``hidden_states`` (token, layer, hidden) float32; the split's own arrays by (example) and
+        (token), of which ``offset_mapping`` also has a dimension ``offset``: start and end;
+        ``n_tokens`` and ``example_id`` (example). Coordinates are ``layer``, the index of the
+        hidden state or its name; ``example_of_token`` and ``position`` (token), the example that a
+        token belongs to and its place in that; ``first_token`` (example), where on the token axis
+        an example begins; ``id`` (example), its key in the data, unless windows hold tokens of
+        several rows. Chunks, where they are asked for with ``chunks={}``, are shards.
+
+    Raises:
+        IncompleteSplitError: shards are not committed yet.
+        InputError: its tokens were shuffled.
+        CorruptStoreError: the plan is damaged.
+    """
+    plan, record = split.require_complete().plan, split.record
+    n = plan.n_tokens.astype(np.int64)
+    sizes = {"token": plan.total_tokens, "example": len(plan)}
+    sizes |= {"layer": len(record.layers), "hidden": record.hidden_size}
+    shards = tuple(map(plan.tokens_of, range(plan.n_shards)))
+    source = SplitSource.of(split)
+
+    def variable(array: Callable[[SplitSource, tuple[int, ...]], Any], *dims: str) -> xr.Variable:
+        made = array(source, tuple(sizes[dim] for dim in dims))
+        # all chunked alike, or the dataset as a whole has no chunks
+        hint = {"preferred_chunks": {"token": shards}} if dims[0] == "token" else None
+        return xr.Variable(dims, indexing.LazilyIndexedArray(made), encoding=hint)
+
+    data = {"hidden_states": variable(States, "token", "layer", "hidden")}
+    coords: dict[str, Any] = {
+        "layer": layer_labels(split, None),
+        "example_of_token": variable(partial(Whole, np.int64, _examples_of_tokens), "token"),
+        "position": variable(partial(Whole, np.int64, _positions_of_tokens), "token"),
+        "first_token": ("example", np.cumsum(n) - n),
+    }
+    for name, held in record.arrays.items():
+        dims = held.dims
+        if name == "offset_mapping" and len(dims) == 2:
+            # stored as offset_mapping_1, a name that records keep
+            dims = ("token", "offset")
+            coords["offset"] = ["start", "end"]
+        load = _token_array if dims[0] == "token" else _label
+        if dims[0] == "token" or name in split.label_names:
+            sizes |= dict(zip(dims[1:], held.shape[1:], strict=True))
+            data[name] = variable(partial(Whole, held.dtype, partial(load, name)), *dims)
+    if "text_row" not in record.arrays:
+        coords["id"] = variable(partial(Whole, object, _ids), "example")
+    plans = {"n_tokens": ("example", plan.n_tokens), "example_id": ("example", plan.example_id)}
+    return xr.Dataset({**data, **plans}, coords, attrs=provenance_of(split))
+
+
+class OnDemand(BackendArray):
+    """An array of a split that is read when it is indexed.
+
+    Attributes:
+        source: where the split is.
+        shape: of the array.
+        dtype: of its values.
+    """
+
+    def __init__(self, source: SplitSource, shape: tuple[int, ...], dtype: Any) -> None:
+        self.source, self.shape, self.dtype = source, shape, np.dtype(dtype)
+
+    @abstractmethod
+    def take(self, *indices: Indices) -> npt.NDArray[Any]:
+        """Values at some indices of each axis, each combined with each of the others."""
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        support = indexing.IndexingSupport.OUTER
+        return indexing.explicit_indexing_adapter(key, self.shape, support, self._outer)
+
+    def _outer(self, key: tuple[Any, ...]) -> npt.NDArray[Any]:
+        indices = [_indices(each, size) for each, size in zip(key, self.shape, strict=True)]
+        values = self.take(*map(np.atleast_1d, indices))
+        return values[tuple(slice(None) if each.ndim else 0 for each in indices)]
+
+
+class States(OnDemand):
+    """The hidden states (token, layer, hidden), decoded to float32."""
+
+    def __init__(self, source: SplitSource, shape: tuple[int, ...]) -> None:
+        super().__init__(source, shape, np.float32)
+
+    def take(self, *indices: Indices) -> npt.NDArray[Any]:
+        """See `decoded_tokens` for what is read."""
+        tokens, layers, channels = indices
+        split = self.source.open()
+        n = split.plan.n_tokens.astype(np.int64)
+        ends = np.cumsum(n)
+        examples = np.searchsorted(ends, tokens, side="right")
+        places = tokens - (ends - n)[examples]
+        states = decoded_tokens(split, examples, places, layers.tolist())
+        every = len(channels) == self.shape[2] and bool((np.diff(channels) == 1).all())
+        return states if every else states[:, :, channels]
+
+
+class Whole(OnDemand):
+    """An array that lies under one checksum: read whole when it is first indexed, and kept.
+
+    Attributes:
+        load: what reads it from its split.
+    """
+
+    def __init__(self, dtype: Any, load: Load, source: SplitSource, shape: tuple[int, ...]) -> None:
+        super().__init__(source, shape, dtype)
+        self.load = load
+        self._values: npt.NDArray[Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the values: another process reads them where it needs them."""
+        return type(self), (self.dtype, self.load, self.source, self.shape)
+
+    def take(self, *indices: Indices) -> npt.NDArray[Any]:
+        """Values out of the array."""
+        if self._values is None:
+            self._values = self.load(self.source.open())
+        return self._values[np.ix_(*indices)]
+
+
+def _indices(key: Any, size: int) -> Indices:
+    """What an integer, a slice or an array names on an axis of that size."""
+    return np.arange(*key.indices(size)) if isinstance(key, slice) else np.asarray(key)
+
+
+def _examples_of_tokens(split: SplitReader) -> npt.NDArray[Any]:
+    return np.repeat(np.arange(len(split.plan)), split.plan.n_tokens)
+
+
+def _positions_of_tokens(split: SplitReader) -> npt.NDArray[Any]:
+    n = split.plan.n_tokens.astype(np.int64)
+    return np.arange(split.plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
+
+
+def _token_array(name: str, split: SplitReader) -> npt.NDArray[Any]:
+    # without the fill between the shards
+    real = np.repeat(split.plan.first_token, split.plan.n_tokens) + _positions_of_tokens(split)
+    values: npt.NDArray[Any] = split.array(name)[real]
+    return values
+
+
+def _label(name: str, split: SplitReader) -> npt.NDArray[Any]:
+    return split.array(name)
+
+
+def _ids(split: SplitReader) -> npt.NDArray[Any]:
+    """The key of each example; its row in a table that has no keys."""
+    rows, table = split.table_rows, split.table()
+    if "id" not in table.column_names:
+        return rows.astype(object)
+    ids: npt.NDArray[Any] = table["id"].to_numpy().astype(object)[rows]
+    return ids
