@@ -24,12 +24,13 @@ conv2d, channels last, tokens as batch     363 / 155      724 / 430
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bertvision.models.outputs import example_lengths
 
@@ -189,3 +190,38 @@ class SeparableNorm(nn.Module):
 def average_pool(image: Tensor) -> Tensor:
     """Mean of 3 along the width, stride 2, 'same'; padding is not counted."""
     return F.avg_pool2d(image, (1, 3), (1, 2), (0, 1), count_include_pad=False)
+
+
+def recompute_statistics(head: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Set running means and variances of BatchNorm to those that the present weights give.
+
+    The running ones are of the last steps, in each of which weights were others. In a body of
+    twenty layers that learned for few steps, errors add up from layer to layer until what the head
+    says is worthless. So they are the mean over some batches here, with nothing dropped out
+    (*precise BatchNorm*, Wu & Johnson 2021, arXiv:2105.07576, section 3). Steps do not use them:
+    training goes on as if this had not been called.
+
+    Args:
+        head: with or without BatchNorm; without, no batch is asked for.
+        batches: hidden states (tokens, layers, hidden) and lengths (batch,) of training examples,
+            at least one batch.
+    """
+    norms = [
+        module
+        for module in head.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
+    if not norms:
+        return
+    training, momenta = head.training, [norm.momentum for norm in norms]
+    head.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+        norm.train()
+    with torch.no_grad():
+        for hidden_states, lengths in batches:
+            head(hidden_states, lengths)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    head.train(training)

@@ -20,6 +20,7 @@ from bertvision.models.convolution import (
     Rows,
     average_pool,
     flatten,
+    recompute_statistics,
     same,
     to_image,
 )
@@ -151,6 +152,33 @@ def test_padding_has_no_part_in_the_statistics(name: str) -> None:
         norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[0]))
     head(*batch(1, 12, 3))
     assert seen == [16] * len(norms)  # 16 real tokens; a padded batch would have 36
+
+
+def test_recomputed_statistics_are_those_of_the_present_weights() -> None:
+    head = make("cnn-1xn")
+    norms = [module for module in head.modules() if isinstance(module, nn.BatchNorm2d)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.mul_(3)  # a step, after which the statistics behind it are others
+    states, lengths = batch(100)
+    before = head(states, lengths).start_logits
+    for norm in norms:
+        norm.train()
+    right = head(states, lengths).start_logits  # by the statistics of the batch itself
+    head.train()
+    recompute_statistics(head, [(states, lengths)] * 3)
+    assert all(norm.momentum == 1.0 and norm.training for norm in norms)
+    assert head.training
+    after = head.eval()(states, lengths).start_logits
+    error = (after - right).norm() / right.norm()
+    assert error < 0.02 < 0.2 < (before - right).norm() / right.norm()
+
+
+def test_a_head_without_norms_asks_for_no_batch_to_recompute_them() -> None:
+    head = build_head("learned-pooling", layers=LAYERS, hidden=HIDDEN)
+    asked = iter([batch(3)])
+    recompute_statistics(head, asked)
+    assert len(list(asked)) == 1
 
 
 @pytest.mark.parametrize("name", CHEAP)

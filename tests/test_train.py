@@ -36,7 +36,9 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.sampler import Sampler
+from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
+from bertvision.models.convolution import recompute_statistics
 from bertvision.models.heads import SpanHead
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.results.rows import read_rows
@@ -51,7 +53,7 @@ from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import read_run_config, read_run_metrics
 from bertvision.pipelines.workspace.reproduce import training_command
-from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-64-shared-skip"]
@@ -99,6 +101,25 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
     for name in PARTS:
         train(space, [name], "1e", OPTIONS)
         assert all(torch.equal(found[name][k], x) for k, x in weights(space, name).items())
+
+
+def test_statistics_of_a_head_are_of_its_own_examples_and_last_weights(space: Workspace) -> None:
+    name = "cnn-1xn@f0.5"
+    train(space, [name, "learned-pooling"], "1e", OPTIONS)
+    found = weights(space, name)
+    shutil.rmtree(space.root / "heads")
+    (alone,) = train(space, [name], "1e", OPTIONS)
+    assert all(torch.equal(value, found[key]) for key, value in weights(space, name).items())
+    split = ActivationStore.open(space.activations)["1e"]["train"]
+    own = ranks(split.plan.example_id, 0).argsort()[: alone.examples]
+    batches = [split.read(own[i : i + 4].tolist()) for i in range(0, len(own), 4)][:16]
+    head = load_head(space.head_dir("1e", name)).module
+    for module in head.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.add_(1)
+    recompute_statistics(head, [(b.decode(), b.lengths) for b in batches])
+    for key, value in head.state_dict().items():
+        torch.testing.assert_close(value, found[key], rtol=1e-5, atol=1e-6)
 
 
 def test_heads_of_one_pass_share_what_is_no_ones_own() -> None:

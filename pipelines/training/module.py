@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,13 +13,17 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from bertvision.errors import NonFiniteError, WorkspaceError
+from bertvision.models.convolution import recompute_statistics
 from bertvision.models.registry import build_head
 from bertvision.pipelines.precision import autocast
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.training.collector import BatchCollector, Shared
+from bertvision.pipelines.training.collector import BatchCollector, Shared, joined
 from bertvision.pipelines.training.datamodule import HiddenStates
 from bertvision.pipelines.training.teacher import Teacher
 from bertvision.pipelines.workspace.runs import Run
+
+_STATISTICS_BATCHES = 16
+"""Batches that BatchNorm's means and variances are of: thousands of tokens."""
 
 
 def seed_of(*parts: object) -> int:
@@ -97,7 +101,7 @@ class HeadsModule(pl.LightningModule):
         starting them)."""
         self.diverged: set[Run] = set()
         """Runs whose loss became NaN or infinite: they are trained no further."""
-        self._ranks = ranks
+        self._ranks, self._batch_size = ranks, batch_size
         self._collectors = {
             run: BatchCollector(run.examples(len(ranks)), len(ranks), batch_size)
             for run in self.runs
@@ -135,6 +139,9 @@ class HeadsModule(pl.LightningModule):
         if losses := self._backward(optimizer, rest):
             log |= losses
             optimizer.optimizer.step()  # Lightning counts a step per batch of the stream
+        if self.trainer.is_last_batch:  # heads are scored, or done
+            for run, head in zip(self.runs, self.heads, strict=True):
+                recompute_statistics(head, self._batches(run))
         if self.logger is not None:
             found = {f"loss/{name}": x for name, x in log.items() if x is not None}
             self.log_dict(found, batch_size=len(ranks))
@@ -168,6 +175,14 @@ class HeadsModule(pl.LightningModule):
                 "the training diverged; give a lower --lr"
             )
         return losses
+
+    def _batches(self, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+        """Hidden states and lengths of a run's own examples, the first by rank, in batches."""
+        own = run.examples(len(self._ranks))
+        first = self._ranks.argsort()[: min(own, _STATISTICS_BATCHES * self._batch_size)]
+        for begin in range(0, len(first), self._batch_size):
+            batch = joined(self._read(first[begin : begin + self._batch_size].tolist()))
+            yield batch.hidden_states, batch.lengths
 
     def _loss(self, head: nn.Module, batch: HiddenStates) -> Tensor:
         """What is minimised, () float32."""
