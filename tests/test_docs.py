@@ -133,6 +133,17 @@ def test_every_promise_names_tests_that_there_are() -> None:
         assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    named = {
+        (path, test)
+        for page in PAGES
+        for path, test in re.findall(r"`(tests/test_\w+\.py)::(\w+)`", page.read_text())
+    }
+    assert len(named) > 40
+    sources = {path: (ROOT / path).read_text() for path, _ in named}
+    assert [each for each in named if f"def {each[1]}(" not in sources[each[0]]] == []
+
+
 def test_the_tree_names_every_folder_and_no_other() -> None:
     tree = blocks(ROOT / "docs/architecture.md", "text")[0]
     assert len(tree.splitlines()) <= 65, "it fits on a screen"
