@@ -28,8 +28,13 @@ def render() -> str:
     parts = [HEADER]
     for heading, names in groups():
         parts.append(f"## {heading}\n")
-        parts += [f"::: bertvision.{name}\n" for name in names]
+        parts += [f"::: bertvision.{name}\n{_options(name)}" for name in names]
     return "\n".join(parts)
+
+
+def _options(name: str) -> str:
+    """What mkdocstrings is told of a name: fields of options have their help in the annotation."""
+    return "    options:\n      show_if_no_docstring: true\n" if name.endswith("Options") else ""
 
 
 def groups() -> Iterator[tuple[str, list[str]]]:

@@ -23,6 +23,16 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_stand_in_a_section_that_the_site_shows_as_code(name: str) -> None:
+    assert [test.name for test in examples(name) if any(e.indent < 4 for e in indented(test))] == []
+
+
+def indented(test: doctest.DocTest) -> list[doctest.Example]:
+    """The examples of a docstring, with their indents below its own."""
+    return doctest.DocTestParser().get_examples(inspect.cleandoc(test.docstring or ""))
+
+
 def run(test: doctest.DocTest) -> str:
     """What differs from what the docstring says."""
     report: list[str] = []

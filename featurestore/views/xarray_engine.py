@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 class StoreEngine(BackendEntrypoint):
     """Stores as datasets of xarray, decoded to float32 where they are indexed.
 
-    >>> import xarray as xr
-    >>> tree = xr.open_datatree("activations", engine="bertvision")
-    >>> list(tree["1e"].children)
-    ['dev', 'train', 'tune']
-    >>> split = xr.open_dataset("activations", engine="bertvision", group="1e/train")
-    >>> split.hidden_states.sel(layer=2).isel(token=[0, 1]).shape  # one example is read
-    (2, 32)
+    Examples:
+        >>> import xarray as xr
+        >>> tree = xr.open_datatree("activations", engine="bertvision")
+        >>> list(tree["1e"].children)
+        ['dev', 'train', 'tune']
+        >>> split = xr.open_dataset("activations", engine="bertvision", group="1e/train")
+        >>> split.hidden_states.sel(layer=2).isel(token=[0, 1]).shape  # one example is read
+        (2, 32)
     """
 
     description = "Open activation stores, decoded to float32 where they are indexed"

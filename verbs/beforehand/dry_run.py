@@ -42,10 +42,11 @@ def dry_run(verb: Callable[..., Any], *args: Any, **given: Any) -> DryRun:
     computed with them, nothing is written. Seconds are those that earlier jobs of the workspace
     have measured. What the verb would refuse is refused here too.
 
-    >>> import bertvision
-    >>> plan = bertvision.dry_run(bertvision.extract, "0.5e", split="dev", pool="sep")
-    >>> [(row.split, row.state, row.windows) for row in plan.rows]
-    [('dev-sep', 'new', 24)]
+    Examples:
+        >>> import bertvision
+        >>> plan = bertvision.dry_run(bertvision.extract, "0.5e", split="dev", pool="sep")
+        >>> [(row.split, row.state, row.windows) for row in plan.rows]
+        [('dev-sep', 'new', 24)]
 
     Args:
         verb: ``extract``, ``train`` or ``sweep`` of bertvision.
@@ -149,8 +150,9 @@ def _time(plan: Values) -> str:
 def duration(seconds: float | None) -> str:
     """Seconds as a person says them; None is not known.
 
-    >>> duration(None), duration(0.0), duration(12.3), duration(754.0), duration(9000.0)
-    ('-', '0 s', '12 s', '13 min', '2.5 h')
+    Examples:
+        >>> duration(None), duration(0.0), duration(12.3), duration(754.0), duration(9000.0)
+        ('-', '0 s', '12 s', '13 min', '2.5 h')
     """
     if seconds is None:
         return "-"
