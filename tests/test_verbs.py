@@ -29,7 +29,7 @@ from bertvision.commands import (
 )
 from bertvision.commands.analyses import alike, exits, layers, mlm, pairs, probe, structure
 from bertvision.commands.declared_options import with_options
-from bertvision.commands.store import audit, foreign
+from bertvision.commands.store import audit, foreign, generation
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.options import declared, flag
 from bertvision.pipelines.results.compare import compare as run_compare
@@ -65,6 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
             foreign.import_states,
             foreign.export_states,
             audit.audit,
+            generation.generate,
         ),
         *(systems.ensemble, systems.compare, latency.latency, probe.probe),
         *(pairs.rank, pairs.similarity),
@@ -137,7 +138,7 @@ def test_a_verb_has_the_options_and_the_defaults_of_its_command(name: str) -> No
             ](typed[keyword]), keyword
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "results", "predictions"])
+@pytest.mark.parametrize("name", [*COMMANDS, "results", "predictions", "generated_texts"])
 def test_help_says_every_parameter_of_a_verb(name: str) -> None:
     verb = verb_of(name)
     text = inspect.getdoc(verb) or ""

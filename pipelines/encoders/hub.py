@@ -22,6 +22,7 @@ _FILES = [
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
+    "generation_config.json",  # which tokens end a text
 ]
 
 

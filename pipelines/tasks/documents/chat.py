@@ -151,6 +151,18 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
         if not completion:
             raise InputError("the completion is empty")
         return Chat(name, None, prompt, completion)
+    kept = read_messages(fields)
+    if all(message["role"] != "assistant" for message in kept):
+        raise InputError("has no message of the role 'assistant'")
+    return Chat(name, json.dumps(kept, ensure_ascii=False))
+
+
+def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a row, each with ``role`` and ``content``; fields without a value are left.
+
+    Raises:
+        InputError: they are malformed; names the message and the field.
+    """
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
         raise InputError(f"messages must be a list of objects: {str(messages)[:80]!r}")
@@ -161,7 +173,4 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
             text_field(message, "role"), text_field(message, "content")
         except InputError as error:
             raise InputError(f"message {i}: {error}") from error
-    if all(message["role"] != "assistant" for message in messages):
-        raise InputError("has no message of the role 'assistant'")
-    kept = [{key: value for key, value in m.items() if value is not None} for m in messages]
-    return Chat(name, json.dumps(kept, ensure_ascii=False))
+    return [{key: value for key, value in m.items() if value is not None} for m in messages]

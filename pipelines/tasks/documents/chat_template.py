@@ -42,14 +42,7 @@ def conversation(messages: _Messages, tokenizer: Any) -> Tokens:
         InputError: it has no chat template, the template refuses the messages, or a text up to a
             turn is not how the text of all turns begins.
     """
-    try:
-        marks = _MARKS.search(tokenizer.get_chat_template())
-    except ValueError as error:
-        raise InputError(
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: take one of a "
-            "model that was tuned on conversations, or give prompt and completion"
-        ) from error
-    if marks:
+    if _MARKS.search(_template(tokenizer, "give prompt and completion")):
         found = _templated(
             messages, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -78,6 +71,21 @@ def conversation(messages: _Messages, tokenizer: Any) -> Tokens:
     return _masked(text, spans, tokenizer, special=False)
 
 
+def to_be_answered(messages: _Messages, tokenizer: Any) -> Int32Array:
+    """The tokens of a conversation that the assistant is to go on with, (tokens,).
+
+    Args:
+        messages: with ``role`` and ``content``.
+        tokenizer: a fast one, with a chat template.
+
+    Raises:
+        InputError: it has no chat template, or the template refuses the messages.
+    """
+    _template(tokenizer, "give plain texts as prompts, without a template")
+    text = _templated(messages, tokenizer, tokenize=False, add_generation_prompt=True)
+    return _masked(text, (), tokenizer, special=False).ids
+
+
 def continued(prompt: str, completion: str, tokenizer: Any) -> Tokens:
     """The tokens of a prompt and its completion, with the tokenizer's special tokens around both.
 
@@ -90,6 +98,17 @@ def continued(prompt: str, completion: str, tokenizer: Any) -> Tokens:
     """
     text = prompt + completion
     return _masked(text, [(len(prompt), len(text))], tokenizer, special=True)
+
+
+def _template(tokenizer: Any, instead: str) -> str:
+    """A tokenizer's chat template; ``instead`` says what can be done without one."""
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError as error:
+        raise InputError(
+            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: take one of a "
+            f"model that was tuned on conversations, or {instead}"
+        ) from error
 
 
 def _templated(messages: _Messages, tokenizer: Any, **options: Any) -> Any:

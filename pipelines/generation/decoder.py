@@ -1,0 +1,186 @@
+"""A decoder that reads prompts of different lengths at once and then a token of each at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bertvision.errors import InputError
+from bertvision.pipelines.encoders.loading import pad_id
+from bertvision.pipelines.encoders.sites.names import sites_of
+from bertvision.pipelines.encoders.sites.taps import Taps
+from bertvision.pipelines.precision import Precision, autocast, device
+from bertvision.pipelines.tasks.windows import Int32Array
+
+_ALIKE = 1e-2
+"""How far states of one token may be apart that are computed in two ways, in parts of the largest:
+arithmetic gives 1e-5, a wrong position or a token that should not be seen several tenths."""
+
+
+class Pass(NamedTuple):
+    """What a forward pass gives."""
+
+    logits: Tensor
+    """(rows, vocabulary) float32 behind the last token, on the device."""
+    states: Tensor
+    """(rows, tokens, layers, hidden) float32 on the CPU, of padding whatever it is."""
+
+
+class Decoder:
+    """A model that goes on with texts, on this machine's device.
+
+    Args:
+        model: of ``AutoModelForCausalLM``. It belongs to this object from now on.
+        layers: indices of the hidden states to give, 0 being the embedding output; or of ``sites``.
+        precision: of the forward pass; weights stay float32.
+        sites: names of sites (see `sites.names`), in the place of hidden states.
+
+    Attributes:
+        attention: name of the attention that it computes, for the provenance of a split.
+
+    Raises:
+        InputError: it is an encoder, keeps no cache of keys and values, or counts positions so that
+            padding changes what it computes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[int],
+        precision: Precision,
+        sites: Sequence[str] = (),
+    ) -> None:
+        self.device = device()
+        self.attention = str(model.config._attn_implementation)
+        self._model = model.eval().requires_grad_(False).to(self.device)
+        self._layers, self._precision = list(layers), precision
+        takes = inspect.signature(model.forward).parameters
+        self._places = "position_ids" in takes
+        self._options: dict[str, Any] = {"use_cache": True, "output_hidden_states": not sites}
+        if "logits_to_keep" in takes:
+            self._options["logits_to_keep"] = 1
+        self._taps: Taps | None = None
+        if sites:
+            known = sites_of(model.config.model_type, model.config.num_hidden_layers)
+            names = [sites[i] for i in layers]
+            base = cast(PreTrainedModel, model.base_model)
+            self._taps = Taps(base, {i: known[name] for i, name in enumerate(names)})
+        self._pad = pad_id(None, model.config)
+        self._check()
+
+    def begin(self) -> Reading:
+        """Begin with some prompts."""
+        return Reading(self)
+
+    def padded(self, prompts: Sequence[Int32Array]) -> tuple[Tensor, Tensor]:
+        """Prompts in one frame, padded in front, so that the next token of each stands behind it.
+
+        Returns:
+            (rows, tokens) token ids, and which of them are real.
+        """
+        longest = max(map(len, prompts))
+        ids = np.full((len(prompts), longest), self._pad, np.int64)
+        real = np.zeros(ids.shape, bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = prompt
+            real[row, longest - len(prompt) :] = True
+        return torch.from_numpy(ids), torch.from_numpy(real)
+
+    def forward(self, ids: Tensor, real: Tensor, cache: Any) -> tuple[Pass, Any]:
+        """One pass of the model over the next tokens of some rows.
+
+        Args:
+            ids: (rows, tokens) of the next tokens.
+            real: (rows, before + tokens) which tokens are looked at, those before in the cache.
+            cache: keys and values of those before; None where there are none.
+
+        Returns:
+            What it gives, and the cache with the tokens in it.
+        """
+        where, seq = self.device, ids.shape[1]
+        real = real.to(where)
+        inputs: dict[str, Any] = {"input_ids": ids.to(where), "attention_mask": real.long()}
+        if self._places:
+            inputs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)[:, -seq:]
+        kept: list[Tensor] = [torch.empty(0)] * len(self._layers)
+
+        def keep(number: int, state: Tensor) -> None:
+            kept[number] = state.to("cpu", torch.float32, copy=True)
+
+        with torch.inference_mode(), autocast(self._precision, where):
+            if self._taps is not None:
+                with self._taps.taken(keep):
+                    output = self._model(**inputs, past_key_values=cache, **self._options)
+            else:
+                output = self._model(**inputs, past_key_values=cache, **self._options)
+                for number, layer in enumerate(self._layers):
+                    keep(number, output.hidden_states[layer])
+        logits = output.logits[:, -1].float()
+        return Pass(logits, torch.stack(kept, dim=2)), output.get("past_key_values")
+
+    def _check(self) -> None:
+        """Compare states of a few tokens, read at once, with what reading token by token gives."""
+        kind, words = self._model.config.model_type, int(self._model.config.vocab_size)
+        some = np.unique(np.linspace(words // 3, words - 1, 6).astype(np.int32))
+        precision, self._precision = self._precision, "32"
+        try:
+            at_once = self._read(some, steps=0)
+            causal = _alike(self._read(some[:-1], steps=0), at_once[:-1])
+            steady = causal and _alike(self._read(some, steps=len(some) // 2), at_once)
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            raise InputError(
+                f"a {kind} model does not take tokens one by one, with those before in a cache of "
+                f"keys and values: take another decoder ({error})"
+            ) from error
+        self._precision = precision
+        if not causal:
+            raise InputError(
+                f"a {kind} model is an encoder: what it computes of a token depends on those that "
+                "follow, so that it cannot write one after another; take a decoder, such as "
+                "openai-community/gpt2, or `bertvision extract` for the states of this one"
+            )
+        if not steady:
+            raise InputError(
+                f"a {kind} model computes other states token by token, behind padding, than of a "
+                "text at once: it cannot generate in batches here"
+            )
+
+    def _read(self, ids: Int32Array, steps: int) -> Tensor:
+        """(tokens, layers, hidden) of a text, its last ``steps`` tokens one by one, then padded."""
+        reading = self.begin()
+        first = ids[: len(ids) - steps]
+        longer = [np.tile(first, 2)] if steps else []
+        states = [reading.feed(*self.padded([first, *longer])).states[0, -len(first) :]]
+        for token in ids[len(first) :]:
+            one = torch.full((1 + len(longer), 1), int(token))
+            states.append(reading.feed(one, torch.ones_like(one, dtype=torch.bool)).states[0])
+        return torch.cat(states)
+
+
+class Reading:
+    """What a decoder has read of some prompts, and goes on from."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self._cache = decoder, None
+        self._real: Tensor | None = None
+
+    def feed(self, ids: Tensor, real: Tensor) -> Pass:
+        """Read the next tokens of each row.
+
+        Args:
+            ids: (rows, tokens).
+            real: (rows, tokens) which of them count; the others are padding, and never looked at.
+        """
+        self._real = real if self._real is None else torch.cat([self._real, real], dim=1)
+        given, self._cache = self._decoder.forward(ids, self._real, self._cache)
+        return given
+
+
+def _alike(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= _ALIKE * wanted.abs().max())

@@ -1,0 +1,249 @@
+"""Generation: prompts → texts, whose tokens and hidden states become a split of the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertvision.errors import DiskSpaceError, InputError, counted
+from bertvision.featurestore.creation import SplitSpec
+from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
+from bertvision.featurestore.format.records import Provenance
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.writer import expected_bytes, free_bytes
+from bertvision.featurestore.writing.appending import ActivationWriter
+from bertvision.pipelines.encoders.sites.names import choose_sites
+from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.generation.batch import FINISH_REASONS, go_on, new_tokens
+from bertvision.pipelines.generation.choosing import Chooser
+from bertvision.pipelines.generation.decoder import Decoder
+from bertvision.pipelines.generation.loading import LoadedDecoder
+from bertvision.pipelines.generation.options import GenerateOptions
+from bertvision.pipelines.generation.prompts import Prompt, digest
+from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.text import size
+
+log = logging.getLogger(__name__)
+
+
+class Generated(NamedTuple):
+    """What a generation did.
+
+    Attributes:
+        tag: of the split.
+        split: its name.
+        examples: prompts with what follows, that the split has.
+        added: by this call; the others were there before.
+        prompt_tokens: of all examples.
+        generated_tokens: likewise.
+        finish_reasons: how many ended by each (see `batch.FINISH_REASONS`).
+        layers: indices of the hidden states, or names of the sites.
+        bytes: of the split's shards.
+    """
+
+    tag: str
+    split: str
+    examples: int
+    added: int
+    prompt_tokens: int
+    generated_tokens: int
+    finish_reasons: dict[str, int]
+    layers: list[int] | list[str]
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return self._asdict()
+
+
+class Generation:
+    """Prompts, a decoder, and how it goes on with them.
+
+    Args:
+        loaded: the decoder.
+        prompts: in the order of the data.
+        options: how, and what is kept.
+
+    Raises:
+        InputError: the model is no decoder, has no such layer or site, or options contradict each
+            other.
+    """
+
+    def __init__(
+        self, loaded: LoadedDecoder, prompts: Sequence[Prompt], options: GenerateOptions
+    ) -> None:
+        config = loaded.model.config
+        if options.sites and options.layers is not None:
+            raise InputError("--layers beside --sites: name blocks in --sites, as blocks.3.*")
+        if options.top_p < 1 and not options.temperature:
+            raise InputError("--top-p is for tokens that are drawn: give a --temperature above 0")
+        depth = config.num_hidden_layers
+        self._sites: tuple[str, ...] = ()
+        self._layers = kept_layers(options.layers, depth, pooler=False, tokens="all")
+        if options.sites:
+            self._sites = choose_sites(options.sites, config.model_type, depth)
+            self._layers = tuple(range(len(self._sites)))
+        self._precision = resolve_precision(options.precision)
+        self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites)
+        self._hidden = int(config.hidden_size)
+        self._loaded, self._prompts, self._options = loaded, prompts, options
+        self._most = [
+            new_tokens(prompt, options.max_new_tokens, loaded.longest) for prompt in prompts
+        ]
+        longest = max(len(p.ids) + n for p, n in zip(prompts, self._most, strict=True))
+        self._shard_tokens = max(SHARD_TOKENS, 2 * longest)
+
+    def run(self, store: ActivationStore, tag: str, split: str) -> Generated:
+        """Go on with the prompts that the split does not have yet, and finish it.
+
+        A call that was killed is finished by the same one. Which prompts stand in a batch together
+        follows from the prompts alone, and a batch that a kill has cut is computed again as a
+        whole: the same texts come out, and of one batch size on one machine the same bytes.
+
+        Args:
+            store: where to.
+            tag: of the split.
+            split: its name.
+
+        Raises:
+            InputError: the split holds prompts that are not among these.
+            NonFiniteError: a hidden state is NaN or infinite.
+            ProvenanceError: the split was begun from something else; the message names the field.
+            LockedError: another process is writing it.
+            DiskSpaceError: the disk is too small, or full; what was committed stays.
+        """
+        with store.writer(
+            *(tag, split),
+            hidden_size=self._hidden,
+            layers=self._sites or self._layers,
+            encoding=self._options.encoding,
+            shard_tokens=self._shard_tokens,
+            tokenizer=self._loaded.tokenizer,
+            provenance=self._made_from(),
+        ) as writer:
+            missing = [i for i, p in enumerate(self._prompts) if p.key not in writer]
+            if missing:
+                self._check_space(store, SplitSpec(tag, split, *self._stored_as()), missing)
+                self._write(writer, f"generate {tag}/{split}")
+            done = writer.finish(self._options.permute, examples=len(self._prompts))
+        return _summary(store, done, len(missing))
+
+    def _stored_as(self) -> tuple[str, tuple[int, ...], int, Provenance]:
+        return self._options.encoding, self._layers, self._hidden, {}
+
+    def _made_from(self) -> Provenance:
+        """Everything that the tokens and their states depend on, causes first."""
+        options = self._options
+        drawn: Provenance = {"top_p": options.top_p, "seed": options.seed}
+        return {
+            **self._loaded.made_from,
+            "prompts_sha256": digest(self._prompts),
+            "max_new_tokens": options.max_new_tokens,
+            "temperature": options.temperature,
+            **(drawn if options.temperature else {}),
+            "precision": self._precision,
+            "attn_implementation": self._decoder.attention,
+        }
+
+    def _check_space(self, store: ActivationStore, spec: SplitSpec, missing: list[int]) -> None:
+        """Say how large it will be, and refuse where not even short texts fit."""
+        read = sum(len(self._prompts[i].ids) for i in missing)
+        new = sum(self._most[i] for i in missing)
+        least, most = (
+            expected_bytes(
+                ShardPlan.make(
+                    [len(self._prompts[i].ids) + n for i, n in zip(missing, each, strict=True)],
+                    shard_tokens=self._shard_tokens,
+                ),
+                spec,
+            )
+            for each in ([1] * len(missing), [self._most[i] for i in missing])
+        )
+        free = free_bytes(store.storage)
+        log.info(
+            "%s/%s: %s, %s, and at most %s that are generated; at most %s; free on the disk: %s",
+            *(spec.tag, spec.split),
+            counted(len(missing), "prompt"),
+            counted(read, "token"),
+            f"{new:,}",
+            size(most),
+            "unknown" if free is None else size(free),
+        )
+        if free is not None and least > free:
+            raise DiskSpaceError(
+                f"{size(least)} at least are needed in {store.storage}, {size(free)} are free: "
+                "free some space, name another --store, keep fewer --layers or take a smaller "
+                "--encoding"
+            )
+        if free is not None and most > free:
+            log.warning(
+                "the disk has no room for texts that are all of --max-new-tokens; where it is full "
+                "before the end, the same command goes on when there is more"
+            )
+
+    def _write(self, writer: ActivationWriter, name: str) -> None:
+        """Add what is missing, batch by batch."""
+        todo = [
+            batch
+            for batch in self._batches()
+            if not all(self._prompts[i].key in writer for i in batch)
+        ]
+        most = sum(self._most[i] for batch in todo for i in batch)
+        with progress(most, name, "token") as bar:
+
+            def told(new: int, never: int) -> None:
+                bar.total = (bar.total or 0) - never  # or the time that is left would count them
+                bar.update(new)
+
+            for batch in todo:
+                prompts = [self._prompts[i] for i in batch]
+                options = self._options
+                texts = go_on(
+                    prompts,
+                    self._decoder,
+                    Chooser(
+                        [p.key for p in prompts], options.temperature, options.top_p, options.seed
+                    ),
+                    most_new=options.max_new_tokens,
+                    longest=self._loaded.longest,
+                    stops=self._loaded.stops,
+                    told=told,
+                )
+                for row, text in zip(batch, texts, strict=True):
+                    if text.key not in writer:
+                        generated = np.arange(len(text.input_ids)) >= text.prompt_tokens
+                        writer.add(
+                            text.key,
+                            text.hidden_states,
+                            input_ids=text.input_ids,
+                            labels={"finish_reason": text.finish_reason, "prompt": row},
+                            fields={"generated": generated.astype(np.uint8)},
+                        )
+
+    def _batches(self) -> list[list[int]]:
+        """Numbers of prompts of like length, the longest first."""
+        lengths = np.array([len(prompt.ids) for prompt in self._prompts])
+        order = np.argsort(-lengths, kind="stable").tolist()
+        each = self._options.batch_size
+        return [order[first : first + each] for first in range(0, len(order), each)]
+
+
+def _summary(store: ActivationStore, split: ActivationSplit, added: int) -> Generated:
+    record, reasons = split.record, split.labels["finish_reason"]
+    generated = int(split.array("generated").sum())  # of the fill it is 0
+    return Generated(
+        tag=record.tag,
+        split=record.split,
+        examples=len(split),
+        added=added,
+        prompt_tokens=split.plan.total_tokens - generated,
+        generated_tokens=generated,
+        finish_reasons={name: int((reasons == i).sum()) for i, name in enumerate(FINISH_REASONS)},
+        layers=split.layer_names or [*record.layers],
+        bytes=store.stored_bytes(record.tag, record.split),
+    )

@@ -1,0 +1,149 @@
+"""Prompts: rows of a source as the tokens that a decoder goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from bertvision.errors import InputError, UnknownNameError, counted
+from bertvision.featurestore.writing.columns import as_key
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.documents.chat import read_messages
+from bertvision.pipelines.tasks.documents.chat_template import to_be_answered
+from bertvision.pipelines.tasks.documents.rows import find_rows, read_items
+from bertvision.pipelines.tasks.special_tokens import Template
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import Int32Array
+
+log = logging.getLogger(__name__)
+
+PromptTask = Literal["text", "chat"]
+
+
+class Prompt(NamedTuple):
+    """What is gone on with."""
+
+    key: str
+    """Its name: the field ``id`` of its row, else where the row stands."""
+    ids: Int32Array
+    """(tokens,) vocabulary indices, one at least."""
+
+
+class _Row(NamedTuple):
+    key: str
+    given: Any
+    """A text, or the messages of a conversation."""
+
+
+def read_prompts(
+    source: str,
+    tokenizer: Any,
+    *,
+    task: PromptTask,
+    column: str | None,
+    split: str | None,
+    longest: int,
+    skip_bad: bool,
+) -> list[Prompt]:
+    """Read prompts, and make tokens of them.
+
+    A text gets the special tokens that the tokenizer puts in front of a text, and none behind. A
+    conversation goes through the tokenizer's chat template, up to where the assistant answers.
+
+    Args:
+        source: of texts or conversations (see `tasks.documents`).
+        tokenizer: a fast one.
+        task: what the rows are.
+        column: of the texts.
+        split: of the source; None where it has one alone.
+        longest: tokens that the decoder takes.
+        skip_bad: leave out rows that are malformed, and prompts without room for an answer.
+
+    Raises:
+        InputError: a row is malformed or too long, or the tokenizer has no chat template.
+        UnknownNameError: the source has no such split, or several of which none is named.
+    """
+    reader = load_task(task)
+    splits = reader.splits(source)
+    if split is None and len(splits) == 1:
+        (split,) = splits
+    if split not in splits:
+        raise UnknownNameError(f"{source} has {', '.join(splits)}: name one of them with --split")
+    if task == "text":
+        config = TaskConfig(name=task, text=column, skip_bad=skip_bad)
+        rows = [_Row(item.id, item.text) for item in reader.read(source, split, config).items]
+    else:
+        path = find_rows(source, split, task)
+        rows = read_items(source, split, path, [["messages"]], _asked, skip_bad=skip_bad).items
+    tokens = _chat_tokens(tokenizer) if task == "chat" else _text_tokens(tokenizer)
+    found, bad = [], []
+    for row in rows:
+        try:
+            found.append(Prompt(as_key(row.key), _checked(tokens(row.given), longest)))
+        except InputError as error:
+            if not skip_bad:
+                hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
+                raise InputError(f"{source}, {row.key}: {error}{hint}") from error
+            bad.append(f"{row.key}: {error}")
+    if not found:
+        raise InputError(f"{source}: no prompt is left after skipping {len(bad)}: {bad[0]}")
+    if bad:
+        log.warning("%s left out: %s", counted(len(bad), "prompt"), bad[0])
+    return found
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Hex sha256 of keys and tokens."""
+    made = hashlib.sha256()
+    for prompt in prompts:
+        key = prompt.key.encode()
+        made.update(f"{len(key)} {len(prompt.ids)} ".encode() + key)
+        made.update(prompt.ids.astype("<i4").tobytes())
+    return made.hexdigest()
+
+
+def _text_tokens(tokenizer: Any) -> Callable[[str], Int32Array]:
+    before = Template.of(tokenizer).before[:, 0]
+
+    def tokens(text: str) -> Int32Array:
+        encoded = tokenizer(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return np.concatenate([before, np.array(encoded["input_ids"], np.int32)])
+
+    return tokens
+
+
+def _chat_tokens(tokenizer: Any) -> Callable[[Any], Int32Array]:
+    return lambda messages: to_be_answered(messages, tokenizer)
+
+
+def _checked(ids: Int32Array, longest: int) -> Int32Array:
+    if not len(ids):
+        raise InputError("the prompt makes no token: there is nothing to go on from")
+    if len(ids) >= longest:
+        raise InputError(
+            f"the prompt has {len(ids):,} tokens, and the model takes {longest:,} with what it "
+            "goes on with: shorten it"
+        )
+    return ids
+
+
+def _asked(fields: dict[str, Any], name: str) -> _Row:
+    """A conversation, without the answer that its last message may be.
+
+    Raises:
+        InputError: it is malformed, or nothing is asked.
+    """
+    if "messages" not in fields:
+        raise InputError(f"has the fields {list(fields)}, but not 'messages'")
+    messages = read_messages(fields)
+    if messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise InputError("has nothing but an answer")
+    return _Row(name, messages)

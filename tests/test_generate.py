@@ -1,0 +1,441 @@
+"""`bertvision generate`: texts token by token, whose stored states are those of the whole text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, make_family
+from processes import run_code
+from terminal import done, run
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import bertvision
+from bertvision.errors import (
+    DiskSpaceError,
+    InputError,
+    ProvenanceError,
+    UnknownNameError,
+)
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.generation import generate as generation
+from bertvision.pipelines.generation.choosing import Chooser, nucleus
+
+TEXTS = (
+    "anna",
+    "who founded rome in 1901? the anna, the anna",
+    "a",
+    "rome is in the",
+    "the the the the 7 - x.",
+    "in",
+)
+SIZES: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8}
+DECODERS = {
+    "gpt2": FAMILIES["gpt2"],
+    "llama": FAMILIES["llama"],
+    "qwen2": FAMILIES["qwen2"],
+    "gemma2": FAMILIES["llama"]._replace(
+        model_type="gemma2", settings=SIZES | {"sliding_window": 8}
+    ),
+    "gpt_neox": FAMILIES["gpt2"]._replace(model_type="gpt_neox"),
+}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny random decoder of each family."""
+    root = tmp_path_factory.mktemp("decoders")
+    return {
+        name: make_family(family, root / name, AutoModelForCausalLM)
+        for name, family in DECODERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def gpt2(folders: dict[str, Path]) -> Path:
+    return folders["gpt2"]
+
+
+def write_lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts of very different lengths, with names."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    return write_lines(path, *({"id": f"p{i}", "text": text} for i, text in enumerate(TEXTS)))
+
+
+def generate(model: Path, data: Path, store: Path, **options: Any) -> ActivationSplit:
+    """The split of a generation in float32, of batches of four."""
+    settings = {"max_new_tokens": 8, "batch_size": 4, "encoding": "float32", "precision": "32"}
+    bertvision.generate("0e/s", model=model, data=data, store=store, **settings | options)
+    split: ActivationSplit = bertvision.ActivationStore.open(store)["0e/s"]
+    return split
+
+
+def spans(split: ActivationSplit) -> dict[str, tuple[int, slice]]:
+    """By key the position of each example, and where its tokens lie."""
+    keys, plan = split.table()["id"].to_pylist(), split.plan
+    return {
+        keys[row]: (i, slice(int(plan.first_token[i]), int(plan.first_token[i] + plan.n_tokens[i])))
+        for i, row in enumerate(plan.example_id.tolist())
+    }
+
+
+def tokens_of(split: ActivationSplit) -> dict[str, list[int]]:
+    """By key all token ids."""
+    ids = split.array("input_ids")
+    return {key: ids[span].tolist() for key, (_, span) in spans(split).items()}
+
+
+def written(split: ActivationSplit) -> dict[str, list[int]]:
+    """By key the token ids that were generated."""
+    ids, mask = split.array("input_ids"), split.array("generated") == 1
+    return {key: ids[span][mask[span]].tolist() for key, (_, span) in spans(split).items()}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_stored_states_and_tokens_are_those_of_each_text_alone(
+    name: str, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    """Padding, positions and the cache change nothing: the oracle is transformers, text by text."""
+    split = generate(folders[name], prompts, tmp_path / "store")
+    model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folders[name])
+    ids, new = tokens_of(split), written(split)
+    assert sorted(ids) == [f"p{i}" for i in range(len(TEXTS))]
+    for i, text in enumerate(TEXTS):
+        key = f"p{i}"
+        prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+        alone = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False
+        )
+        assert ids[key] == alone[0].tolist()
+        assert ids[key] == prompt[0].tolist() + new[key]
+        with torch.no_grad():
+            at_once = model(alone, output_hidden_states=True).hidden_states
+        truth = torch.stack(at_once, dim=-1)[0]  # (seq, hidden, layers)
+        torch.testing.assert_close(split[spans(split)[key][0]], truth, rtol=1e-5, atol=1e-5)
+
+
+def test_sites_are_those_of_the_texts_at_once(gpt2: Path, prompts: Path, tmp_path: Path) -> None:
+    split = generate(gpt2, prompts, tmp_path / "s", sites=["blocks.1.hook_mlp_out", "ln_final.*"])
+    assert split.layer_names == ["blocks.1.hook_mlp_out", "ln_final.hook_normalized"]
+    model = AutoModelForCausalLM.from_pretrained(gpt2, dtype=torch.float32).eval()
+    seen: list[torch.Tensor] = []
+    model.transformer.h[1].mlp.register_forward_hook(lambda _, given, out: seen.append(out[0]))
+    model.transformer.ln_f.register_forward_hook(lambda _, given, out: seen.append(out[0]))
+    ids = tokens_of(split)
+    with torch.no_grad():
+        model(torch.tensor([ids["p1"]]))
+    stored = split[spans(split)["p1"][0]]
+    torch.testing.assert_close(stored, torch.stack(seen, dim=-1), rtol=1e-5, atol=1e-5)
+
+
+def test_some_layers_are_kept_and_encoded(gpt2: Path, prompts: Path, tmp_path: Path) -> None:
+    whole = generate(gpt2, prompts, tmp_path / "whole")
+    some = generate(gpt2, prompts, tmp_path / "some", layers="0,-1", encoding="int8")
+    assert some.record.layers == (0, 2)
+    assert tokens_of(some) == tokens_of(whole)
+    for key, (i, _) in spans(some).items():
+        truth = whole[spans(whole)[key][0]][..., [0, 2]]
+        assert float((some[i] - truth).norm()) < 0.02 * float(truth.norm())
+
+
+def test_a_text_ends_at_its_last_token_and_its_state_is_there(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """What ends a text is what the model's generation settings say, a list of tokens too."""
+    free = written(generate(gpt2, prompts, tmp_path / "free"))
+    stop = free["p1"][2]
+    GenerationConfig(eos_token_id=[stop, 3]).save_pretrained(folder := copied(gpt2, tmp_path))
+    split = generate(folder, prompts, tmp_path / "stopped")
+    reasons = split.labels["finish_reason"]
+    for key, ids in written(split).items():
+        end = free[key].index(stop) + 1 if stop in free[key] else len(free[key])
+        assert ids == free[key][:end]
+        assert reasons[spans(split)[key][0]] == (0 if stop in free[key] else 1)
+    assert reasons[spans(split)["p1"][0]] == 0
+    assert split.record.provenance["stop_ids"] == ",".join(map(str, sorted({stop, 3})))
+    assert split.plan.total_tokens == sum(map(len, tokens_of(split).values()))
+
+
+def test_a_text_ends_where_the_decoder_takes_no_more(gpt2: Path, tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "a.jsonl", {"text": "x" * 127}, {"text": "x"})
+    split = generate(gpt2, data, tmp_path / "s", max_new_tokens=20)
+    assert {key: len(ids) for key, ids in written(split).items()} == {"line 1": 3, "line 2": 20}
+    texts = bertvision.generated_texts("0e/s", store=tmp_path / "s")
+    assert [text.finish_reason for text in texts] == ["context", "length"]
+
+
+def test_what_is_drawn_follows_from_seed_and_key_whatever_the_batches(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    found = [
+        written(generate(gpt2, prompts, tmp_path / f"{n}-{seed}", batch_size=n, **drawing))
+        for n, seed in ((1, 3), (4, 3), (6, 3), (4, 4))
+        if (drawing := {"temperature": 1.5, "top_p": 0.9, "seed": seed})
+    ]
+    assert found[0] == found[1] == found[2]
+    assert all(found[1][key] != found[3][key] for key in found[1])
+
+
+def test_two_prompts_of_the_same_text_are_gone_on_with_apart(gpt2: Path, tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "a.jsonl", *({"text": "rome"} for _ in range(4)))
+    found = written(generate(gpt2, data, tmp_path / "s", temperature=2.0))
+    assert len({tuple(ids) for ids in found.values()}) == 4
+
+
+def test_tokens_are_drawn_as_likely_as_they_are() -> None:
+    likely = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    choose = Chooser(["a"], 0.5, 1.0, 7)
+    logits = likely.log()[None]
+    counts = np.bincount([int(choose(logits)) for _ in range(4000)], minlength=4) / 4000
+    sharper = (likely**2 / (likely**2).sum()).numpy()
+    np.testing.assert_allclose(counts, sharper, atol=4 * 0.5 / np.sqrt(4000))
+
+
+def test_a_nucleus_is_the_smallest_set_that_reaches_its_probability() -> None:
+    likely = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]]).double()
+    kept = [[False, True, False, True], [True, False, False, False]]
+    assert (nucleus(likely, 0.6) > 0).tolist() == kept
+    assert (nucleus(likely, 0.71) > 0).tolist()[0] == [False, True, True, True]
+    assert (nucleus(likely, 1e-9) > 0).sum(dim=1).tolist() == [1, 1]
+
+
+SMALL = 512
+"""Tokens of a shard: the 9 batches before the kill fill two."""
+DYING = """
+import os, signal, sys
+import bertvision
+from bertvision.pipelines.generation import generate as generation
+
+batches, go_on = [], generation.go_on
+def dying(*args, **options):
+    batches.append(1)
+    if len(batches) == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return go_on(*args, **options)
+generation.go_on, generation.SHARD_TOKENS = dying, int(sys.argv[4])
+bertvision.generate("0e/s", model=sys.argv[1], data=sys.argv[2], store=sys.argv[3],
+    max_new_tokens=20, batch_size=4, precision="32")
+"""
+
+
+def test_a_killed_generation_goes_on_and_leaves_the_same_bytes(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "SHARD_TOKENS", SMALL)
+    texts = [{"text": " ".join(TEXTS)[: 5 + i % 43]} for i in range(60)]
+    data = write_lines(tmp_path / "many.jsonl", *texts)
+    options: dict[str, Any] = {"max_new_tokens": 20, "batch_size": 4, "encoding": "int8"}
+    whole = generate(gpt2, data, tmp_path / "whole", **options)
+    assert whole.plan.n_shards >= 4
+    assert run_code(DYING, gpt2, data, tmp_path / "killed", SMALL).returncode == -9
+    asked: list[str] = []
+    go_on = generation.go_on
+
+    def noted(batch: Sequence[Any], *args: Any, **options: Any) -> Any:
+        asked.extend(prompt.key for prompt in batch)
+        return go_on(batch, *args, **options)
+
+    monkeypatch.setattr(generation, "go_on", noted)
+    again = bertvision.generate(
+        "0e/s", model=gpt2, data=data, store=tmp_path / "killed", precision="32", **options
+    )
+    assert 0 < again.added < len(texts) - 8
+    assert again.added <= len(asked) < again.added + 4  # but for the batch that the kill has cut
+    for path in sorted((tmp_path / "whole/arrays.zarr/0e/s").rglob("*")):
+        if path.is_file():
+            other = tmp_path / "killed" / path.relative_to(tmp_path / "whole")
+            assert path.read_bytes() == other.read_bytes(), path.name
+
+
+def test_a_complete_split_is_not_generated_again(
+    gpt2: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(gpt2, prompts, tmp_path / "s")
+    monkeypatch.setattr(generation, "go_on", None)
+    generate(gpt2, prompts, tmp_path / "s")
+
+
+DRAWING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.8}
+
+
+@pytest.fixture(scope="module")
+def drawn(gpt2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with texts that were drawn."""
+    store = tmp_path_factory.mktemp("drawn") / "store"
+    generate(gpt2, prompts, store, **DRAWING)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_new_tokens": 9}, "max_new_tokens = 8, now it is 9"),
+        ({"temperature": 0.5}, "temperature = 1.0, now it is 0.5"),
+        ({"top_p": 0.5}, "top_p = 0.8, now it is 0.5"),
+        ({"seed": 1}, "seed = 0, now it is 1"),
+        ({"layers": "0"}, "layers = "),
+        ({"encoding": "int8"}, "encoding = 'float32', now it is 'int8'"),
+        ({"data": "other"}, "prompts_sha256 = "),
+        ({"model": "llama"}, "model = .*llama"),
+    ],
+)
+def test_another_setting_is_refused_by_its_name(
+    change: dict[str, Any],
+    named: str,
+    drawn: Path,
+    folders: dict[str, Path],
+    prompts: Path,
+    tmp_path: Path,
+) -> None:
+    model = folders[change.get("model", "gpt2")]
+    data = write_lines(tmp_path / "o.jsonl", {"text": "x"}) if "data" in change else prompts
+    changed = {name: value for name, value in change.items() if name not in ("model", "data")}
+    with pytest.raises(ProvenanceError, match=named):
+        generate(model, data, drawn, **DRAWING | changed)
+
+
+def copied(folder: Path, root: Path) -> Path:
+    """A copy of a decoder, to change."""
+    copy = root / "copy"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def test_an_encoder_is_refused(tmp_path: Path, prompts: Path) -> None:
+    model = make_family("bert", tmp_path / "bert", AutoModelForCausalLM)
+    with pytest.raises(InputError, match="a bert model is an encoder: .* take a decoder"):
+        generate(model, prompts, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_decoder_without_its_output_layer_is_refused(tmp_path: Path, prompts: Path) -> None:
+    model = make_family("llama", tmp_path / "llama", AutoModel)
+    with pytest.raises(InputError, match=r"lack 1 part of a decoder .*, such as lm_head.weight"):
+        generate(model, prompts, tmp_path / "s")
+
+
+def test_a_prompt_longer_than_the_decoder_takes_is_named(gpt2: Path, tmp_path: Path) -> None:
+    data = write_lines(
+        tmp_path / "a.jsonl", {"id": "good", "text": "x"}, {"id": "long", "text": "x" * 130}
+    )
+    with pytest.raises(InputError, match=r"a.jsonl, long: the prompt has 130 tokens, .* takes 130"):
+        generate(gpt2, data, tmp_path / "s")
+    assert list(tokens_of(generate(gpt2, data, tmp_path / "s", skip_bad=True))) == ["good"]
+
+
+def test_conversations_are_answered_through_the_template(gpt2: Path, tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "who founded rome?"},
+        {"role": "assistant", "content": "anna"},
+    ]
+    data = write_lines(tmp_path / "a.jsonl", {"messages": turns}, {"messages": turns[:1]})
+    with pytest.raises(InputError, match=r"line 1: the tokenizer of .* has no chat template"):
+        generate(gpt2, data, tmp_path / "s", task="chat")
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(model := copied(gpt2, tmp_path))
+    split = generate(model, data, tmp_path / "s", task="chat")
+    texts = bertvision.generated_texts("0e/s", store=tmp_path / "s")
+    assert [text.prompt for text in texts] == ["<user>who founded rome?\n<assistant>"] * 2
+    first, second = written(split).values()
+    assert first == second
+    bad = write_lines(tmp_path / "b.jsonl", {"messages": turns[1:]})
+    with pytest.raises(InputError, match="line 1: has nothing but an answer"):
+        generate(model, bad, tmp_path / "t", task="chat")
+
+
+def test_files_of_plain_text_and_splits_of_folders_are_prompts(gpt2: Path, tmp_path: Path) -> None:
+    (texts := tmp_path / "texts").mkdir()
+    for name in ("b.txt", "a.txt"):
+        (texts / name).write_text(f"rome {name}")
+    assert sorted(tokens_of(generate(gpt2, texts, tmp_path / "s"))) == ["a.txt", "b.txt"]
+    (parted := tmp_path / "parted").mkdir()
+    for name in ("train", "dev"):
+        write_lines(parted / f"{name}.jsonl", {"id": name, "question": "who?"})
+    with pytest.raises(UnknownNameError, match="has train, dev: name one of them with --split"):
+        generate(gpt2, parted, tmp_path / "t", text="question")
+    found = generate(gpt2, parted, tmp_path / "t", text="question", split="dev")
+    assert list(tokens_of(found)) == ["dev"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_p": 0.5}, "--top-p is for tokens that are drawn: give a --temperature above 0"),
+        ({"sites": "blocks.*", "layers": "0"}, "--layers beside --sites"),
+        ({"layers": "7"}, "the encoder has hidden states 0 .* to 2"),
+        ({"sites": "blocks.*.nothing"}, "means no site"),
+        ({"max_new_tokens": 0}, "max-new-tokens"),
+        ({"task": "squad_v2"}, "--task 'squad_v2': choose one of text, chat"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    options: dict[str, Any], message: str, gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        generate(gpt2, prompts, tmp_path / "s", **options)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_computed(
+    gpt2: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "free_bytes", lambda storage: 1000)
+    monkeypatch.setattr(generation, "go_on", None)
+    with pytest.raises(DiskSpaceError, match=r"1\.57 MB at least are needed in .*, 1 kB are"):
+        generate(gpt2, prompts, tmp_path / "s")
+
+
+def test_the_audit_finds_nothing_wrong_with_a_generated_split(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    generate(gpt2, prompts, tmp_path / "s")
+    found = bertvision.audit("0e/s", model=gpt2, store=tmp_path / "s").to_json()
+    assert (found["sampled"], found["wrong"], found["remarks"]) == (len(TEXTS), 0, [])
+
+
+def test_the_command_prints_json_and_writes_the_texts(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    words = ("generate", "0e/s", "--model", gpt2, "--data", prompts, "--store", tmp_path / "s")
+    words = (*words, "--max-new-tokens", 5, "--permute", 1, "--jsonl", tmp_path / "t.jsonl")
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert (values["examples"], values["added"], values["generated_tokens"]) == (6, 6, 30)
+    assert values["finish_reasons"] == {"stop": 0, "length": 6, "context": 0}
+    assert "0e/s: 6 prompts, 79 tokens, and at most 30 that are generated; at most" in result.stderr
+    lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == list(TEXTS)
+    split = bertvision.ActivationStore.open(tmp_path / "s")["0e/s"]
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    for line in lines:
+        assert split.plan.example_id[line["example"]] == int(line["id"][1])
+        assert line["completion"] == tokenizer.decode(written(split)[line["id"]])
+    assert done(*words).splitlines()[0].startswith("0e/s: 6 examples, 0 added by this call")
+
+
+def test_texts_are_read_by_the_tokenizer_that_they_are_of_alone(
+    folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    generate(folders["gpt2"], prompts, tmp_path / "s")
+    with pytest.raises(InputError, match="is not the one that 0e/s was made with"):
+        bertvision.generated_texts("0e/s", tokenizer=folders["llama"], store=tmp_path / "s")

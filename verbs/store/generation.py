@@ -1,0 +1,155 @@
+"""Prompts gone on with by a decoder, into the store; and the texts that came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertvision.errors import counted
+from bertvision.pipelines.encoders.sites.names import check_patterns
+from bertvision.pipelines.files import write_text
+from bertvision.pipelines.generation.options import GenerateOptions
+from bertvision.pipelines.text import size
+from bertvision.verbs.arguments.checks import find_workspace
+from bertvision.verbs.arguments.options import chosen, takes
+from bertvision.verbs.arguments.reading import StrPath, parse_choice, path_of, text_of
+from bertvision.verbs.rows import Row, Rows, ShownRecord
+from bertvision.verbs.store.foreign import open_store, split_name
+from bertvision.verbs.tables import Values
+
+if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
+
+_DEEPEST = 1000
+
+
+class Generated(ShownRecord):
+    """What `generate` did (see `pipelines.generation.generate.Generated`)."""
+
+    def table(self, values: Values) -> str:
+        """What was added, and how the texts ended."""
+        reasons = ", ".join(f"{n:,} by {name}" for name, n in values["finish_reasons"].items() if n)
+        return "\n".join(
+            [
+                f"{values['tag']}/{values['split']}: {counted(values['examples'], 'example')}, "
+                f"{values['added']:,} added by this call, {size(values['bytes'])}",
+                f"{counted(values['prompt_tokens'], 'token')} of prompts, "
+                f"{values['generated_tokens']:,} generated; ended: {reasons}",
+                f"layers: {', '.join(map(str, values['layers']))}",
+            ]
+        )
+
+
+@takes(GenerateOptions)
+def generate(
+    name: str,
+    *,
+    model: StrPath,
+    data: StrPath,
+    task: str = "text",
+    text: str | None = None,
+    split: str | None = None,
+    options: GenerateOptions | None = None,
+    skip_bad: bool = False,
+    jsonl: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+    **changes: Any,
+) -> Generated:
+    """Go on with prompts, and store the hidden states of all tokens, read and written.
+
+    A call that was killed is finished by the same one (docs/generation.md).
+
+    Args:
+        name: of the split to write, such as ``0e/answers``.
+        model: decoder: a folder, or a name on the hub.
+        data: prompts: a file, a folder or a data set on the hub.
+        task: what they are: text, or chat, conversations whose next message is generated.
+        text: column of the texts (task text; default text).
+        split: of the data, where they have several.
+        **changes: options of the job, by keyword.
+        options: these in one object; what is given by keyword goes before it.
+        skip_bad: leave out malformed rows and prompts that are too long, and count them.
+        jsonl: file to write the texts to too, a line of JSON each.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: a folder or URL, made where there is none; by default the workspace's.
+
+    Raises:
+        InputError: a prompt is malformed or too long, the model is no decoder, or an option is
+            wrong.
+        UnknownNameError: the data have no such split.
+        NonFiniteError: a hidden state is NaN or infinite.
+        ProvenanceError: the split was begun with another model, other prompts or settings.
+        LockedError: another process is writing the split.
+        DiskSpaceError: the disk is too small, or full; what was committed stays.
+    """
+    options = chosen(GenerateOptions, options, changes)
+    tag, stored = split_name(name)
+    parse_choice(task, ("text", "chat"), "--task")
+    check_patterns(options.sites or (), _DEEPEST)
+    target = path_of(jsonl)
+    place = text_of(store) or str(find_workspace(workspace).activations)
+    from bertvision.featurestore.store import ActivationStore
+    from bertvision.pipelines.generation.generate import Generation
+    from bertvision.pipelines.generation.loading import load_decoder
+    from bertvision.pipelines.generation.prompts import read_prompts
+
+    loaded = load_decoder(text_of(model) or "")
+    prompts = read_prompts(
+        text_of(data) or "",
+        loaded.tokenizer,
+        task=task,  # type: ignore[arg-type]  # it was checked
+        column=text,
+        split=split,
+        longest=loaded.longest,
+        skip_bad=skip_bad,
+    )
+    generation = Generation(loaded, prompts, options)
+    opened = ActivationStore.create(place)
+    done = generation.run(opened, tag, stored)
+    if target is not None:
+        _write_lines(target.expanduser(), opened[f"{tag}/{stored}"])
+    return Generated(**done.to_json())
+
+
+def generated_texts(
+    name: str,
+    *,
+    tokenizer: StrPath | None = None,
+    workspace: StrPath | None = None,
+    store: StrPath | None = None,
+) -> Rows[Row]:
+    """The texts of a split that `generate` wrote, in the order of the prompts.
+
+    Args:
+        name: of the split, such as ``0e/answers``.
+        tokenizer: folder or name on the hub; by default that of the decoder, where it was.
+        workspace: folder of the experiment; by default the one you stand in.
+        store: activation store, a folder or a URL; by default the workspace's.
+
+    Returns:
+        Rows with ``id``, ``prompt``, ``completion``, ``finish_reason`` (stop, length or context)
+        and ``example``, the position in the split.
+
+    Raises:
+        UnknownNameError: there is no such split.
+        InputError: it was not generated, or the tokenizer is another one or gone.
+        IncompleteSplitError: shards of the split are missing.
+        CorruptStoreError: the split is damaged.
+    """
+    tag, split = split_name(name)
+    opened = open_store(workspace, store)[f"{tag}/{split}"]
+    return Rows(Row(values) for values in _texts(opened, text_of(tokenizer)))
+
+
+def _texts(split: ActivationSplit, tokenizer: str | None) -> Sequence[Values]:
+    from bertvision.pipelines.generation.texts import generated_texts as read
+
+    return [text._asdict() for text in read(split, tokenizer)]
+
+
+def _write_lines(path: Path, split: ActivationSplit) -> None:
+    lines = (json.dumps(values, ensure_ascii=False) for values in _texts(split, None))
+    write_text(path, "".join(f"{line}\n" for line in lines))
