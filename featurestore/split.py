@@ -18,10 +18,12 @@ from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.views.text import TokenText
 
 if TYPE_CHECKING:
     import dask.array as da
     import xarray as xr
+    from datasets import Dataset
 
     from bertvision.featurestore.tokens.stream import TokenStream
 
@@ -210,6 +212,38 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         dataset = labelled(self).isel(layer=self.layer_positions(layers))
         return dataset.assign(hidden_states=(("token", "layer", "hidden"), self.dask(layers)))
 
+    def to_dataset(self, layers: int | str | Sequence[int | str] | None = None) -> Dataset:
+        """The split as a ``datasets.Dataset`` of Hugging Face: a row for each example.
+
+        Nothing of the hidden states is copied: rows get theirs when they are asked for, several
+        asked for together in one reading, in workers of a ``DataLoader`` too.
+
+        >>> rows = bertvision.ActivationStore.open("activations")["1e/train"].to_dataset(layers=-1)
+        >>> row = rows[7]
+        >>> row["hidden_states"].shape  # (seq, layers, hidden)
+        torch.Size([85, 1, 32])
+        >>> row["question"], row["example"]
+        ('when was boris born ?', 7)
+
+        Args:
+            layers: indices of hidden states, or names, or one of them; None is all.
+
+        Returns:
+            Rows in stored order with ``example``, the position in the split, the columns of
+            `table`, the labels, and ``hidden_states``, a float32 tensor (seq, layers, hidden).
+            Columns that are chosen without ``example``, by ``select_columns``, come without hidden
+            states, and then nothing is read. Windows of several texts have no columns of the table.
+
+        Raises:
+            IncompleteSplitError: shards are not committed yet.
+            InputError: its tokens were shuffled, a layer is not stored, or a column of the data is
+                called ``example`` or ``hidden_states``.
+            CorruptStoreError: the plan, the labels or the table are damaged.
+        """
+        from bertvision.featurestore.views.rows import as_rows
+
+        return as_rows(self, layers)
+
     def verify(self) -> list[str]:
         """Read everything again and compare it with the ledger.
 
@@ -224,65 +258,3 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             if lacking := self.lacking():
                 found.append(lacking)
         return found
-
-
-class TokenText:
-    """The text that the tokens of a split stand for, read once.
-
-    Raises:
-        InputError: the split keeps one vector for each window or shuffled tokens, or its table has
-            no text.
-        CorruptStoreError: the table or the offsets are damaged.
-    """
-
-    def __init__(self, split: SplitReader) -> None:
-        split.require_examples()
-        pooling = split.record.provenance.get("tokens", "all")
-        if pooling != "all" or "offset_mapping" not in split.record.arrays:
-            raise InputError(
-                f"{split.name} keeps no token beside its text (tokens: {pooling}): the texts are "
-                "in `table()`, in the rows that `plan.example_id` names"
-            )
-        table = split.table()
-        self._columns = [n for n in ("context", "text", "pair") if n in table.column_names]
-        if not self._columns:
-            raise InputError(
-                f"the table of {split.name} has no column context or text: it has "
-                f"{', '.join(table.column_names)}"
-            )
-        self._table = table.select(self._columns)
-        self._offsets = split.array("offset_mapping")
-        self._rows = split.table_rows
-        # of windows that hold several documents, or a part of one: the row of each token
-        has_rows = "text_row" in split.record.arrays
-        self._text_row = split.array("text_row") if has_rows else None
-        self._plan = split.plan
-
-    def of(self, example: int) -> list[str]:
-        """The text of each token of an example; empty where it stands for none."""
-        begin = int(self._plan.first_token[example])
-        span = slice(begin, begin + int(self._plan.n_tokens[example]))
-        if self._text_row is None:
-            return self._part(int(self._rows[example]), self._offsets[span])
-        rows = self._text_row[span]
-        cuts = np.flatnonzero(np.diff(rows)) + 1
-        parts = np.split(np.arange(span.start, span.stop), cuts)
-        return [
-            text
-            for row, tokens in zip(rows[np.append(0, cuts)].tolist(), parts, strict=True)
-            for text in self._part(row, self._offsets[tokens])
-        ]
-
-    def _part(self, index: int, offsets: npt.NDArray[Any]) -> list[str]:
-        """The text of tokens of a row of the table, by their offsets (tokens, 2)."""
-        row = self._table.slice(index, 1).to_pylist()[0]
-        texts = [row[column] for column in self._columns if row[column]]
-        special = offsets[:, 0] < 0
-        # special tokens part the two texts of a pair
-        part = np.cumsum(~special & np.append(True, special[:-1])) - 1
-        return [
-            "" if none else texts[i][start:end]
-            for none, i, (start, end) in zip(
-                special.tolist(), part.tolist(), offsets.tolist(), strict=True
-            )
-        ]
