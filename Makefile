@@ -84,6 +84,14 @@ bench: $(BENCH_STAMP) ## Run the benchmarks (an hour), then write tables and fig
 	done
 	$(BENCH)/bin/python docs/generate_figures.py
 
+$(RELEASE_STAMP): .ci/requirements.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --disable-pip-version-check --requirement .ci/requirements.txt
+	@touch $@
+
+release: $(RELEASE_STAMP) ## Build wheel and sdist of what is committed, check them, try them on oldest and newest versions
+	PYTHON=$(PYTHON) TOOLS=$(RELEASE) .ci/release
+
 clean: ## Remove caches and build products; the environment and workspaces stay
 	rm -rf build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path './.venv*' -prune -o -path ./.dev -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
