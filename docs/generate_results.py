@@ -8,7 +8,9 @@ and columns of a table of a run's report. Between
 ``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
 the verdict that follows from the intervals in its ``comparisons.json``; between
 ``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder;
-between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say.
+between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say;
+between ``<!-- spread: TASK -->`` and ``<!-- end -->`` what methods of fine-tuning come to
+over seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
 _PLACE = re.compile(
-    r"(<!-- (table|claims|patterns|frozen): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (table|claims|patterns|frozen|spread): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 
@@ -47,7 +49,7 @@ def render(page: str, text: str) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[3]
-        make = {"claims": claims, "patterns": patterns_of, "frozen": frozen}
+        make = {"claims": claims, "patterns": patterns_of, "frozen": frozen, "spread": spread}
         made = view(views[name]) if match[2] == "table" else make[match[2]](name)
         return f"{match[1]}{made}\n{match[4]}"
 
@@ -68,7 +70,7 @@ def view(asked: Mapping[str, Any]) -> str:
     where: Mapping[str, Any] = asked.get("where", {})
     rows = [
         row
-        for row in held["rows"]
+        for row in (held if isinstance(held, list) else held["rows"])  # a list of `table --json`
         if all(row.get(key) in (v if isinstance(v, list) else [v]) for key, v in where.items())
     ]
     if not rows:
@@ -77,7 +79,7 @@ def view(asked: Mapping[str, Any]) -> str:
         rows.sort(key=lambda row: row[asked["sort"]] or 0.0)
     lines = [[column.text(row) for column in columns] for row in rows]
     table = _markdown(columns, lines)
-    basis = asked.get("basis", held["basis"])
+    basis = asked["basis"] if "basis" in asked else held["basis"]
     shown = "in brackets" if any(column.interval for column in columns) else "in the rows"
     basis = re.sub("in (the files|brackets) 95 %", f"{shown} 95 %", basis)
     return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
@@ -140,6 +142,30 @@ def frozen(reports: str) -> str:
     ends = ("× faster than all layers", "× faster than freeze", "paid for after (epochs)")
     columns = [Column("", name, "text" if name == "encoder" else "count") for name in names + ends]
     return f"{_markdown(columns, lines)}\n"
+
+
+def spread(task: str) -> str:
+    """Methods of fine-tuning on a task, a row for each, and their difference from the first."""
+    held = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
+    names = ("failed", "difference (95 %)", "trained weights")
+    columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
+    columns += [Column("", name) for name in ("lowest", "highest", *names)]
+    lines = []
+    for row in held["rows"]:
+        failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
+        line = [row["method"], f"{row['score']:.1f} ± {row['score_sd']:.1f}"]
+        line += [f"{row['lowest']:.1f}", f"{row['highest']:.1f}", f"{failed} of {row['runs']}"]
+        ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
+        of, low, high = ("" if end is None else signed(end, 1) for end in ends)
+        line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
+        lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
+    trivial = f"{held['baseline'] or 0:.1f}"
+    basis = (
+        f"{METRICS[held['metric']]} on dev; {held['baseline_name']}: {trivial}. Mean ± standard "
+        "deviation over seeds; the interval of the difference (Welch's t) is over seeds alone, on "
+        "these examples."
+    )
+    return f"{_markdown(columns, lines)}\n\n{basis}\n"
 
 
 def verdict(kind: str, low: float, high: float) -> str:
