@@ -66,7 +66,7 @@ docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of r
 	$(BIN)/python docs/generate_errors.py
 
 site: $(STAMP) ## Build the site of the documentation in site/; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks
 
