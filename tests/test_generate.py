@@ -42,6 +42,7 @@ DECODERS = {
     "gemma2": FAMILIES["llama"]._replace(
         model_type="gemma2", settings=SIZES | {"sliding_window": 8}
     ),
+    "bloom": FAMILIES["gpt2"]._replace(model_type="bloom"),  # whose model counts positions itself
     "gpt_neox": FAMILIES["gpt2"]._replace(model_type="gpt_neox"),
 }
 TEMPLATE = (
@@ -130,6 +131,22 @@ def test_stored_states_and_tokens_are_those_of_each_text_alone(
         torch.testing.assert_close(split[spans(split)[key][0]], truth, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_mixed_precision_stays_near_float32(
+    name: str, folders: dict[str, Path], prompts: Path, tmp_path: Path
+) -> None:
+    """The cache then holds keys and values of 16 bits."""
+    split = generate(folders[name], prompts, tmp_path / "store", precision="bf16")
+    assert split.record.provenance["precision"] == "bf16"
+    model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32).eval()
+    for key, ids in tokens_of(split).items():
+        with torch.no_grad():
+            at_once = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        truth = torch.stack(at_once, dim=-1)[0]
+        stored = split[spans(split)[key][0]]
+        assert 0 < float((stored - truth).norm()) < 0.05 * float(truth.norm())
+
+
 def test_sites_are_those_of_the_texts_at_once(gpt2: Path, prompts: Path, tmp_path: Path) -> None:
     split = generate(gpt2, prompts, tmp_path / "s", sites=["blocks.1.hook_mlp_out", "ln_final.*"])
     assert split.layer_names == ["blocks.1.hook_mlp_out", "ln_final.hook_normalized"]
@@ -172,6 +189,26 @@ def test_a_text_ends_at_its_last_token_and_its_state_is_there(
     assert split.plan.total_tokens == sum(map(len, tokens_of(split).values()))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_texts_that_leave_their_batch_change_nothing_in_the_others(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Three of four prompts end where the decoder does, one after another."""
+    lengths = (127, 124, 120, 100)
+    data = write_lines(tmp_path / "a.jsonl", *({"text": "7" * n} for n in lengths))
+    split = generate(folders[name], data, tmp_path / "s", max_new_tokens=16)
+    assert sorted(map(len, written(split).values()))[-1] == 16
+    assert len(set(map(len, written(split).values()))) == 4
+    model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32).eval()
+    for key, ids in tokens_of(split).items():
+        with torch.no_grad():
+            at_once = model(torch.tensor([ids]), output_hidden_states=True)
+        truth = torch.stack(at_once.hidden_states, dim=-1)[0]
+        torch.testing.assert_close(split[spans(split)[key][0]], truth, rtol=1e-5, atol=1e-5)
+        new = len(written(split)[key])
+        assert at_once.logits[0, -new - 1 : -1].argmax(dim=1).tolist() == ids[-new:]
+
+
 def test_a_text_ends_where_the_decoder_takes_no_more(gpt2: Path, tmp_path: Path) -> None:
     data = write_lines(tmp_path / "a.jsonl", {"text": "x" * 127}, {"text": "x"})
     split = generate(gpt2, data, tmp_path / "s", max_new_tokens=20)
@@ -202,7 +239,7 @@ def test_tokens_are_drawn_as_likely_as_they_are() -> None:
     likely = torch.tensor([0.5, 0.3, 0.15, 0.05])
     choose = Chooser(["a"], 0.5, 1.0, 7)
     logits = likely.log()[None]
-    counts = np.bincount([int(choose(logits)) for _ in range(4000)], minlength=4) / 4000
+    counts = np.bincount([int(choose(logits, [0])) for _ in range(4000)], minlength=4) / 4000
     sharper = (likely**2 / (likely**2).sum()).numpy()
     np.testing.assert_allclose(counts, sharper, atol=4 * 0.5 / np.sqrt(4000))
 
@@ -324,6 +361,15 @@ def test_an_encoder_is_refused(tmp_path: Path, prompts: Path) -> None:
     with pytest.raises(InputError, match="a bert model is an encoder: .* take a decoder"):
         generate(model, prompts, tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+def test_a_model_without_a_cache_of_keys_and_values_is_refused(
+    tmp_path: Path, prompts: Path
+) -> None:
+    family = FAMILIES["gpt2"]._replace(model_type="mamba", settings={"state_size": 4})
+    model = make_family(family, tmp_path / "mamba", AutoModelForCausalLM)
+    with pytest.raises(InputError, match="a mamba model does not take tokens one by one"):
+        generate(model, prompts, tmp_path / "s")
 
 
 def test_a_decoder_without_its_output_layer_is_refused(tmp_path: Path, prompts: Path) -> None:

@@ -17,11 +17,14 @@ def generate(
     name: Annotated[str, typer.Argument(help="Split to write, such as 0e/answers.")],
     model: Annotated[str, typer.Option(help="Decoder: a folder, or a name on the hub.")],
     data: Annotated[str, typer.Option(help="Prompts: a file, a folder or a data set on the hub.")],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the decoder on the hub.")
+    ] = None,
     task: Annotated[
         str,
         typer.Option(
-            help="What they are: text (jsonl, parquet, txt), or chat, conversations whose next "
-            "message is generated."
+            help="What the prompts are: text (jsonl, parquet, txt), or chat, conversations "
+            "whose next message is generated."
         ),
     ] = "text",
     text: Annotated[

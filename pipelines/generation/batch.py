@@ -45,7 +45,7 @@ def go_on(
     """Generate the texts of a batch.
 
     Every token is read by the decoder, the last one of a text too, so that the states of all are
-    there. What a row has after its end goes nowhere.
+    there. Where half of the rows of a batch have ended, the others go on without them.
 
     Args:
         prompts: of the batch.
@@ -59,39 +59,40 @@ def go_on(
     """
     limits = [new_tokens(prompt, most_new, longest) for prompt in prompts]
     reading = decoder.begin()
-    ids, real = decoder.padded([prompt.ids for prompt in prompts])
-    given = reading.feed(ids, real)
+    given = reading.feed(*decoder.padded([prompt.ids for prompt in prompts]))
+    states = [[of[-len(p.ids) :]] for p, of in zip(prompts, given.states, strict=True)]
     written: list[list[int]] = [[] for _ in prompts]
-    steps: list[Tensor] = []
-    reasons: list[int | None] = [None] * len(prompts)
-    going = torch.ones((len(prompts), 1), dtype=torch.bool)
-    read = given.states
-    while going.any():
-        tokens = choose(given.logits)
-        given = reading.feed(tokens[:, None], going)
-        steps.append(given.states)
-        new, ended = int(going.sum()), 0
-        for row in going.squeeze(1).nonzero().squeeze(1).tolist():
-            written[row].append(int(tokens[row]))
-            if written[row][-1] in stops:
+    reasons: dict[int, int] = {}
+    rows, logits = list(range(len(prompts))), given.logits
+    while len(reasons) < len(prompts):
+        tokens = choose(logits, rows)
+        going = [row not in reasons for row in rows]
+        given = reading.feed(tokens[:, None], torch.tensor(going)[:, None])
+        logits, never = given.logits, 0
+        for place in np.flatnonzero(going).tolist():
+            row, token = rows[place], int(tokens[place])
+            written[row].append(token)
+            states[row].append(given.states[place])
+            if token in stops:
                 reasons[row] = 0
             elif len(written[row]) == limits[row]:
                 reasons[row] = 1 if limits[row] == most_new else 2
-            if reasons[row] is not None:
-                ended += limits[row] - len(written[row])
-        going = torch.tensor([[reason is None] for reason in reasons])
-        told(new, ended)
+            if row in reasons:
+                never += limits[row] - len(written[row])
+        told(sum(going), never)
+        left = [place for place, row in enumerate(rows) if row not in reasons]
+        if 0 < len(left) <= len(rows) / 2:  # less often, and more is computed that goes nowhere
+            reading.keep(left)
+            rows, logits = [rows[place] for place in left], logits[left]
     return [
         Continued(
             prompt.key,
-            np.concatenate([prompt.ids, np.array(new, np.int32)]),
+            np.concatenate([prompt.ids, np.array(written[row], np.int32)]),
             len(prompt.ids),
-            torch.cat([states[-len(prompt.ids) :], *(step[row] for step in steps[: len(new)])]),
-            reason or 0,
+            torch.cat(states[row]),
+            reasons[row],
         )
-        for row, (prompt, new, states, reason) in enumerate(
-            zip(prompts, written, read, reasons, strict=True)
-        )
+        for row, prompt in enumerate(prompts)
     ]
 
 

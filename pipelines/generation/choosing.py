@@ -28,11 +28,12 @@ class Chooser:
         digests = [hashlib.sha256(f"{seed} {key}".encode()).digest() for key in keys]
         self._draws = [np.random.default_rng(np.frombuffer(d, "<u4")) for d in digests]
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """The next token of each, (rows,) on the CPU.
+    def __call__(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """The next token of some of the prompts, (rows,) on the CPU.
 
         Args:
             logits: (rows, vocabulary) float32.
+            rows: (rows,) which prompts these are of.
         """
         if self._temperature == 0:
             return logits.argmax(dim=1).cpu()
@@ -40,7 +41,7 @@ class Chooser:
         # in the order of the vocabulary: where two are about as likely, that of their likelihoods
         # may change with the last digit, and with it every token behind
         reached = likely.cumsum(dim=1)
-        drawn = torch.tensor([[draws.random()] for draws in self._draws], dtype=torch.float64)
+        drawn = torch.tensor([[self._draws[row].random()] for row in rows], dtype=torch.float64)
         found = torch.searchsorted(reached, drawn.to(reached) * reached[:, -1:], right=True)
         return found.squeeze(1).clamp(max=logits.shape[1] - 1).cpu()
 

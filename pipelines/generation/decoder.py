@@ -167,7 +167,8 @@ class Reading:
     """What a decoder has read of some prompts, and goes on from."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder, self._cache = decoder, None
+        self._decoder = decoder
+        self._cache: Any = None
         self._real: Tensor | None = None
 
     def feed(self, ids: Tensor, real: Tensor) -> Pass:
@@ -180,6 +181,13 @@ class Reading:
         self._real = real if self._real is None else torch.cat([self._real, real], dim=1)
         given, self._cache = self._decoder.forward(ids, self._real, self._cache)
         return given
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with some of the rows alone, in this order."""
+        assert self._real is not None
+        chosen = torch.tensor(rows)
+        self._real = self._real[chosen]
+        self._cache.batch_select_indices(chosen.to(self._decoder.device))
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:

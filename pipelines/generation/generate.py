@@ -164,6 +164,8 @@ class Generation:
             )
             for each in ([1] * len(missing), [self._most[i] for i in missing])
         )
+        if self._options.permute is not None:  # each shard is written twice
+            least, most = 2 * least, 2 * most
         free = free_bytes(store.storage)
         log.info(
             "%s/%s: %s, %s, and at most %s that are generated; at most %s; free on the disk: %s",

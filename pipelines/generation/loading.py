@@ -32,13 +32,17 @@ class LoadedDecoder(NamedTuple):
     """What it is, as the store compares it."""
 
 
-def load_decoder(name: str) -> LoadedDecoder:
+def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
     """Load a decoder from a folder or the hub: safetensors alone, and none of its own code.
+
+    Args:
+        name: folder or hub name.
+        revision: branch, tag or commit on the hub.
 
     Raises:
         InputError: there is none, its family cannot generate, or its weights lack a part.
     """
-    found = find_pretrained(name)
+    found = find_pretrained(name, revision)
     tokenizer = load_tokenizer(found.folder)
     model, missing = load_reported(found.folder, AutoModelForCausalLM)
     if missing:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
 
 _DEEPEST = 1000
+"""More blocks than any decoder has: its own number is known once it is loaded."""
 
 
 class Generated(ShownRecord):
@@ -48,6 +49,7 @@ def generate(
     *,
     model: StrPath,
     data: StrPath,
+    revision: str | None = None,
     task: str = "text",
     text: str | None = None,
     split: str | None = None,
@@ -66,7 +68,8 @@ def generate(
         name: of the split to write, such as ``0e/answers``.
         model: decoder: a folder, or a name on the hub.
         data: prompts: a file, a folder or a data set on the hub.
-        task: what they are: text, or chat, conversations whose next message is generated.
+        revision: branch, tag or commit of the decoder on the hub; by default the newest.
+        task: what the prompts are: text, or chat, conversations whose next message is generated.
         text: column of the texts (task text; default text).
         split: of the data, where they have several.
         **changes: options of the job, by keyword.
@@ -88,7 +91,8 @@ def generate(
     options = chosen(GenerateOptions, options, changes)
     tag, stored = split_name(name)
     parse_choice(task, ("text", "chat"), "--task")
-    check_patterns(options.sites or (), _DEEPEST)
+    if options.sites:
+        check_patterns(options.sites, _DEEPEST)
     target = path_of(jsonl)
     place = text_of(store) or str(find_workspace(workspace).activations)
     from bertvision.featurestore.store import ActivationStore
@@ -96,7 +100,7 @@ def generate(
     from bertvision.pipelines.generation.loading import load_decoder
     from bertvision.pipelines.generation.prompts import read_prompts
 
-    loaded = load_decoder(text_of(model) or "")
+    loaded = load_decoder(text_of(model) or "", revision)
     prompts = read_prompts(
         text_of(data) or "",
         loaded.tokenizer,
