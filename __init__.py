@@ -31,6 +31,7 @@ _MODULES = {
     "verbs.beforehand.dry_run": ("dry_run",),
     "verbs.systems": ("ensemble", "compare"),
     "verbs.latency": ("latency", "quantise"),
+    "verbs.sharing.hub": ("push", "pull"),
     "verbs.errors": ("error_analysis",),
     "verbs.results": ("results", "predictions", "table"),
     "verbs.analyses.probe": ("probe",),
@@ -45,6 +46,7 @@ _MODULES = {
     "verbs.rows": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
+    "pipelines.sharing.head": ("Head",),
     # what it is done with
     "pipelines.workspace.workspace": ("Workspace",),
     "pipelines.extraction.pooled_split": ("PooledSplit",),
@@ -117,6 +119,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.ranking.options import RankOptions as RankOptions
+    from bertvision.pipelines.sharing.head import Head as Head
     from bertvision.pipelines.similarity.options import SimilarityOptions as SimilarityOptions
     from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
@@ -177,6 +180,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.results import table as table
     from bertvision.verbs.rows import Row as Row
     from bertvision.verbs.rows import Rows as Rows
+    from bertvision.verbs.sharing.hub import pull as pull
+    from bertvision.verbs.sharing.hub import push as push
     from bertvision.verbs.store.audit import audit as audit
     from bertvision.verbs.store.foreign import export_states as export_states
     from bertvision.verbs.store.foreign import import_states as import_states

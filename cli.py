@@ -37,6 +37,7 @@ from bertvision.commands.logits import logits
 from bertvision.commands.options import CommandGroup
 from bertvision.commands.repeats import repeat, spread
 from bertvision.commands.results import table
+from bertvision.commands.sharing.hub import pull, push
 from bertvision.commands.store.audit import audit
 from bertvision.commands.store.foreign import export_states, import_states
 from bertvision.commands.store.generation import generate
@@ -151,7 +152,8 @@ _HEADS = (train, evaluate, heads, score, quickstart)
 _LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
-for command in (*_MAIN, *_HEADS, *_LABORATORY, *_ANALYSES, *_RUN):
+_SHARING = (push, pull)
+for command in (*_MAIN, *_HEADS, *_LABORATORY, *_ANALYSES, *_RUN, *_SHARING):
     app.command()(with_options(command))
 store_app.command("import")(import_states)
 store_app.command("export")(export_states)

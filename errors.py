@@ -5,6 +5,7 @@ BertvisionError                     catch this to catch everything below
 ├── InputError (ValueError)         a file, option or name the user gave is wrong
 │   └── UnknownNameError (KeyError) a name that is not in a registry, workspace or store
 ├── WorkspaceError                  the workspace lacks what is needed, or holds something else
+├── HubError (ConnectionError)      the Hugging Face hub refuses, or cannot be reached
 └── StoreError                      something about an activation store
     ├── StoreNotFoundError (FileNotFoundError)
     ├── FormatVersionError          written by a newer bertvision
@@ -50,6 +51,10 @@ class UnknownNameError(InputError, KeyError):
 
 class WorkspaceError(BertvisionError):
     """The workspace lacks what a command needs, or holds something else than was asked for."""
+
+
+class HubError(BertvisionError, ConnectionError):
+    """The Hugging Face hub refuses what was asked, or cannot be reached."""
 
 
 class StoreError(BertvisionError):

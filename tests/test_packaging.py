@@ -176,10 +176,10 @@ PUBLIC = """
     quickstart status score report finetune repeat spread extract logits
     import_states export_states generate generated_texts audit shuffle_tokens
     train evaluate sweep dry_run
-    ensemble compare latency quantise error_analysis results predictions table
+    ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze
-    Row Rows ensure_features load_head
+    Row Rows ensure_features load_head Head
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan

@@ -9,7 +9,7 @@ from bertvision.featurestore.storage.storage import Storage
 
 
 def open_storage(where: str | Path | Storage) -> Storage:
-    """The storage at a path or URL (``s3://bucket/store``, ``memory://store``, a folder).
+    """The storage at a path or URL (``s3://bucket/store``, ``hf://datasets/owner/name``, a folder).
 
     Raises:
         InputError: the URL's file system is unknown or not installed.
@@ -21,6 +21,10 @@ def open_storage(where: str | Path | Storage) -> Storage:
     protocol, _, rest = where.partition("://")
     if protocol in ("file", "local"):
         return LocalStorage(Path(rest))
+    if protocol == "hf":
+        from bertvision.featurestore.storage.hub import HubStorage
+
+        return HubStorage(where)
     from bertvision.featurestore.storage.remote import RemoteStorage
 
     return RemoteStorage(where)

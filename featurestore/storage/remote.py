@@ -9,7 +9,7 @@ never looked at here, so that they get into no record, message or representation
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -47,6 +47,9 @@ class RemoteStorage(Storage):
             holds what may be a secret.
     """
 
+    range_options: Mapping[str, Any] = {}
+    """What the file system is told where a range of a file is read."""
+
     def __init__(self, url: str) -> None:
         self._url = check_url(url)
         self._fs, self._root = _file_system(self._url)
@@ -61,7 +64,7 @@ class RemoteStorage(Storage):
         return f"<RemoteStorage {self._url}>"
 
     def __reduce__(self) -> tuple[type[RemoteStorage], tuple[str]]:
-        return RemoteStorage, (self._url,)  # another process has connections of its own
+        return type(self), (self._url,)  # another process has connections of its own
 
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:  # noqa: D102
         data = self._do(key, self._read, most + 1)
@@ -117,7 +120,9 @@ class RemoteStorage(Storage):
 
     def open(self, key: str) -> OpenFile:  # noqa: D102
         def fetch(begin: int, end: int) -> bytes:
-            data: bytes = self._do(key, self._fs.cat_file, start=begin, end=end)
+            data: bytes = self._do(
+                key, self._fs.cat_file, start=begin, end=end, **self.range_options
+            )
             return data
 
         size = self.size(key)
@@ -143,7 +148,7 @@ class RemoteStorage(Storage):
 
     def _read(self, path: str, most: int) -> bytes:
         try:
-            data: bytes = self._fs.cat_file(path, start=0, end=most)
+            data: bytes = self._fs.cat_file(path, start=0, end=most, **self.range_options)
         except Exception as error:
             if server_code(error) not in ("InvalidRange", "416"):
                 raise

@@ -18,8 +18,8 @@ _Result = TypeVar("_Result")
 
 CREDENTIALS = (
     "credentials are taken from the environment (for S3: AWS_PROFILE, or AWS_ACCESS_KEY_ID, "
-    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN) or from fsspec's configuration "
-    "(~/.config/fsspec)"
+    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; for the Hugging Face hub: HF_TOKEN or its login) "
+    "or from fsspec's configuration (~/.config/fsspec)"
 )
 # names of errors of Python, fsspec, botocore and aiohttp, or of what they inherit from
 _DENIED = {
@@ -29,6 +29,7 @@ _DENIED = {
 _UNREACHABLE = {
     *("TimeoutError", "FSTimeoutError", "ConnectionError", "HTTPClientError"),
     *("EndpointResolutionError", "ClientConnectionError", "ClientPayloadError"),
+    "TransportError",  # of httpx
 }
 # containers of Azure: abfs://container@account.dfs.core.windows.net
 _CONTAINER = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+", re.ASCII)
@@ -94,7 +95,7 @@ def server_code(error: BaseException) -> str | None:
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
             code = answer.get("Error", {}).get("Code") or status
         else:
-            code = getattr(cause, "status", "")
+            code = getattr(cause, "status", "") or getattr(answer, "status_code", "")
         if re.fullmatch(r"[A-Za-z0-9]{1,40}", str(code)):
             return str(code)
     return None

@@ -1,0 +1,1 @@
+"""The commands ``bertvision push`` and ``pull``."""

@@ -1,0 +1,260 @@
+"""Head: a trained head as a torch module that is loaded, saved and pushed as models are."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.featurestore.storage.durable import make_folder
+from bertvision.models.outputs import ClassOutput, SpanOutput
+from bertvision.models.registry import build_head, kind_of
+from bertvision.pipelines.files import sha256_of_files
+from bertvision.pipelines.records import write_record
+from bertvision.pipelines.sharing import manifest as manifests
+from bertvision.pipelines.sharing.cards.head import head_card
+from bertvision.pipelines.sharing.folders import push_folder
+from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
+from bertvision.pipelines.sharing.manifest import CARD, Manifest, SharedFile
+from bertvision.pipelines.training.trained_head import changed_file
+from bertvision.pipelines.workspace.records import RunConfig, read_run_config
+
+if TYPE_CHECKING:
+    from typing import Self
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class Head(nn.Module):
+    """A trained head and its configuration.
+
+    >>> import bertvision
+    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+    >>> head = bertvision.Head.from_pretrained("heads/1e/learned-pooling")
+    >>> batch = bertvision.ActivationStore.open("activations")["1e/dev"].read([0, 1])
+    >>> head(batch.decode(), batch.lengths).start_logits.shape[0]
+    2
+    >>> head.save_pretrained("my-head")
+    >>> bertvision.Head.from_pretrained("my-head").config == head.config
+    True
+
+    Args:
+        module: that maps hidden states to an output.
+        config: everything that its weights depend on.
+    """
+
+    def __init__(self, module: nn.Module, config: RunConfig) -> None:
+        super().__init__()
+        self.module = module
+        self.config = config
+
+    def forward(self, hidden_states: Tensor, lengths: Tensor) -> SpanOutput | ClassOutput:
+        """Logits of a batch.
+
+        Args:
+            hidden_states: (tokens, layers, hidden) float, of the layers in ``config.layers``, the
+                tokens of all examples one after the other, without padding.
+            lengths: (batch,) int64, tokens per example.
+
+        Returns:
+            The head's logits, by what it learned: spans, or classes.
+        """
+        output: SpanOutput | ClassOutput = self.module(hidden_states, lengths)
+        return output
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        place: str | Path,
+        *,
+        named: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> Self:
+        """Load a head, in evaluation mode, from a folder or from the hub.
+
+        The configuration is checked, and compared with the names and shapes of the tensors, before
+        any weights are read. Nothing is unpickled, and no class is imported that was not named.
+
+        Args:
+            place: folder of a head, or ``owner/name`` on the hub.
+            named: dotted path ``package.module:Class`` of the head's class, where it is one of
+                somebody's own: what a configuration names by itself is never imported.
+            revision: branch, tag or commit on the hub.
+            token: for the hub; by default that of the environment or of its login.
+            cache_dir: where downloads are kept; by default the hub's cache.
+            local_files_only: take what the cache has, and ask nobody.
+
+        Raises:
+            UnknownNameError: there is neither such a folder nor a name of a repository.
+            WorkspaceError: a file is missing, damaged, or not of this head.
+            InputError: it is a class of somebody's own, which was not named.
+            HubError: the hub cannot be reached, or refuses.
+        """
+        folder = Path(place).expanduser()
+        if not folder.is_dir():
+            folder = _brought(str(place), revision, token, cache_dir, local_files_only)
+        config = read_run_config(folder)
+        if ":" in config.head and named != config.head:
+            raise InputError(
+                f"{place} is of the class {config.head}, which is code of somebody's own: give "
+                f"named={config.head!r} to have it imported"
+            )
+        _check_digests(folder)
+        module = _build(config, folder)
+        try:
+            module.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+            raise WorkspaceError(f"{folder / WEIGHTS} is damaged: {error}") from error
+        return cls(module, config).eval()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the configuration and the weights, with their digests.
+
+        Args:
+            folder: to write to; made where there is none.
+
+        Raises:
+            DiskSpaceError: the disk is full.
+        """
+        path = Path(folder).expanduser()
+        make_folder(path)
+        state = {n: x.detach().cpu().contiguous() for n, x in self.module.state_dict().items()}
+        save_file(state, path / WEIGHTS)
+        write_record(path / CONFIG, self.config)
+        files = {name: SharedFile.of(path / name) for name in (CONFIG, WEIGHTS)}
+        (path / manifests.FILE).write_bytes(
+            Manifest(
+                kind="head", name=self.name, bertvision=version("bertvision"), files=files
+            ).content()
+        )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        license: str | None = None,  # noqa: A002
+        token: str | bool | None = None,
+    ) -> str:
+        """Send the head to the hub as it is now, with a card.
+
+        Scores and what the training came to are not sent, because they are of the weights that the
+        training left: `bertvision.push` sends a trained head of a workspace with both.
+
+        Args:
+            repo_id: ``owner/name``, made where there is none.
+            private: make a new repository private; by default what its owner has set.
+            revision: branch to send to, made where there is none.
+            license: that the card names; by default it names none.
+            token: for the hub; by default that of the environment or of its login.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            InputError: ``repo_id`` is none.
+            HubError: the hub cannot be reached, or refuses.
+        """
+        _, name = parse_repository(repo_id)
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            self.save_pretrained(folder)
+            sent = push_folder(
+                connect(token),
+                Repository(name, "model", revision),
+                "head",
+                self.name,
+                {file: folder / file for file in (CONFIG, WEIGHTS)},
+                head_card(name, self.config, None, [], license),
+                private=private,
+            )
+        return sent.url
+
+    @property
+    def name(self) -> str:
+        """As it is called in a workspace: ``learned-pooling@s1:0.3e``."""
+        return f"{self.config.run.text}:{self.config.trained_on}"
+
+
+def _brought(
+    place: str,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | Path | None,
+    local_files_only: bool,
+) -> Path:
+    """The folder in the hub's cache with the files of a head."""
+    try:
+        _, name = parse_repository(place)
+    except InputError:
+        raise UnknownNameError(
+            f"there is no folder {place}: give that of a trained head, such as "
+            "heads/1e/learned-pooling in a workspace, or owner/name on the hub"
+        ) from None
+
+    def brought() -> str:
+        return connect(token).snapshot_download(
+            name,
+            allow_patterns=[CONFIG, WEIGHTS, "metrics.json", manifests.FILE, CARD],
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+
+    return Path(ask(Repository(name, "model", revision), brought))
+
+
+def _check_digests(folder: Path) -> None:
+    """Compare the files with the digests beside them: of a push, a save or a training.
+
+    Raises:
+        WorkspaceError: one differs, or there are none.
+    """
+    if not (folder / manifests.FILE).is_file():
+        if (changed := changed_file(folder)) is not None:
+            raise WorkspaceError(f"{folder / changed} is damaged: it is not as it was written")
+        return
+    told = manifests.read_manifest(folder).files
+    for name in (CONFIG, WEIGHTS):
+        path = folder / name
+        if name not in told or not path.is_file() or sha256_of_files([path]) != told[name].sha256:
+            raise WorkspaceError(f"{path} is missing or damaged: it is not as it was saved")
+
+
+def _build(config: RunConfig, folder: Path) -> nn.Module:
+    """The module of a configuration with fresh weights, if the tensors in the folder are its own.
+
+    Raises:
+        WorkspaceError: they are not.
+    """
+    made = {
+        "layers": len(config.layers),
+        "hidden": config.hidden_size,
+        "classes": config.classes,
+    }
+    with torch.device("meta"):  # of which nothing is allocated, whatever a configuration says
+        plan = build_head(config.head, **made)
+    due = {name: list(value.shape) for name, value in plan.state_dict().items()}
+    try:
+        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+            there = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WorkspaceError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    if there != due or kind_of(plan) != config.kind:
+        name = next((n for n in sorted({*due, *there}) if due.get(n) != there.get(n)), "kind")
+        raise WorkspaceError(
+            f"{folder / WEIGHTS} is not of the head that config.json describes: {name} is "
+            f"{there.get(name, 'missing')} where {due.get(name, 'nothing')} is due"
+        )
+    return build_head(config.head, **made)

@@ -1,0 +1,132 @@
+"""Stores, or some of their splits, pushed; and pulled into a store that may hold others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from bertvision.errors import (
+    ProvenanceError,
+    StoreError,
+)
+from bertvision.featurestore.format import arrays
+from bertvision.featurestore.format.records import ROOT, SplitRecord
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.store import ActivationStore
+from bertvision.pipelines.sharing import manifest as manifests
+from bertvision.pipelines.sharing.cards.store import store_card
+from bertvision.pipelines.sharing.hub import Repository, sizes
+from bertvision.pipelines.sharing.manifest import CARD, Manifest
+from bertvision.pipelines.sharing.store_files import (
+    local_root,
+    shard_bytes,
+    splits_in,
+    stages_of,
+)
+from bertvision.pipelines.sharing.upload import Content, Sent, base_of, bytes_of, send
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_REMEDY = (
+    "push fewer splits to a repository, or extract with larger shards (in Python, "
+    "bertvision.extract(…, shard_tokens=32768)), which makes fewer files"
+)
+
+
+def push_store(
+    api: HfApi,
+    repository: Repository,
+    store: ActivationStore,
+    names: Sequence[str],
+    *,
+    private: bool | None = None,
+    licence: str | None = None,
+) -> Sent:
+    """Send complete splits of a store beside those that the repository holds.
+
+    Args:
+        api: of the hub.
+        repository: a data set.
+        store: on a local disk.
+        names: of splits, ``tag/split``.
+        private: whether a new repository is.
+        licence: of the texts and hidden states, for the card.
+
+    Raises:
+        UnknownNameError: there is no such split.
+        IncompleteSplitError: shards of one are missing.
+        CorruptStoreError: files of one are missing.
+        ProvenanceError: the repository holds another split of that name.
+        InputError: the hub does not take so many files; nothing was sent.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    root = local_root(store.storage, "stores are pushed")
+    splits: list[ActivationSplit] = [store[name].require_complete(any_order=True) for name in names]
+    base = base_of(api, repository)
+    there = sizes(api, base) if base else {}
+    others = _records_there(base, there) if base else {}
+    for split in splits:
+        if split.name in others:
+            remedy = "push it to another repository or --revision"
+            check_same(str(repository), split.record, others[split.name].record, remedy)
+    beside: dict[str, Content] = {}
+    shards: dict[str, Content] = {}
+    records: dict[str, Content] = {}
+    for split in splits:
+        for stage, files in zip((beside, shards, records), stages_of(split, root), strict=True):
+            stage.update(files)
+    all_splits = others | {split.name: split for split in splits}
+    lengths = dict(there) | {key: bytes_of(content) for key, content in shards.items()}
+    ordered = [all_splits[name] for name in splits_in(f"ledger/{n}/split.json" for n in all_splits)]
+    last: dict[str, Content] = {
+        f"{ROOT}/{key}": content
+        for key, content in arrays.root_files([split.record for split in ordered]).items()
+    }
+    last[manifests.FILE] = Manifest(kind="store", bertvision=version("bertvision")).content()
+    last[CARD] = store_card(
+        repository.name, ordered, {n: shard_bytes(n, lengths) for n in all_splits}, licence
+    )
+    return send(
+        api,
+        repository,
+        [beside, shards, records, last],
+        f"{', '.join(names)}, pushed by bertvision {version('bertvision')}",
+        private=private,
+        remedy=_REMEDY,
+        base=base,
+    )
+
+
+def _records_there(base: Repository, there: Mapping[str, int]) -> dict[str, ActivationSplit]:
+    """The splits that a repository holds, by name; those that cannot be read are replaced."""
+    found: dict[str, ActivationSplit] = {}
+    if names := splits_in(there):
+        storage = open_storage(f"hf://{base}")
+        for name in names:
+            with suppress(StoreError):
+                found[name] = ActivationSplit(storage, *name.split("/"))
+    return found
+
+
+def check_same(where: str, here: SplitRecord, there: SplitRecord, remedy: str) -> None:
+    """Refuse a split that is another one where it is to go.
+
+    Args:
+        where: that is.
+        here: its record.
+        there: the record of the split of that name there.
+        remedy: what to do, for the message.
+
+    Raises:
+        ProvenanceError: they tell of different activations.
+    """
+    if difference := there.difference(here):
+        field, kept, new = difference
+        raise ProvenanceError(
+            f"{where} holds another {here.tag}/{here.split}, with {field.strip()} = {kept!r}, and "
+            f"this one has {new!r}: {remedy}"
+        )

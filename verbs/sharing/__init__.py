@@ -1,0 +1,1 @@
+"""Verbs between a workspace and the Hugging Face hub."""
