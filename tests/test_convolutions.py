@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
+from bertvision.models import convolution
 from bertvision.models.cnn import CNNSpanHead, KernelBank, NxNSpanHead
 from bertvision.models.convolution import (
     Conv,
     ConvNorm,
     Rows,
+    SeparableNorm,
     average_pool,
     flatten,
     recompute_statistics,
@@ -238,6 +240,28 @@ def test_kernels_over_tokens_see_their_neighbours_within_reach(name: str, reach:
     moved = (before - after).abs() > 1e-5
     assert moved[:3].all()
     assert not moved[reach + 1 :].any()
+
+
+def test_a_separable_convolution_keeps_its_input_alone_and_has_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = SeparableNorm(8, 16, (3, 3))
+    rows = Rows.between(torch.tensor([5, 7]), 12, 1, torch.device("cpu"))
+
+    def step() -> tuple[list[Tensor], int]:
+        kept: list[Tensor] = []
+        image = torch.linspace(-1, 1, 12 * 8 * 20).sin().reshape(12, 8, 1, 20).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            result = module(image, rows)
+        weights = (image, *module.parameters())
+        found = torch.autograd.grad(result.square().sum() + result.sum(), weights)
+        return list(found), sum(x.numel() for x in kept)
+
+    again, few = step()
+    monkeypatch.setattr(convolution, "checkpoint", lambda f, *given, **_: f(*given))
+    plain, many = step()
+    assert all(map(torch.equal, again, plain))
+    assert few < many / 2
 
 
 @pytest.mark.parametrize("name", SPAN)
