@@ -67,6 +67,7 @@ def encode(
     stats: ChannelStats | None = None,
     *,
     nonfinite: NonFinite = "error",
+    out: Tensor | None = None,
 ) -> Encoded:
     """Encode hidden states on the device they are on.
 
@@ -78,6 +79,8 @@ def encode(
             them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
             the largest value beside them in the token's group of channels; in a float encoding,
             NaN becomes 0 and the others the largest finite number.
+        out: room for the codes on that device, of any strides; by default new memory, which costs
+            as much as encoding a float does. What is in it after an error has no meaning.
 
     Raises:
         InputError: the encoding needs statistics, or does not take that number of channels.
@@ -86,9 +89,8 @@ def encode(
     """
     tokens, layers, hidden = hidden_states.shape
     device = hidden_states.device
-    codes = torch.empty(
-        (tokens, layers, encoding.codes_size(hidden)), dtype=encoding.torch_dtype, device=device
-    )
+    shape = (tokens, layers, encoding.codes_size(hidden))
+    codes = torch.empty(shape, dtype=encoding.torch_dtype, device=device) if out is None else out
     scratch = _scratch(hidden_states.shape, device)
     blocks = _blocks(tokens, len(scratch))
     quantiser = _QUANTISERS.get(encoding.name)

@@ -144,7 +144,8 @@ class ShardBuffer:
 
     def content(self, shard: int) -> ShardContent:
         """What it holds, as the content of a shard."""
-        codes = self._codes[:, : self.tokens].transpose(0, 1)
+        self._codes[:, self.tokens :].zero_()  # the fill of each chunk
+        codes = self._codes.transpose(0, 1)
         scale = None if self._scale is None else self._scale[: self.tokens]
         return ShardContent(self._layout, shard, self.lengths, codes, scale, self._replaced)
 
@@ -157,14 +158,17 @@ class ShardBuffer:
         self, key: str, hidden_states: Tensor, first: int, stats: ChannelStats | None
     ) -> None:
         stats = stats and ChannelStats(*(s.to(hidden_states.device) for s in stats))
+        tokens = slice(first, first + len(hidden_states))
+        room = self._codes[:, tokens].transpose(0, 1)
+        out = room if hidden_states.device.type == "cpu" else None
         try:
             encoded = encode(
-                hidden_states.detach(), self._encoding, stats, nonfinite=self._nonfinite
+                hidden_states.detach(), self._encoding, stats, nonfinite=self._nonfinite, out=out
             )
         except NonFiniteError as error:
             raise NonFiniteError(f"example {key!r}: {error}") from None
-        tokens = slice(first, first + len(hidden_states))
-        self._codes[:, tokens].copy_(encoded.codes.transpose(0, 1))
+        if encoded.codes is not room:
+            room.copy_(encoded.codes)
         if self._scale is not None and encoded.scale is not None:
             self._scale[tokens].copy_(encoded.scale)
         self._replaced += encoded.nonfinite

@@ -30,7 +30,8 @@ class ShardContent:
         shard: its number.
         lengths: (examples,) tokens of each.
         codes: (tokens, layers, width) from `encode`, on the CPU; fastest where each layer is
-            contiguous.
+            contiguous, and without a copy where zeros follow until there are
+            ``layout.shard_tokens``.
         scale: (tokens, layers, …) or None.
         nonfinite: values that were NaN or infinite and were replaced.
 
@@ -54,7 +55,9 @@ class ShardContent:
         }
         if encoding.quantised:
             wanted["scale"] = (*rows, *encoding.scale_shape(layout.hidden_size))
-        given = {"codes": codes} | ({} if scale is None else {"scale": scale})
+        filled = len(codes) == layout.shard_tokens
+        own = codes[: rows[0]] if filled else codes
+        given = {"codes": own} | ({} if scale is None else {"scale": scale})
         shapes = {name: tuple(values.shape) for name, values in given.items()}
         if shapes != wanted:
             raise InputError(f"shard {shard} of {layout.encoding} takes {wanted}, not {shapes}")
@@ -94,8 +97,12 @@ class ShardContent:
         """The chunks of a shard, one per layer with its fill; notes the examples' checksums."""
         codes, self._checksums = self._codes.numpy(), []
         offsets = [0, *np.cumsum(self._lengths).tolist()]
-        chunk: npt.NDArray[Any] = np.zeros((self._layout.shard_tokens, codes.shape[2]), codes.dtype)
+        size = (self._layout.shard_tokens, codes.shape[2])
+        room: npt.NDArray[Any] = np.zeros(size, codes.dtype)
         for layer in range(codes.shape[1]):
-            chunk[: len(codes)] = codes[:, layer]
+            chunk = codes[:, layer]
+            if len(chunk) < len(room) or not chunk.flags.c_contiguous:
+                room[: len(codes)] = chunk
+                chunk = room
             self._checksums.append(example_checksums(chunk, offsets))
             yield compress(chunk, self._layout.compression)
