@@ -179,9 +179,9 @@ def test_own_head_without_attributes_is_a_span_head() -> None:
         kind_of(OfNoKind(layers=3, hidden=8))
 
 
-def test_own_heads_of_the_heads_page_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_heads_of_their_page_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's module, by dotted path: a head of each kind fits a few examples."""
-    page = Path(__file__).parents[1] / "docs" / "heads.md"
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "own-head.md"
     source = re.search(r"```python\n(# my_heads\.py\n.*?)```", page.read_text(), re.DOTALL)
     assert source is not None
     (tmp_path / "my_heads.py").write_text(source[1])
