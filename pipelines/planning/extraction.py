@@ -64,7 +64,7 @@ class PlannedSplit(NamedTuple):
     shards: int
     shards_to_write: int
     bytes: int
-    """Of all shards before any compression."""
+    """All shards, before any compression."""
     bytes_to_write: int
     encoding: str
     layers: tuple[int, ...]
@@ -141,7 +141,7 @@ class _Unloaded:
     """An encoder by its configuration: its tokenizer and its sizes, without weights."""
 
     folder: Path
-    """Of the snapshot; of one that is not made yet, of the checkpoint that it is made of."""
+    """The snapshot, or, where it is not made yet, the checkpoint that it is made of."""
     made: bool
     tokenizer: Any
     size: Dimensions

@@ -26,7 +26,7 @@ class Rate(NamedTuple):
     """What a unit of work took before."""
 
     seconds: float
-    """Of a window that is extracted, or of a step of a head."""
+    """For a window that is extracted, or a step of a head."""
     measured: str
     """The record that says so, as seen from the workspace."""
 

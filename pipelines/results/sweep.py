@@ -169,7 +169,7 @@ def combinations(
     checkpoints: Sequence[str],
     split: str,
 ) -> Combinations:
-    """Which runs are trained on and evaluated on which snapshots.
+    """Runs, and the snapshots that they are trained and evaluated on.
 
     Args:
         workspace: with the activations.
