@@ -218,13 +218,6 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         Nothing of the hidden states is copied: rows get theirs when they are asked for, several
         asked for together in one reading, in workers of a ``DataLoader`` too.
 
-        >>> rows = bertvision.ActivationStore.open("activations")["1e/train"].to_dataset(layers=-1)
-        >>> row = rows[7]
-        >>> row["hidden_states"].shape  # (seq, layers, hidden)
-        torch.Size([85, 1, 32])
-        >>> row["question"], row["example"]
-        ('when was boris born ?', 7)
-
         Args:
             layers: indices of hidden states, or names, or one of them; None is all.
 
@@ -239,6 +232,14 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             InputError: its tokens were shuffled, a layer is not stored, or a column of the data is
                 called ``example`` or ``hidden_states``.
             CorruptStoreError: the plan, the labels or the table are damaged.
+
+        Examples:
+            >>> split = bertvision.ActivationStore.open("activations")["1e/train"]
+            >>> row = split.to_dataset(layers=-1)[7]
+            >>> row["hidden_states"].shape  # (seq, layers, hidden)
+            torch.Size([85, 1, 32])
+            >>> row["question"], row["example"]
+            ('when was boris born ?', 7)
         """
         from bertvision.featurestore.views.rows import as_rows
 

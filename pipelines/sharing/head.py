@@ -35,19 +35,20 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 class Head(nn.Module):
     """A trained head and its configuration.
 
-    >>> import bertvision
-    >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
-    >>> head = bertvision.Head.from_pretrained("heads/1e/learned-pooling")
-    >>> batch = bertvision.ActivationStore.open("activations")["1e/dev"].read([0, 1])
-    >>> head(batch.decode(), batch.lengths).start_logits.shape[0]
-    2
-    >>> head.save_pretrained("my-head")
-    >>> bertvision.Head.from_pretrained("my-head").config == head.config
-    True
-
     Args:
         module: that maps hidden states to an output.
         config: everything that its weights depend on.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> head = bertvision.Head.from_pretrained("heads/1e/learned-pooling")
+        >>> batch = bertvision.ActivationStore.open("activations")["1e/dev"].read([0, 1])
+        >>> head(batch.decode(), batch.lengths).start_logits.shape[0]
+        2
+        >>> head.save_pretrained("my-head")
+        >>> bertvision.Head.from_pretrained("my-head").config == head.config
+        True
     """
 
     def __init__(self, module: nn.Module, config: RunConfig) -> None:
