@@ -64,11 +64,7 @@ class PlannedSplit(NamedTuple):
     shards: int
     shards_to_write: int
     bytes: int
-<<<<<<< Updated upstream
     """All shards, before any compression."""
-=======
-    """What all shards take before any compression."""
->>>>>>> Stashed changes
     bytes_to_write: int
     encoding: str
     layers: tuple[int, ...]
@@ -145,11 +141,7 @@ class _Unloaded:
     """An encoder by its configuration: its tokenizer and its sizes, without weights."""
 
     folder: Path
-<<<<<<< Updated upstream
     """The snapshot, or, where it is not made yet, the checkpoint that it is made of."""
-=======
-    """The snapshot's; where it is not made yet, that of the checkpoint that it is made of."""
->>>>>>> Stashed changes
     made: bool
     tokenizer: Any
     size: Dimensions

@@ -26,11 +26,7 @@ class Rate(NamedTuple):
     """What a unit of work took before."""
 
     seconds: float
-<<<<<<< Updated upstream
     """For a window that is extracted, or a step of a head."""
-=======
-    """What a window takes that is extracted, or a step of a head."""
->>>>>>> Stashed changes
     measured: str
     """The record that says so, as seen from the workspace."""
 
