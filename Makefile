@@ -16,7 +16,10 @@ timed = echo "$(1)"; begin=$$(date +%s); $(1) && \
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 
-.PHONY: help install install-dev quickstart test test-slow check docs site bench-env bench clean
+RELEASE := .venv-release
+RELEASE_STAMP := $(RELEASE)/.installed
+
+.PHONY: help install install-dev quickstart test test-slow check docs site bench-env bench release clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -89,7 +92,7 @@ $(RELEASE_STAMP): .ci/requirements.txt
 	$(RELEASE)/bin/python -m pip install --disable-pip-version-check --requirement .ci/requirements.txt
 	@touch $@
 
-release: $(RELEASE_STAMP) ## Build wheel and sdist of what is committed, check them, try them on oldest and newest versions
+release: $(RELEASE_STAMP) ## Build and check wheel and sdist, try them on oldest and newest dependencies
 	PYTHON=$(PYTHON) TOOLS=$(RELEASE) .ci/release
 
 clean: ## Remove caches and build products; the environment and workspaces stay
