@@ -69,6 +69,18 @@ def test_the_citation_is_of_this_version() -> None:
     assert loaded(ROOT / "CITATION.cff")["version"] == bertvision.__version__
 
 
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.name
+)
+def test_a_form_asks_for_something_and_says_what(form: Path) -> None:
+    found = loaded(form)
+    assert {"name", "description", "body"} <= set(found)
+    asked = [field for field in found["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in asked}) == len(asked) > 0
+    assert all(field["attributes"]["label"] for field in asked)
+    assert asked[0]["validations"] == {"required": True}
+
+
 def test_the_image_gets_all_that_the_package_is_built_from() -> None:
     """`.dockerignore` lets in what is named, so a new folder of the package has to be."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()

@@ -58,7 +58,7 @@ def test_rsa_is_shown_as_its_command_prints_it(space: OpenWorkspace) -> None:
     rows = read_table(report.page, "rsa")
     assert [float(row["rsa"]) for row in rows] == [row["rsa"] for row in lie.same_layers()]
     assert [row["split"] for row in rows] == ["dev"] * 3 + ["tune"] * 3
-    said = "bertvision rsa 0.5e 1e --split dev,tune --tokens 60 --repeats 3"
+    said = "bertvision rsa 0.5e 1e --split dev,tune --max-tokens 60 --repeats 3"
     assert {row["command"] for row in rows} == {said}
     assert "rsa-0-5e-1e-dev+tune" in report.figures
 

@@ -58,7 +58,10 @@ def rsa(
     split: Annotated[
         str, typer.Option(help="Split that both have; several side by side, such as dev,mpqa-all.")
     ] = "dev",
-    tokens: Annotated[int, typer.Option(min=3, help="Tokens of a sample.")] = 5_000,
+    max_tokens: Annotated[
+        int, typer.Option(min=3, help="Seeded sample of at most so many tokens.")
+    ] = 5_000,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each split.")] = 10,
+    tokens: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure how alike tokens lie to each other in two snapshots, by RSA of sampled tokens."""

@@ -187,7 +187,7 @@ def rsa(
         )
 
     options = {
-        "tokens": Given(n_tokens, 5_000),
+        "max_tokens": Given(n_tokens, 5_000),
         "repeats": Given(repeats, 10),
         "seed": Given(seed, 0),
     }

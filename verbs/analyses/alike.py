@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.analyses import analysed, find_beside
+from bertvision.verbs.arguments.deprecated import renamed
 from bertvision.verbs.arguments.reading import (
     Names,
     StrPath,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from bertvision.pipelines.analysis.alike.cca import CcaResult
     from bertvision.pipelines.analysis.alike.cka import CkaResult
     from bertvision.pipelines.analysis.alike.rsa import RsaResult
+
+_SAMPLE = 5_000
 
 
 def cka(
@@ -180,8 +183,9 @@ def rsa(
     second: Tag,
     *,
     split: Names = "dev",
-    tokens: int = 5_000,
+    max_tokens: int = _SAMPLE,
     repeats: int = 10,
+    tokens: int | None = None,
     seed: int = 0,
     scheduler: str = "threads",
     plot: StrPath | None = None,
@@ -195,7 +199,7 @@ def rsa(
 
     Examples:
         >>> import bertvision
-        >>> alike = bertvision.rsa("0.5e", "1e", tokens=100, repeats=3)
+        >>> alike = bertvision.rsa("0.5e", "1e", max_tokens=100, repeats=3)
         >>> alike.of_pairs.shape  # (splits, repeats, layers, layers)
         (1, 3, 3, 3)
         >>> [list(row) for row in alike.same_layers()][0]
@@ -205,8 +209,9 @@ def rsa(
         first: snapshot.
         second: snapshot; may be the same.
         split: that both have; several stand side by side, such as ``dev,mpqa-all``.
-        tokens: of a sample; tokens of the two are joined on example and position.
+        max_tokens: of a sample; tokens of the two are joined on example and position.
         repeats: samples of each split; means and deviations are over them.
+        tokens: former name of ``max_tokens``, which goes in 0.4.
         seed: of the samples.
         scheduler: threads, processes or ``tcp://HOST:PORT``.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
@@ -216,11 +221,15 @@ def rsa(
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
-        InputError: ``plot`` does not end in ``.svg``, or a number is too small.
+        InputError: ``plot`` does not end in ``.svg``, a number is too small, or the sample's size
+            is given by both names.
         ProvenanceError: the two do not hold the same tokens; the message names them.
     """
     tags, splits = (parse_tag(first), parse_tag(second)), tuple(dict.fromkeys(parse_names(split)))
-    at_least(tokens, 3, "--tokens")
+    max_tokens = renamed(
+        *("tokens", tokens, "max_tokens", max_tokens), default=_SAMPLE, since="0.2", gone="0.4"
+    )
+    at_least(max_tokens, 3, "--max-tokens")
     at_least(repeats, 1, "--repeats")
 
     def run(space: Workspace, figure: Path | None) -> RsaResult:
@@ -230,7 +239,7 @@ def rsa(
             space,
             *tags,
             splits=splits,
-            n_tokens=tokens,
+            n_tokens=max_tokens,
             repeats=repeats,
             seed=seed,
             scheduler=scheduler,
