@@ -67,6 +67,7 @@ docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of r
 	$(BIN)/python docs/generate_results.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_errors.py
+	$(BIN)/python docs/generate_schema.py
 
 site: $(STAMP) ## Build the site of the documentation in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -29,6 +29,7 @@ _MODULES = {
     "verbs.heads": ("train", "evaluate"),
     "verbs.sweep": ("sweep",),
     "verbs.beforehand.dry_run": ("dry_run",),
+    "verbs.beforehand.doctor": ("doctor",),
     "verbs.systems": ("ensemble", "compare"),
     "verbs.latency": ("latency", "quantise"),
     "verbs.sharing.hub": ("push", "pull"),
@@ -160,6 +161,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.verbs.analyses.pairs import similarity as similarity
     from bertvision.verbs.analyses.probe import probe as probe
     from bertvision.verbs.analyses.structure import structure as structure
+    from bertvision.verbs.beforehand.doctor import doctor as doctor
     from bertvision.verbs.beforehand.dry_run import dry_run as dry_run
     from bertvision.verbs.errors import error_analysis as error_analysis
     from bertvision.verbs.experiment import quickstart as quickstart

@@ -26,6 +26,7 @@ from bertvision.commands.analyses.mlm import cloze, lens
 from bertvision.commands.analyses.pairs import rank, similarity
 from bertvision.commands.analyses.probe import probe
 from bertvision.commands.analyses.structure import structure
+from bertvision.commands.beforehand.doctor import doctor
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.errors import errors
 from bertvision.commands.experiment import quickstart, report, score, status
@@ -148,7 +149,7 @@ def _main(
 _SHARED = {"finetune", "train", "sweep"}
 """Commands that several ranks run together."""
 _MAIN = (finetune, status, extract, generate, logits)
-_HEADS = (train, evaluate, heads, score, quickstart)
+_HEADS = (train, evaluate, heads, score, quickstart, doctor)
 _LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
 _ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
 _RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
@@ -159,6 +160,9 @@ store_app.command("import")(import_states)
 store_app.command("export")(export_states)
 store_app.command("audit")(audit)
 store_app.command("shuffle")(shuffle_tokens)
+for registered in store_app.registered_commands:
+    if registered.callback is not None:
+        registered.callback = with_options(registered.callback)
 app.add_typer(store_app, name="store")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
+from bertvision.commands.beforehand.completion import completed
 from bertvision.pipelines.options import Option, Options, declared, flag
 from bertvision.verbs.arguments.options import READ
 from bertvision.verbs.arguments.reading import parse_layers
@@ -23,7 +24,10 @@ def _text(hint: Any, default: Any) -> str | None:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that has an option for every field of each parameter that is an options class."""
+    """A command that has an option for every field of each parameter that is an options class.
+
+    Values that are names are completed by the shell (see `completion`).
+    """
     signature = inspect.signature(command, eval_str=True)
     classes = {
         name: parameter.annotation
@@ -45,6 +49,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in signature.parameters.items():
         parameters += _parameters(classes[name]) if name in classes else [parameter]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    for shown in parameters:
+        for info in getattr(shown.annotation, "__metadata__", ()):
+            completed(shown.name, command.__name__, info)
     run.__dict__["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run

@@ -40,8 +40,12 @@ def train(
         bool, typer.Option("--overwrite", help="Replace heads that were trained otherwise.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")
+        bool, typer.Option("--tensorboard", help="The same as --logger tensorboard.")
     ] = False,
+    logger: Annotated[
+        str | None,
+        typer.Option(help="Also log losses with csv, tensorboard, wandb or mlflow."),
+    ] = None,
     devices: HeadDevices = 1,
     workspace: Workspace = None,
     store: Store = None,

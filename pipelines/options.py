@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PrecisionName = Literal["auto", "32", "bf16"]
+LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+"""Where losses go beside the log that every training writes."""
 """What may be asked of a job's arithmetic (see `precision.resolve_precision`)."""
 
 

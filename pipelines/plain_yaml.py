@@ -1,4 +1,8 @@
-"""YAML of others, read without what could stand for more than its text: no tags, no references."""
+"""YAML that people edit: read as it stands, and changed in one place.
+
+Nothing is read that could stand for more than its text, no tags and no references; what is changed
+keeps the comments.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +55,29 @@ def read_yaml(path: Path, *, front_matter: bool = False) -> Any:
         raise ValueError(str(error)) from error
     except RecursionError:
         raise ValueError("it is nested too deep to be read") from None
+
+
+def with_value(text: str, key: str, value: object) -> str:
+    """A YAML text with another value of a key of its outermost mapping.
+
+    All else stays as it is written: comments, order, quotes.
+
+    Args:
+        text: of a mapping with one key a line, not in braces.
+        key: of the mapping; added at the end where it is not there.
+        value: a scalar.
+
+    Raises:
+        ValueError: the text is not YAML, or no such mapping.
+    """
+    try:
+        node = yaml.compose(text, _Plain)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(node, yaml.MappingNode) or node.flow_style:
+        raise ValueError("it is no mapping with a key in each line")
+    line = yaml.safe_dump({key: value}, allow_unicode=True, width=float("inf")).rstrip("\n")
+    for name, held in node.value:
+        if name.value == key:
+            return text[: name.start_mark.index] + line + text[held.end_mark.index :]
+    return f"{text.rstrip()}\n{line}\n"

@@ -79,7 +79,9 @@ def test_commands_were_found_and_wrong_ones_fail() -> None:
         parse(["bertvision", "extract", "--no-such-option"])
 
 
-@pytest.mark.parametrize("name", ["generate_cli", "generate_api", "generate_errors"])
+@pytest.mark.parametrize(
+    "name", ["generate_cli", "generate_api", "generate_errors", "generate_schema"]
+)
 def test_generated_page_is_current(name: str) -> None:
     generator = docs_script(name)
     assert generator.TARGET.read_text() == generator.render(), "run `make docs`"
@@ -148,7 +150,7 @@ def test_tests_that_a_page_names_exist() -> None:
 
 def test_the_tree_names_every_folder_and_no_other() -> None:
     tree = blocks(ROOT / "docs/architecture.md", "text")[0]
-    assert len(tree.splitlines()) <= 71, "it fits on a screen"
+    assert len(tree.splitlines()) <= 73, "it fits on a screen"
     folders: list[str] = []
     named = set()
     for line in tree.splitlines():

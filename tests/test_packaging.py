@@ -175,7 +175,7 @@ PUBLIC = """
     __version__
     quickstart status score report finetune repeat spread extract logits
     import_states export_states generate generated_texts audit shuffle_tokens
-    train evaluate sweep dry_run
+    train evaluate sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze

@@ -28,6 +28,7 @@ from bertvision.commands import (
     systems,
 )
 from bertvision.commands.analyses import alike, exits, layers, mlm, pairs, probe, structure
+from bertvision.commands.beforehand import doctor
 from bertvision.commands.declared_options import with_options
 from bertvision.commands.store import audit, foreign, generation
 from bertvision.errors import InputError, UnknownNameError
@@ -56,7 +57,7 @@ from bertvision.verbs.systems import Comparison, Ensemble
 COMMANDS: dict[str, Callable[..., None]] = {
     command.__name__: command
     for command in (
-        *(experiment.status, experiment.score, experiment.quickstart),
+        *(experiment.status, experiment.score, experiment.quickstart, doctor.doctor),
         *(results.table, experiment.report),
         *(finetune.finetune, extract.extract, heads.train, heads.evaluate, sweep.sweep),
         *(

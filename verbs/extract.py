@@ -95,14 +95,16 @@ def extract(
     if tags is None:
         tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
     from bertvision.pipelines.extraction.extract import extract as run
+    from bertvision.pipelines.progress import parts
     from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
     dataset, store = dataset or options.dataset, text_of(store) or options.store
     done: list[Extracted] = []
-    for tag in tags:
-        done += run(space, tag, options, dataset=dataset, store=store)
+    for tag, part in zip(tags, parts([1.0] * len(tags), "snapshot"), strict=True):
+        with part:
+            done += run(space, tag, options, dataset=dataset, store=store)
     return Rows(done, extracted_table)
 
 

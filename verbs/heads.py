@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from bertvision.errors import InputError
-from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.options import LoggerName, PrecisionName
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
@@ -59,6 +59,7 @@ def train(
     fraction: float = 1.0,
     overwrite: bool = False,
     tensorboard: bool = False,
+    logger: LoggerName | None = None,
     devices: int = 1,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
@@ -84,7 +85,9 @@ def train(
         seed: of initial weights and order.
         fraction: part of the training examples, 0 to 1; parts are nested.
         overwrite: replace heads that were trained otherwise.
-        tensorboard: also log for TensorBoard, in ``heads/<snapshot>/tensorboard``.
+        tensorboard: as ``logger="tensorboard"``.
+        logger: also log losses there, in ``heads/<snapshot>/<logger>``: csv, tensorboard, wandb or
+            mlflow.
         devices: processes that share the heads out among them, a GPU for each where there are
             GPUs.
         workspace: folder of the experiment; by default the one you stand in.
@@ -103,8 +106,12 @@ def train(
     """
     at_least(devices, 1, "--devices")
     rank = this_rank()
-    if tensorboard and not (rank.alone and devices == 1):
-        raise InputError("--tensorboard is for one process: leave it out, or --devices")
+    if logger is not None:
+        parse_choice(logger, get_args(LoggerName), "--logger")
+    logger = "tensorboard" if tensorboard else logger
+    if logger is not None and not (rank.alone and devices == 1):
+        option = "--tensorboard" if tensorboard else "--logger"
+        raise InputError(f"{option} is for one process: leave it out, or --devices")
     options = chosen(TrainOptions, options, changes)
     space = find_workspace(workspace, store)
     runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
@@ -121,7 +128,7 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    found = run(space, own, tag, options, overwrite=overwrite, tensorboard=tensorboard)
+    found = run(space, own, tag, options, overwrite=overwrite, logger=logger)
     return Rows(found, trained_table)
 
 

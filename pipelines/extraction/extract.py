@@ -20,6 +20,7 @@ from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.progress import parts
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.workspace.dataset import Dataset
@@ -91,9 +92,11 @@ def extract(
     items = {split: data.items(split) for split in splits}  # before hours go into the first
     done: list[Extracted] = []
     told: set[tuple[str, str]] = set()
-    for job in jobs:
-        extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
-        for written in extraction.run(shards, mend):
+    for job, part in zip(jobs, parts([len(items[j.split]) for j in jobs], "split"), strict=True):
+        with part:
+            extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
+            found = extraction.run(shards, mend)
+        for written in found:
             done.append(written)
             _warn_of_errors(written, job.options.encoding, told)
     return done

@@ -15,6 +15,7 @@ from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.registry import describe_heads
+from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
@@ -80,9 +81,11 @@ def sweep(
     rank.claim_device()
     runs = options.named(own_part(asked, rank))
     kinds, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
-    for kind, group in kinds.items():
-        for tag in sources[kind]:
-            log.info("train %s on %s", counted(len(group), "head"), tag)
+    trainings = [(group, tag) for kind, group in kinds.items() for tag in sources[kind]]
+    weights = [len(group) for group, _ in trainings]
+    for (group, tag), part in zip(trainings, parts(weights, "training"), strict=True):
+        log.info("train %s on %s", counted(len(group), "head"), tag)
+        with part:
             train(workspace, group, tag, options)
     for kind, group in kinds.items():
         for tag in targets[kind]:

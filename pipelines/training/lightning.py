@@ -5,18 +5,27 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from tqdm import tqdm
 
-from bertvision.errors import NonFiniteError
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.training.group import Group
 
@@ -176,3 +185,44 @@ def trainer(folder: Path, callbacks: list[pl.Callback], group: Group, **options:
         **group.trainer_options(),
         **options,
     )
+
+
+def run_logger(
+    name: LoggerName, folder: Path, *, title: str, settings: Mapping[str, Any]
+) -> Logger:
+    """A logger of Lightning, by name, that has been told the settings.
+
+    What it writes lies in ``folder/<name>``; W&B sends it away too, as MLflow does where
+    MLFLOW_TRACKING_URI names a server: both ask for accounts in their own ways.
+
+    Args:
+        name: csv, tensorboard, wandb or mlflow.
+        folder: of the snapshot's heads.
+        title: of the run.
+        settings: what the weights depend on, as JSON values.
+
+    Raises:
+        InputError: its package is not installed.
+    """
+    place = folder / name
+    makers: dict[LoggerName, Callable[[], Logger]] = {
+        "csv": lambda: CSVLogger(folder, name=name),
+        "tensorboard": lambda: TensorBoardLogger(folder, name=name),
+        "wandb": lambda: WandbLogger(title, save_dir=place, project="bertvision"),
+        "mlflow": lambda: MLFlowLogger(
+            "bertvision",
+            run_name=title,
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or place.as_uri(),
+        ),
+    }
+    try:
+        logger = makers[name]()
+    except ModuleNotFoundError as error:
+        package = f"bertvision[{name}]" if name == "tensorboard" else name
+        raise InputError(
+            f"--logger {name} needs a package that is not installed: `pip install {package}`, or "
+            "leave it out (losses are always in the head's log.csv)"
+        ) from error
+    place.mkdir(parents=True, exist_ok=True)
+    logger.log_hyperparams(dict(settings))
+    return logger

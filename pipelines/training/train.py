@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
+from pytorch_lightning.loggers import Logger
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,13 +21,21 @@ from bertvision.featurestore.stream import default_buffer
 from bertvision.models import Kind
 from bertvision.models.registry import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
+from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.training.best_epoch import BestEpoch
 from bertvision.pipelines.training.datamodule import ActivationDataModule
 from bertvision.pipelines.training.group import Group
-from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
+from bertvision.pipelines.training.lightning import (
+    Clock,
+    TrainingLog,
+    quiet_lightning,
+    run_logger,
+    trainer,
+)
 from bertvision.pipelines.training.module import HeadsModule
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
@@ -40,6 +48,8 @@ from bertvision.pipelines.workspace.workspace import Workspace
 log = logging.getLogger(__name__)
 
 _FEW_STEPS = 100
+_POINTS = 500
+"""About so many losses of a head are told to a logger; the head's own log has every step."""
 
 
 def train(
@@ -49,7 +59,7 @@ def train(
     options: TrainOptions,
     *,
     overwrite: bool = False,
-    tensorboard: bool = False,
+    logger: LoggerName | None = None,
     readers: int = 2,
     resume_every_seconds: float = 120.0,
 ) -> list[RunMetrics]:
@@ -66,7 +76,7 @@ def train(
         tag: the snapshot.
         options: how to train.
         overwrite: replace heads that were trained otherwise.
-        tensorboard: also log for TensorBoard, in ``heads/<tag>/tensorboard``.
+        logger: where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards.
         resume_every_seconds: at most this much work is lost when the process is killed.
 
@@ -83,17 +93,19 @@ def train(
     runs = options.named([name if isinstance(name, Run) else Run.parse(name) for name in names])
     tag = SnapshotTag(tag)
     plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite)
+    missing = []
     for plan in plans:  # all are checked before the first begins
         planned = plan()
+        missing.append(len(planned.todo))
         for run in [run for run in planned.configs if run not in planned.todo]:
             log.info("%s was trained on %s before: nothing to do", run.name, tag)
-    for plan in plans:
-        with ExitStack() as locks:
+    for plan, part in zip(plans, parts(missing, "training"), strict=True):
+        with part, ExitStack() as locks:
             for run in plan().todo:
                 folder = workspace.head_dir(tag, run.name)
                 locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
             if (planned := plan()).todo:  # another process may have trained some just now
-                _run(planned, tensorboard, readers, resume_every_seconds)
+                _run(planned, logger, readers, resume_every_seconds)
     return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
 
 
@@ -132,7 +144,7 @@ def plan_passes(
 
 
 def _run(
-    planned: TrainingPass, tensorboard: bool, readers: int, resume_every_seconds: float
+    planned: TrainingPass, logger: LoggerName | None, readers: int, resume_every_seconds: float
 ) -> None:
     workspace, tag, options = planned.workspace, planned.tag, planned.options
     heads = planned.build("cpu")
@@ -184,7 +196,8 @@ def _run(
                 [training_log, clock, *([best] if best else []), resume],
                 Group(Rank()),
                 max_epochs=epochs,
-                logger=_tensorboard(workspace, tag) if tensorboard else False,
+                logger=_logger(planned, logger) if logger else False,
+                log_every_n_steps=max(1, steps // _POINTS),
                 precision="bf16-mixed" if options.precision == "bf16" else "32-true",
             ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
     _save(planned, heads, module, training_log.rows(), clock, best)
@@ -267,13 +280,12 @@ def own_seconds(seconds: float, of_steps: Mapping[Run, Sequence[float]]) -> dict
     }
 
 
-def _tensorboard(workspace: Workspace, tag: SnapshotTag) -> Any:
-    from pytorch_lightning.loggers import TensorBoardLogger
-
-    try:
-        return TensorBoardLogger(workspace.root / "heads" / tag, name="tensorboard")
-    except ModuleNotFoundError:
-        raise InputError(
-            "TensorBoard is not installed: `pip install bertvision[tensorboard]`, or leave "
-            "--tensorboard out (losses are always in the head's log.csv)"
-        ) from None
+def _logger(planned: TrainingPass, name: LoggerName) -> Logger:
+    """Where the losses of a pass go too, with what its weights depend on."""
+    settings = {run.name: config.to_json() for run, config in planned.configs.items()}
+    return run_logger(
+        name,
+        planned.workspace.root / "heads" / planned.tag,
+        title=f"{planned.tag}: {', '.join(run.name for run in planned.todo)}",
+        settings={key: settings[key] for key in (run.name for run in planned.todo)},
+    )

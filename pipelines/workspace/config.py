@@ -22,7 +22,7 @@ from pydantic import (
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.plain_yaml import read_yaml
+from bertvision.pipelines.plain_yaml import read_yaml, with_value
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.variants.registry import check_names
@@ -230,3 +230,19 @@ class WorkspaceConfig(Settings):
         """Put the settings into a file, whole or not at all."""
         values = self.model_dump(mode="json")
         write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def write_place(self, path: Path) -> None:
+        """Put ``activations`` into a file that has all else already, and leave its comments alone.
+
+        Raises:
+            WorkspaceError: the file is not one that a line can be changed in.
+        """
+        try:
+            with path.open(encoding="utf-8", newline="") as file:  # its line ends stay too
+                text = with_value(file.read(), "activations", self.activations)
+        except (OSError, ValueError) as error:
+            raise WorkspaceError(
+                f"{path} cannot be changed: {error}; write `activations: {self.activations}` into "
+                "it as a line of its own"
+            ) from error
+        write_text(path, text)

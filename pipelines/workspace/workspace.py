@@ -156,7 +156,7 @@ class Workspace:
         moved = self.at(store)
         if moved.config != self.config:
             open_storage(moved.activations).names("")  # or a typing error would be kept
-            moved.config.write(self.root / FILE)
+            moved.config.write_place(self.root / FILE)
         return moved
 
     def snapshots(self) -> list[SnapshotTag]:

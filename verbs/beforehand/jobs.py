@@ -112,6 +112,7 @@ def plan_train(
     workspace: StrPath | None,
     store: StrPath | None,
     tensorboard: bool,
+    logger: str | None,
     **changes: Any,
 ) -> Planned:
     """What `train` would do with these arguments.

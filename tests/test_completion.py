@@ -1,0 +1,98 @@
+"""The shell offers names of the workspace and names that are fixed, and never an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stores import Made
+from typer.testing import CliRunner
+
+from bertvision.cli import app
+from bertvision.models.zoo import HEADS
+from bertvision.pipelines.workspace.workspace import FILE
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Names of a workspace alone: completion reads no more."""
+    root = tmp_path_factory.mktemp("typed") / "space"
+    places = ("snapshots/0.3e/snapshot.json", "snapshots/1e/snapshot.json")
+    heads = ("heads/1e/learned-pooling@f0.3", "heads/0.3e/average-pooling", "heads/1e/.run-1")
+    for place in (*places, *(f"{head}/metrics.json" for head in heads), "datasets/mine.json"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text("{}")
+    (root / FILE).write_text("this is no workspace that could be read")
+    Made([30, 40], tag="1e", split="dev-cls").write(root / "activations")
+    Made([30, 40], tag="2e", split="train").write(root / "activations")
+    return root
+
+
+def offered(line: str, shell: str = "bash") -> list[str]:
+    """What a shell is told to offer behind a line that was typed."""
+    words = line.split(" ")
+    typed = {
+        "_BERTVISION_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    found = CliRunner().invoke(app, [], prog_name="bertvision", env=typed)
+    assert found.exit_code == 0, found.stderr
+    assert found.exception is None
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("train --checkpoint ", ["0.3e", "1e", "2e"]),
+        ("extract --checkpoint 0", ["0.3e", "0e"]),
+        ("extract --checkpoint 0.3e,", ["0.3e,1e", "0.3e,2e", "0.3e,0e", "0.3e,untrained"]),
+        ("evaluate --trained-on ", ["0.3e", "1e"]),
+        ("evaluate ", ["average-pooling", "learned-pooling@f0.3"]),
+        ("evaluate --trained-on 1e ", ["learned-pooling@f0.3"]),
+        ("evaluate --checkpoint 1e --split d", ["dev-cls", "dev"]),
+        ("extract --encoding fl", ["float16", "float32"]),
+        ("extract --compression ", ["none", "zstd", "pcodec"]),
+        ("extract --pool cls,m", ["cls,mean", "cls,max"]),
+        ("extract --task m", ["mrpc", "mine", "mnli"]),
+        ("cka ", ["0.3e", "1e", "2e"]),
+        ("store info ", ["1e/dev-cls", "2e/train"]),
+        ("store audit 2", ["2e/train"]),
+    ],
+)
+def test_names_are_offered(space: Path, line: str, names: list[str]) -> None:
+    command, _, rest = line.rpartition(" ")
+    first, *words = command.split(" ")
+    sub = 2 if first == "store" else 1
+    typed = [first, *words]
+    typed[sub:sub] = ["-w", str(space)]
+    found = offered(f"bertvision {' '.join(typed)} {rest}")
+    if "--task" in line:
+        assert set(names) <= set(found)
+    else:
+        assert found == names
+
+
+def test_the_workspace_that_one_stands_in_is_looked_at(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(space / "snapshots" / "1e")
+    assert offered("bertvision train --checkpoint 1") == ["1e"]
+
+
+def test_heads_are_offered_in_every_shell(space: Path) -> None:
+    cheap = [name for name in HEADS if name.startswith("adapter-64")]
+    assert offered("bertvision train adapter-64") == cheap
+    assert any("adapter-64-shared" in word for word in offered("bertvision train a", "zsh"))
+    assert "adapter-64-shared" in offered("bertvision train a", "fish")
+
+
+@pytest.mark.parametrize("line", ["train --checkpoint ", "evaluate ", "store info ", "cka "])
+def test_without_a_workspace_nothing_is_offered_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert offered(f"bertvision {line}") == []
