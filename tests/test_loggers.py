@@ -36,6 +36,14 @@ def test_the_csv_logger_has_every_step_and_the_settings(space: Path) -> None:
     assert bertvision.status(workspace=space).heads[0]["name"] == "learned-pooling"
 
 
+def test_tensorboard_by_either_option_gets_events(space: Path) -> None:
+    pytest.importorskip("tensorboard")
+    bertvision.train("learned-pooling", logger="tensorboard", workspace=space, **ASKED)
+    bertvision.train("learned-pooling@s1", tensorboard=True, workspace=space, **ASKED)
+    events = (space / "heads" / "1e" / "tensorboard").glob("version_*/events.*")
+    assert {path.parent.name for path in events} == {"version_0", "version_1"}
+
+
 def test_without_a_logger_there_is_none(space: Path) -> None:
     bertvision.train("learned-pooling", workspace=space, **ASKED)
     assert [p.name for p in (space / "heads" / "1e").glob("[!.]*")] == ["learned-pooling"]
