@@ -9,8 +9,8 @@ from pathlib import Path
 import hubs
 import pytest
 import torch
+from headed import NAME, made, with_head
 from safetensors.torch import save_file
-from test_hub_folders import NAME, made, with_head
 
 import bertvision
 from bertvision.errors import HubError, InputError, UnknownNameError, WorkspaceError

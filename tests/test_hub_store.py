@@ -81,6 +81,19 @@ def test_a_split_alone_is_pushed_and_pulled(hub: hubs.Hub, store: Path, tmp_path
     assert held(tmp_path / "copy") == held(store)
 
 
+def test_what_is_there_is_not_brought_again(hub: hubs.Hub, store: Path, tmp_path: Path) -> None:
+    """A second pull looks at the records alone, and finishes what another one left half done."""
+    bertvision.push("1e/train", REPO, store=store)
+    bertvision.pull(REPO, tmp_path / "copy")
+    hub.requests.clear()
+    bertvision.pull(REPO, tmp_path / "copy")
+    asked = hub.asked("GET", "/resolve/")
+    assert {path.rpartition("/")[2] for path in asked} == {"bertvision.json", "split.json"}
+    (tmp_path / "copy" / "ledger" / "1e" / "train" / "00001.json").unlink()
+    bertvision.pull(REPO, tmp_path / "copy")
+    assert not ActivationStore.open(tmp_path / "copy")["1e/train"].verify()
+
+
 def test_the_records_come_behind_what_they_tell_of(hub: hubs.Hub, store: Path) -> None:
     """A push that dies in between leaves no record of a shard that is not there."""
     hub.faults += [hubs.status(403, "POST", "/commit/") for _ in range(1)]
@@ -194,9 +207,10 @@ def test_an_interrupted_pull_goes_on(hub: hubs.Hub, store: Path, tmp_path: Path)
         "ledger/1e/train/split.json",
     ],
 )
-def test_a_wrong_byte_is_found(hub: hubs.Hub, store: Path, tmp_path: Path, path: str) -> None:
+def test_a_wrong_byte_is_found(hub: hubs.Hub, tmp_path: Path, path: str) -> None:
     """One flipped bit in any file: nothing looks whole, and a mended repository is pulled then."""
-    bertvision.push("1e/train", REPO, store=store)
+    Made([30, 50], encoding="int8").write(tmp_path / "store")
+    bertvision.push("1e/train", REPO, store=tmp_path / "store")
     right = hub.files("dataset", REPO)[path]
     wrong = bytearray(right)
     wrong[len(wrong) // 2] ^= 1

@@ -27,6 +27,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each further try of what may pass."""
 _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PASSING = {408, 409, 412, 425, 429, 500, 502, 503, 504}
+_LIBRARIES = {"huggingface_hub", "hf_xet", "httpx", "httpx2"}
 # names of errors of httpx, or of what they inherit from
 _UNREACHABLE = {"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"}
 
@@ -201,6 +202,11 @@ def clear_error(what: object, error: Exception) -> BertvisionError | None:
         return InputError(f"{what}: the hub takes no such name")
     if isinstance(error, OSError) and str(error).startswith("Consistency check failed"):
         return HubError(f"{what}: a file did not arrive whole: run the same command again")
+    if type(error).__module__.partition(".")[0] in _LIBRARIES:
+        return HubError(
+            f"{what}: the hub's library failed ({type(error).__name__}): run the same command "
+            "again; where that does not help, try with HF_HUB_DISABLE_XET=1"
+        )
     return None
 
 

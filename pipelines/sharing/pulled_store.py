@@ -22,6 +22,7 @@ from bertvision.featurestore.format.ledger import LEDGER, Ledger
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import fsync, make_folder
 from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.store_files import files_of, patterns_of, shard_of, splits_in
@@ -73,13 +74,15 @@ def pull_store(
         fetch(api, repository, {path: files[path] for path in records}, stage, records)
         brought = LocalStorage(stage)
         _check_fit(repository, brought, target, names)
-        wanted = {path: n for name in names for path, n in files_of(name, files).items()}
-        patterns = [pattern for name in names for pattern in patterns_of(name)]
-        fetch(api, repository, wanted, stage, patterns)
+        missing = [name for name in names if not _is_there(target, name)]
+        wanted = {path: n for name in missing for path, n in files_of(name, files).items()}
+        patterns = [pattern for name in missing for pattern in patterns_of(name)]
+        if missing:
+            fetch(api, repository, wanted, stage, patterns)
         write_root(brought)  # of these splits alone
-        for name in names:
+        for name in missing:
             _check(repository, brought, name, files_of(name, files))
-        for name in names:
+        for name in missing:
             _put(stage, target, name, list(files_of(name, files)))
     return names
 
@@ -109,6 +112,12 @@ def _check_fit(
                 f"{target} has other examples of {split} than {repository}: a split has the same "
                 "examples in every snapshot; name another FOLDER"
             )
+
+
+def _is_there(target: LocalStorage, name: str) -> bool:
+    """Whether a split is complete in the store, which was found to be of the same content."""
+    tag, split = name.split("/")
+    return Ledger(target, tag, split).exists and StoredSplit(target, tag, split).is_complete
 
 
 def _check(repository: Repository, brought: LocalStorage, name: str, keys: Iterable[str]) -> None:
@@ -144,8 +153,6 @@ def _put(stage: Path, target: LocalStorage, name: str, keys: Sequence[str]) -> N
     ledger, own = Ledger(target, tag, split), f"{LEDGER}/{name}/split.json"
     with ledger.lock(), store_lock(target):
         records = sorted(key for key in keys if key.startswith(f"{LEDGER}/") and key != own)
-        if ledger.exists and len(ledger.shards()) == len(records):
-            return
         shared = any(record.split == split for record in split_records(target))
         for key in keys:
             # those that are there are of the same content, and splits of other snapshots use them
