@@ -263,6 +263,20 @@ def test_another_split_of_the_name_is_refused(hub: hubs.Hub, store: Path, tmp_pa
     assert {k: v for k, v in held(tmp_path / "other").items() if ".pull" not in k} == before
 
 
+def test_texts_that_other_snapshots_use_are_not_replaced(
+    hub: hubs.Hub, store: Path, tmp_path: Path
+) -> None:
+    """A split has the same examples in every snapshot, in a repository and in a store."""
+    bertvision.push("1e/train", REPO, store=store)
+    Made([10, 20], encoding="int8", tag="3e").write(tmp_path / "other")
+    before = hub.files("dataset", REPO)
+    with pytest.raises(ProvenanceError, match="other examples of train"):
+        bertvision.push("3e/train", REPO, store=tmp_path / "other")
+    assert hub.files("dataset", REPO) == before
+    with pytest.raises(ProvenanceError, match="other examples of train"):
+        bertvision.pull(REPO, tmp_path / "other")
+
+
 def test_an_incomplete_split_is_not_pushed(hub: hubs.Hub, tmp_path: Path) -> None:
     """Nobody gets a split that lacks shards."""
     Made(LENGTHS).write(tmp_path / "store", 1)

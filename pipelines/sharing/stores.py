@@ -60,7 +60,7 @@ def push_store(
         UnknownNameError: there is no such split.
         IncompleteSplitError: shards of one are missing.
         CorruptStoreError: files of one are missing.
-        ProvenanceError: the repository holds another split of that name.
+        ProvenanceError: the repository holds another split of that name, or other examples of it.
         InputError: the hub does not take so many files; nothing was sent.
         HubError: the hub cannot be reached, or refuses.
     """
@@ -70,9 +70,7 @@ def push_store(
     there = sizes(api, base) if base else {}
     others = _records_there(base, there) if base else {}
     for split in splits:
-        if split.name in others:
-            remedy = "push it to another repository or --revision"
-            check_same(str(repository), split.record, others[split.name].record, remedy)
+        _check_fits(repository, split.record, others)
     beside: dict[str, Content] = {}
     shards: dict[str, Content] = {}
     records: dict[str, Content] = {}
@@ -110,6 +108,21 @@ def _records_there(base: Repository, there: Mapping[str, int]) -> dict[str, Acti
             with suppress(StoreError):
                 found[name] = ActivationSplit(storage, *name.split("/"))
     return found
+
+
+def _check_fits(
+    repository: Repository, record: SplitRecord, others: Mapping[str, ActivationSplit]
+) -> None:
+    """Refuse to push a split over another one, or its texts over those of other snapshots."""
+    remedy = "push it to another repository or --revision"
+    for other in (split.record for split in others.values()):
+        if (other.tag, other.split) == (record.tag, record.split):
+            check_same(str(repository), record, other, remedy)
+        elif other.split == record.split and other.examples_sha256 != record.examples_sha256:
+            raise ProvenanceError(
+                f"{repository} has other examples of {record.split}, of {other.tag}: a split has "
+                f"the same examples in every snapshot; {remedy}"
+            )
 
 
 def check_same(where: str, here: SplitRecord, there: SplitRecord, remedy: str) -> None:
