@@ -6,6 +6,7 @@ Jobs that do many things one after another, such as splits of several snapshots,
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -84,14 +85,14 @@ class Part:
         return own if self.outer is None else self.outer.done(own)
 
     def left(self, fraction: float) -> float | None:
-        """Seconds until the root's work is done, if all of it is as fast; None is not known yet.
+        """Seconds until the root's work is done, if all is as fast; None before and after it.
 
         Args:
             fraction: of this part that is done.
         """
         done = self.done(fraction)
         worked = done - self.root.skipped
-        if worked <= 0:
+        if worked <= 0 or math.isclose(done, 1):  # not begun, or ended
             return None
         return (time.perf_counter() - self.root.started) * (1 - done) / worked
 

@@ -96,7 +96,7 @@ def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -
     assert [row[0] for row in rows[1:]] == ["0.5e/dev", "0.5e/tune", "1e/dev", "1e/tune"]
     assert {row[2] for row in rows[1:]} == {"1"}
     assert "free on the disk" in first.stderr
-    assert "extract 1e/tune: 100%" in first.stderr
+    assert "extract 1e/tune (4 of 4 splits): 100%" in first.stderr
     again = run(*args, "--json")
     assert [split["shards_written"] for split in json.loads(again.stdout)] == [0, 0, 0, 0]
     names = ("0.5e/dev", "0.5e/tune", "1e/dev", "1e/tune")

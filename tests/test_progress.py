@@ -53,6 +53,8 @@ def test_the_time_left_is_that_of_all_parts_by_their_weight(clock: list[float]) 
     clock[0] += 5
     with second, progress(30, "b", "example") as bar:
         assert bar.format_dict["postfix"] == "all: 00:30 left"
+        bar.n = 30
+        assert not bar.format_dict["postfix"]
 
 
 def test_what_was_done_before_does_not_make_the_rest_look_quick(clock: list[float]) -> None:
