@@ -1,4 +1,4 @@
-"""The tutorials run from their first block to their last, on a workspace that the quickstart made.
+"""Tutorials and notebooks run from beginning to end, on a workspace that the quickstart made.
 
 The workspace is the quickstart's own, of few questions and with a narrow encoder: what is tested is
 that a reader gets through, and not the numbers that the pages show.
@@ -12,8 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
+from docs_scripts import docs_script
 from typer.testing import CliRunner
 
 import bertvision
@@ -22,6 +24,7 @@ from bertvision.pipelines import quickstart
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 BLOCK = re.compile(
     r"(<!-- not run: .+ -->\n)?^```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
@@ -85,3 +88,39 @@ def test_each_tutorial_says_for_whom_what_and_how_long_and_leads_to_one_other() 
             assert part in text, f"{page.name} lacks {part}"
         links += re.findall(r"^- Next: .*\]\(([\w.-]+\.md)\)", text, re.MULTILINE)
     assert sorted(links) == [page.name for page in TUTORIALS if page.stem != "first-store"]
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    return [output for cell in code for output in cell.outputs]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_what_the_committed_one_shows(
+    path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kinds of results and figures from the same cells; of other numbers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    committed = nbformat.read(path, as_version=4)
+    made = docs_script("execute_notebooks").executed(path, quick)
+
+    def kinds(notebook: nbformat.NotebookNode) -> list[list[str]]:
+        return [sorted(out.get("data", {})) for out in outputs(notebook) if "data" in out]
+
+    assert kinds(made) == kinds(committed)
+    assert any("image/png" in kind for kind in kinds(made))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_committed_notebook_is_small_and_without_traces_of_a_machine(path: Path) -> None:
+    assert path.stat().st_size < 200_000
+    notebook = nbformat.read(path, as_version=4)
+    assert {out.output_type for out in outputs(notebook)} <= {
+        "execute_result",
+        "display_data",
+        "stream",
+    }
+    assert "stderr" not in {out.get("name") for out in outputs(notebook)}
+    shown = [out.get("text", "") or out.data.get("text/plain", "") for out in outputs(notebook)]
+    assert not re.search(r"(/tmp|/home|/work|/Users|0x[0-9a-f]{6})", "".join(shown))
