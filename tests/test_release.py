@@ -65,8 +65,16 @@ def test_a_workflow_may_write_nothing_and_keeps_no_credentials(workflow: Path) -
     assert "secrets." not in workflow.read_text()
 
 
-def test_the_citation_is_of_this_version() -> None:
-    assert loaded(ROOT / "CITATION.cff")["version"] == bertvision.__version__
+def test_the_citation_the_changelog_and_the_notes_are_of_this_version() -> None:
+    version = bertvision.__version__
+    assert loaded(ROOT / "CITATION.cff")["version"] == version
+    headings = re.findall(r"^## \[(.+?)\](?: - \d{4}-\d\d-\d\d)?$", _text("CHANGELOG.md"), re.M)
+    assert headings[:2] == ["Unreleased", version]
+    assert f"\n## {version.rpartition('.')[0]}\n" in _text("docs/upgrading.md")
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize(
