@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertvision.pipelines.ranks import RESULT_FILE, this_rank
-from bertvision.pipelines.text import printable
+from bertvision.pipelines.text import csv_text, printable
 from bertvision.pipelines.workspace.job_options import DATA, LABEL, PAIR, TEXT
 
 if TYPE_CHECKING:
@@ -91,14 +92,44 @@ HeadDevices = Annotated[
         "(docs/scaling.md).",
     ),
 ]
-Csv = Annotated[Path | None, typer.Option(help="Write the rows to this CSV file too.")]
+_CSV_HELP = "Write the rows to this CSV file too."
+Csv = Annotated[Path | None, typer.Option(help=_CSV_HELP)]
 Plot = Annotated[
     Path | None, typer.Option(help="SVG file to write; by default in analysis/ of the workspace.")
 ]
 
 
+_CSV_FILE: ContextVar[Path | None] = ContextVar("csv_file", default=None)
+
+
+def _keep_csv(context: typer.Context, value: Path | None) -> None:
+    _CSV_FILE.set(value)
+    context.call_on_close(partial(_CSV_FILE.set, None))
+
+
+_KeptCsv = Annotated[Path | None, typer.Option(help=_CSV_HELP, callback=_keep_csv)]
+
+
+def _takes_csv(csv: _KeptCsv = None) -> None:
+    """The option of a command whose verb has none."""
+
+
 class CommandGroup(typer.core.TyperGroup):
-    """Commands that say of an option in front of them that it belongs behind."""
+    """Commands that say of an option in front of them that it belongs behind.
+
+    Each that has ``--json`` has ``--csv`` too: where its verb does not take it, `show` writes it.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        one = typer.Typer(add_completion=False)
+        one.command()(_takes_csv)
+        option = typer.main.get_command(one).params[0]
+        option.expose_value = False
+        for command in self.commands.values():
+            names = [parameter.name for parameter in command.params]
+            if "as_json" in names and "csv" not in names:
+                command.params.insert(names.index("as_json"), option)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What click does, with more to say of an option that it does not know."""
@@ -130,19 +161,34 @@ def runs_verb(command: Callable[..., None]) -> Callable[..., None]:
         if dry_run:
             verb = partial(import_module("bertvision.verbs.beforehand.dry_run").dry_run, verb)
         result: Result = verb(**given)
-        show(result.to_json() if as_json else result, as_json, str)
+        show(result, as_json, str)
 
     return run
 
 
-def show(result: Any, as_json: bool, table: Callable[[Any], str]) -> None:
+def show(
+    result: Any, as_json: bool, table: Callable[[Any], str], rows: Sequence[Any] | None = None
+) -> None:
     """Print a result to stdout: as JSON, or as the table that ``table`` makes of it.
 
     Of several ranks the first prints; to a file where the process that started them asks for it.
+
+    Args:
+        result: of a verb, or in JSON types.
+        as_json: print JSON.
+        table: makes the text for people.
+        rows: of the file of ``--csv``, where they are not those of the result.
     """
     if not this_rank().first:
         return
-    text = json.dumps(result, indent=2, allow_nan=False) if as_json else printable(table(result))
+    values = result.to_json() if hasattr(result, "to_json") else result
+    if (csv := _CSV_FILE.get()) is not None:
+        from bertvision.pipelines.files import write_text
+        from bertvision.verbs.tables import flat_rows
+
+        own = result.to_rows() if hasattr(result, "to_rows") else flat_rows(values)
+        write_text(csv, csv_text(own if rows is None else rows))
+    text = json.dumps(values, indent=2, allow_nan=False) if as_json else printable(table(result))
     if (file := os.environ.get(RESULT_FILE)) is None:
         typer.echo(text)
     else:

@@ -18,6 +18,7 @@ from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.views.html import html_table
 from bertvision.featurestore.views.text import TokenText
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             f"<ActivationSplit {self.name}: {self.record.describe()}>\n"
             f"  labels: {', '.join(self.label_names) or 'none'}"
         )
+
+    def _repr_html_(self) -> str:
+        record = self.record
+        facts = {
+            "examples": f"{record.examples:,}, {record.tokens:,} tokens",
+            "layers": ", ".join(self.layer_names or map(str, record.layers)),
+            "hidden size": f"{record.hidden_size:,}",
+            "encoding": record.encoding,
+            "labels": ", ".join(self.label_names) or "none",
+            "complete": "yes" if self.is_complete else self.lacking() or "",
+        }
+        return html_table([], [*facts.items()], title=f"ActivationSplit {self.name}")
 
     def read(
         self,

@@ -27,6 +27,7 @@ from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
+from bertvision.featurestore.views.html import html_table
 from bertvision.featurestore.writing.offer import WritableStore
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
         self.storage = storage
 
     def __repr__(self) -> str:
+        return _listing(*self._contents())
+
+    def _repr_html_(self) -> str:
+        title, rows = self._contents()
+        return html_table(["snapshot", "splits"], rows, title=title)
+
+    def _contents(self) -> tuple[str, list[tuple[str, str]]]:
+        """What it is, and the splits of each snapshot."""
         held: dict[str, list[str]] = {}
         for tag, split in split_names(self.storage):
             held.setdefault(tag, []).append(split)
@@ -63,7 +72,7 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
             (tag, textwrap.shorten(", ".join(held[tag]), 80, placeholder=" …"))
             for tag in sorted(held, key=SnapshotTag)
         ]
-        return _listing(f"ActivationStore {self.storage}: {counted(len(held), 'snapshot')}", rows)
+        return f"ActivationStore {self.storage}: {counted(len(held), 'snapshot')}", rows
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
@@ -206,11 +215,19 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         self.tag = tag
 
     def __repr__(self) -> str:
+        return _listing(*self._contents())
+
+    def _repr_html_(self) -> str:
+        title, rows = self._contents()
+        return html_table(["split", ""], rows, title=title)
+
+    def _contents(self) -> tuple[str, list[tuple[str, str]]]:
+        """What it is, and what the first of its splits hold."""
         names = self.splits()
         rows = [(name, self._describe(name)) for name in names[:_MOST_ROWS]]
         rows += [(name, "") for name in names[_MOST_ROWS:]]
         title = f"SnapshotSplits {self.tag} of {self.store.storage}: {counted(len(names), 'split')}"
-        return _listing(title, rows)
+        return title, rows
 
     def _describe(self, split: str) -> str:
         try:

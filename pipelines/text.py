@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+import secrets
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
+
+from bertvision.featurestore.views.html import html_table, html_text
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # controls but for tab and line feed, and what turns the direction of writing
@@ -31,6 +35,9 @@ def format_table(
         rows: cells as text, as many in each row as in the header.
         stacked: columns that do not fit follow below, beside the first column again.
     """
+    if (kept := _TABLES.get()) is not None:
+        kept.append((header, rows))
+        return kept.place(len(kept) - 1)
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numeric = [_are_numbers([row[i] for row in rows]) for i in range(len(header))]
@@ -49,6 +56,43 @@ def format_table(
     left_out = ", ".join(header[i] for columns in fitting[len(shown) :] for i in columns[1:])
     note = f"(not shown: {left_out}; a wider terminal, a pipe and --json show all)"
     return f"{text}\n{fill(note)}" if left_out else text
+
+
+def html_of(text: Callable[[], str]) -> str:
+    """What a function makes for the terminal, as HTML: its tables as tables, the rest as text.
+
+    Args:
+        text: makes it, by `format_table` where there are tables.
+    """
+    tables = _Tables()
+    token = _TABLES.set(tables)
+    try:
+        parts = re.split(tables.place(r"(\d+)"), text())
+    finally:
+        _TABLES.reset(token)
+    made = []
+    for i, part in enumerate(parts):
+        if i % 2:
+            header, rows = tables[int(part)]
+            right = [_are_numbers(column) for column in zip(*rows, strict=True)]
+            made.append(html_table(header, rows, right=right))
+        elif part.strip():
+            made.append(html_text(part.strip("\n")))
+    return "".join(made)
+
+
+class _Tables(list[tuple[Sequence[str], Sequence[Sequence[str]]]]):
+    """Tables that `html_of` collects, and marks of their places that no data could guess."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._secret = secrets.token_hex(8)
+
+    def place(self, number: int | str) -> str:
+        return f"{self._secret}-{number};"
+
+
+_TABLES: ContextVar[_Tables | None] = ContextVar("tables", default=None)
 
 
 def terminal_width() -> int | None:

@@ -234,6 +234,22 @@ def test_results_have_attributes_and_become_frames(space: Path) -> None:
         head.f1 = 100
 
 
+def test_single_results_become_frames_and_tables_of_a_notebook(space: Path) -> None:
+    status = bertvision.status(workspace=space)
+    assert list(status.to_pandas().tag) == ["0.5e", "1e"]
+    compared = bertvision.compare("bert:1e", "learned-pooling:1e", resamples=50, workspace=space)
+    assert list(compared.to_pandas()["difference"]) == [compared.difference]
+    both = bertvision.ensemble("learned-pooling", with_bert=True, trained_on=1, workspace=space)
+    assert len(both.to_pandas()) == len(both.parts) + 1
+    found = bertvision.error_analysis("learned-pooling:1e", workspace=space)
+    frame = found.to_pandas()
+    assert set(frame.grouping) == set(found.groups)
+    assert set(frame.columns) >= {"group", "n", "f1"}
+    for result in (status, compared, both, found):
+        assert "<table>" in result._repr_html_()
+    assert str(space) in Workspace.find(space)._repr_html_()
+
+
 def test_predictions_average_to_the_score(space: Path) -> None:
     answers = bertvision.predictions("learned-pooling:1e", workspace=space)
     (row,) = [r for r in bertvision.results(workspace=space) if r.system == "head"]

@@ -9,7 +9,7 @@ from bertvision.pipelines.text import format_table
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import StrPath, Tag, at_least, parse_tag
 from bertvision.verbs.rows import Shown
-from bertvision.verbs.tables import Values
+from bertvision.verbs.tables import Values, flat_rows
 
 
 class Errors(Shown, ErrorAnalysis):
@@ -18,6 +18,11 @@ class Errors(Shown, ErrorAnalysis):
     def to_json(self) -> dict[str, Any]:
         """The fields as ``--json`` prints them."""
         return ErrorAnalysis.to_json(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each group of each grouping."""
+        groups = self.to_json()["groups"].items()
+        return [{"grouping": by, **row} for by, rows in groups for row in flat_rows(rows)]
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +30,8 @@ class SnapshotStatus(BaseModel):
 
 class Status(ShownRecord):
     """What a workspace holds and what can be run next."""
+
+    rows_in: ClassVar[str] = "snapshots"
 
     workspace: str
     model: str

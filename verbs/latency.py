@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bertvision.errors import counted
 from bertvision.pipelines.finetuning.latency_record import Latencies, system_name
@@ -31,6 +31,8 @@ from bertvision.verbs.tables import Values, metric_cells, metric_names
 
 class LatencyTable(Shown, Latencies):
     """How long systems take for a window, measured in turns."""
+
+    rows_in: ClassVar[str] = "systems"
 
     def to_json(self) -> dict[str, Any]:
         """The fields as ``--json`` prints them."""

@@ -18,8 +18,6 @@ from bertvision.verbs.rows import RowsField, ShownRecord
 from bertvision.verbs.tables import Values, number
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bertvision.pipelines.drawing.figures import Figure
 
 _LEGEND = (
@@ -61,10 +59,6 @@ class Spread(ShownRecord):
         from bertvision.pipelines.repeats.drawing import spread_figure
 
         return spread_figure(self.to_json())
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of ``rows``; ``runs.to_pandas()`` is one of the single runs."""
-        return self.rows.to_pandas()
 
 
 @takes(FinetuneOptions)

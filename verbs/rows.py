@@ -8,6 +8,7 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    ClassVar,
     Generic,
     Protocol,
     SupportsIndex,
@@ -18,8 +19,8 @@ from typing import (
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import did_you_mean
-from bertvision.pipelines.text import format_table
-from bertvision.verbs.tables import Values
+from bertvision.pipelines.text import format_table, html_of
+from bertvision.verbs.tables import Values, flat_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,19 +118,29 @@ class Rows(Sequence[R], Generic[R]):
     def __repr__(self) -> str:
         return self._table(self.to_json())
 
+    def _repr_html_(self) -> str:
+        return html_of(self.__repr__)
+
     def to_json(self) -> list[Any]:
         """The rows as ``--json`` prints them."""
         return [row.to_json() for row in self._rows]
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
+        return flat_rows(self.to_json())
+
     def to_pandas(self) -> pd.DataFrame:
-        """A frame with a column for each field; names inside of a field follow it with a dot."""
+        """A frame of `to_rows`, with a column for each field."""
         import pandas as pd
 
-        return pd.json_normalize(self.to_json())
+        return pd.DataFrame(self.to_rows())
 
 
 class Shown(ABC):
     """Base of a single result: its text is what the command prints."""
+
+    rows_in: ClassVar[str] = "rows"
+    """The field that holds its rows; a result without that field is one row itself."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -143,10 +154,24 @@ class Shown(ABC):
             values: the fields, as `to_json` gives them.
         """
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
+        values = self.to_json()
+        return flat_rows(values.get(self.rows_in, values))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of `to_rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
+
     def __repr__(self) -> str:
         return self.table(self.to_json())
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return html_of(self.__repr__)
 
 
 class ShownRecord(Shown, BaseModel):

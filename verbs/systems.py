@@ -24,6 +24,7 @@ from bertvision.verbs.rows import Shown, ShownRecord
 from bertvision.verbs.tables import (
     Values,
     baseline_cells,
+    flat_rows,
     marked_scores,
     meanings,
     metric_cells,
@@ -40,6 +41,11 @@ class Ensemble(Shown, EnsembleScores):
     def to_json(self) -> dict[str, Any]:
         """The fields as ``--json`` prints them."""
         return EnsembleScores.to_json(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each member that was scored on the same split, then that of the ensemble."""
+        values = self.to_json()
+        return flat_rows([*values.pop("parts"), values])
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""

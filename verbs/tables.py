@@ -85,6 +85,16 @@ def mapping_table(values: Values) -> str:
     return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in found])
 
 
+def flat_rows(values: Any) -> list[dict[str, Any]]:
+    """What ``--json`` prints as rows of a table: names inside of a field follow it with a dot.
+
+    Args:
+        values: a mapping, which is one row, or a list of them.
+    """
+    several = values if isinstance(values, list) else [values]
+    return [dict(_flat("", row)) for row in several]
+
+
 def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in values.items():

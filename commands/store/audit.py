@@ -57,6 +57,6 @@ def audit(
         workspace=workspace,
         store=store,
     )
-    show(found.to_json() if as_json else found, as_json, str)
+    show(found, as_json, str)
     if found.to_json()["wrong"]:
         raise typer.Exit(1)

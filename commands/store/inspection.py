@@ -90,7 +90,8 @@ def store_verify(
             found[name] = find_growing_damage(opened.storage, *_parts(name))
         except (CorruptStoreError, FormatVersionError) as error:
             found[name] = [f"{name}: {error}"]
-    show(found, as_json, _verdicts)
+    rows = [{"split": name, "problems": problems} for name, problems in found.items()]
+    show(found, as_json, _verdicts, rows)
     if any(found.values()):
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ from bertvision.pipelines.analysis.fields import read_fields, values_model, valu
 from bertvision.pipelines.drawing.figures import WIDE, Figure, titled
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill, format_table, html_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,6 +86,9 @@ class AnalysisResult(ABC):
 
     def __repr__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table)
 
     def to_pandas(self) -> pd.DataFrame:
         """A frame of `rows`."""

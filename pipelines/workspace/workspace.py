@@ -23,13 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertvision.errors import (
-    InputError,
-    StoreNotFoundError,
-    UnknownNameError,
-    WorkspaceError,
-)
+from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.featurestore.views.html import html_table
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
@@ -61,11 +57,15 @@ class Workspace:
     """By name, shared with those that `at` makes, so that items are read once."""
 
     def __repr__(self) -> str:
-        c = self.config
-        snapshots = ", ".join(self.snapshots()) or "none yet"
-        return (
-            f"<Workspace {self.root}: {c.task.name}, {c.model.name_or_path}; snapshots {snapshots}>"
-        )
+        (_, task), (_, model), (_, snapshots) = self._facts()
+        return f"<Workspace {self.root}: {task}, {model}; snapshots {snapshots}>"
+
+    def _repr_html_(self) -> str:
+        return html_table([], self._facts(), title=f"Workspace {self.root}")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        c, names = self.config, ", ".join(self.snapshots()) or "none yet"
+        return [("task", c.task.name), ("model", c.model.name_or_path), ("snapshots", names)]
 
     @classmethod
     def create(cls, root: str | Path, config: WorkspaceConfig) -> Workspace:
