@@ -200,3 +200,8 @@ def test_the_engine_need_not_be_named_for_the_folder_of_a_store(tmp_path: Path) 
     assert StoreEngine().guess_can_open(tmp_path)
     assert not StoreEngine().guess_can_open(b"CDF")
     assert "input_ids" not in opened(tmp_path, drop_variables=["input_ids", "unknown"])
+
+
+def test_no_layers_give_an_empty_array(tmp_path: Path) -> None:
+    Made(LENGTHS).write(tmp_path)
+    assert opened(tmp_path).hidden_states.isel(layer=[]).values.shape == (175, 0, 16)
