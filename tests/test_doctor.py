@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -43,6 +44,14 @@ def test_the_command_looks_at_everything_and_leaves_the_folder_as_it_was(
     assert {f["verdict"] for f in found["findings"]} <= {"ok", "warning"}
     assert all(bool(f["advice"]) == (f["verdict"] != "ok") for f in found["findings"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_of_the_doctor_has_a_row_for_each_thing(tmp_path: Path) -> None:
+    done("doctor", "--csv", tmp_path / "found.csv", "--store", tmp_path)
+    with (tmp_path / "found.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["name"] for row in rows] == NAMES
+    assert list(rows[0]) == ["name", "verdict", "found", "advice"]
 
 
 def test_a_folder_that_cannot_be_written_makes_it_unusable() -> None:

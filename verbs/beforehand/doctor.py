@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -28,6 +29,7 @@ class Examined(BaseModel):
 class Examination(ShownRecord):
     """What the doctor found."""
 
+    rows_in: ClassVar[str] = "findings"
     usable: bool
     """False where something makes bertvision unusable here."""
     findings: list[Examined]
