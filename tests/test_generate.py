@@ -485,3 +485,60 @@ def test_texts_are_read_by_the_tokenizer_that_they_are_of_alone(
     generate(folders["gpt2"], prompts, tmp_path / "s")
     with pytest.raises(InputError, match="is not the one that 0e/s was made with"):
         bertvision.generated_texts("0e/s", tokenizer=folders["llama"], store=tmp_path / "s")
+
+
+@pytest.mark.parametrize("place", ["prompts.jsonl", "."])
+def test_texts_are_never_written_over_their_prompts_or_a_folder(
+    gpt2: Path, tmp_path: Path, place: str
+) -> None:
+    data = write_lines(tmp_path / "prompts.jsonl", {"id": "a", "text": "anna"})
+    before = data.read_text()
+    with pytest.raises(InputError, match="--jsonl"):
+        generate(gpt2, data, tmp_path / "store", jsonl=tmp_path / place)
+    assert data.read_text() == before
+    assert not (tmp_path / "store").exists()  # it is said before anything is computed
+
+
+@pytest.mark.parametrize("task", ["text", "chat"])
+def test_a_text_that_is_no_unicode_is_named_by_its_row(
+    gpt2: Path, tmp_path: Path, task: str
+) -> None:
+    bad = {"text": "an\ud800na", "messages": [{"role": "user", "content": "an\ud800na"}]}
+    data = write_lines(tmp_path / "prompts.jsonl", {"id": "a", **bad})
+    with pytest.raises(InputError, match=r"line 1.*lone surrogate '\\ud800' at character 2"):
+        generate(gpt2, data, tmp_path / "store", task=task)
+
+
+def test_tokens_that_the_decoder_does_not_know_are_refused(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """A tokenizer may have been given tokens after the model was made."""
+    model = copied(gpt2, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    known = len(tokenizer)
+    tokenizer.add_tokens(["annabel"])
+    tokenizer.save_pretrained(model)
+    data = write_lines(tmp_path / "prompts.jsonl", {"id": "a", "text": "rome, annabel"})
+    with pytest.raises(InputError, match=f"a: the prompt has the token {known:,}"):
+        generate(model, data, tmp_path / "store")
+    settings = json.loads((model / "config.json").read_text()) | {"pad_token_id": known}
+    (model / "config.json").write_text(json.dumps(settings))
+    assert len(generate(model, prompts, tmp_path / "store")) == len(TEXTS)  # padding is never seen
+
+
+def test_weights_that_give_nan_are_called_damaged(
+    gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    folder = copied(gpt2, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.transformer.h[0].mlp.c_fc.bias.data[0] = float("nan")
+    model.save_pretrained(folder)
+    with pytest.raises(InputError, match="weights are damaged"):
+        generate(folder, prompts, tmp_path / "store")
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_the_lowest_temperature_takes_the_likeliest_token(top_p: float) -> None:
+    """Logits that were divided to infinity would give no probabilities at all."""
+    logits = torch.tensor([[0.0, 5.0, 1.0, 2.0], [-9.0, -8.0, -7.0, -7.5]])
+    assert Chooser(["a", "b"], 1e-310, top_p, seed=0)(logits, [0, 1]).tolist() == [1, 2]

@@ -37,7 +37,9 @@ class Chooser:
         """
         if self._temperature == 0:
             return logits.argmax(dim=1).cpu()
-        likely = nucleus((logits.double() / self._temperature).softmax(dim=1), self._top_p)
+        # from the likeliest down, which no temperature divides to infinity
+        below = logits.double() - logits.max(dim=1, keepdim=True).values
+        likely = nucleus((below / self._temperature).softmax(dim=1), self._top_p)
         # in the order of the vocabulary: where two are about as likely, that of their likelihoods
         # may change with the last digit, and with it every token behind
         reached = likely.cumsum(dim=1)

@@ -71,7 +71,7 @@ class Decoder:
             names = [sites[i] for i in layers]
             base = cast(PreTrainedModel, model.base_model)
             self._taps = Taps(base, {i: known[name] for i, name in enumerate(names)})
-        self._pad = pad_id(None, model.config)
+        self._pad = min(pad_id(None, model.config), int(model.config.vocab_size) - 1)  # never seen
         self._check()
 
     def begin(self) -> Reading:
@@ -139,6 +139,11 @@ class Decoder:
                 f"keys and values: take another decoder ({error})"
             ) from error
         self._precision = precision
+        if not bool(at_once.isfinite().all()):
+            raise InputError(
+                f"this {kind} model gives hidden states that are NaN or infinite of any text: its "
+                "weights are damaged; take another checkpoint"
+            )
         if not causal:
             raise InputError(
                 f"a {kind} model is an encoder: what it computes of a token depends on those that "

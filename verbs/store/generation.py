@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertvision.errors import counted
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.generation.options import GenerateOptions
@@ -93,7 +93,7 @@ def generate(
     parse_choice(task, ("text", "chat"), "--task")
     if options.sites:
         check_patterns(options.sites, _DEEPEST)
-    target = path_of(jsonl)
+    target = _target(path_of(jsonl), text_of(data) or "")
     place = text_of(store) or str(find_workspace(workspace).activations)
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.generation.generate import Generation
@@ -108,13 +108,14 @@ def generate(
         column=text,
         split=split,
         longest=loaded.longest,
+        words=int(loaded.model.config.vocab_size),
         skip_bad=skip_bad,
     )
     generation = Generation(loaded, prompts, options)
     opened = ActivationStore.create(place)
     done = generation.run(opened, tag, stored)
     if target is not None:
-        _write_lines(target.expanduser(), opened[f"{tag}/{stored}"])
+        _write_lines(target, opened[f"{tag}/{stored}"])
     return Generated(**done.to_json())
 
 
@@ -152,6 +153,23 @@ def _texts(split: ActivationSplit, tokenizer: str | None) -> Sequence[Values]:
     from bertvision.pipelines.generation.texts import generated_texts as read
 
     return [text._asdict() for text in read(split, tokenizer)]
+
+
+def _target(jsonl: Path | None, data: str) -> Path | None:
+    """The file to write the texts to, checked before the work of which they come.
+
+    Raises:
+        InputError: it is a folder, or a file that prompts are read from.
+    """
+    if jsonl is None:
+        return None
+    path, source = jsonl.expanduser(), Path(data).expanduser()
+    if path.is_dir():
+        raise InputError(f"--jsonl {jsonl} is a folder: name a file, such as {jsonl / 'out.jsonl'}")
+    held = [source, *(source.iterdir() if source.is_dir() else ())]
+    if path.exists() and any(other.exists() and path.samefile(other) for other in held):
+        raise InputError(f"--jsonl {jsonl} has the prompts, and would replace them: name another")
+    return path
 
 
 def _write_lines(path: Path, split: ActivationSplit) -> None:

@@ -135,7 +135,7 @@ def read_items(
 
 
 def text_field(fields: dict[str, Any], name: str, option: str = "") -> str:
-    """A field that must be there, and be a string.
+    """A field that must be there, and be a string of Unicode.
 
     Raises:
         InputError: it is not.
@@ -144,7 +144,15 @@ def text_field(fields: dict[str, Any], name: str, option: str = "") -> str:
         raise InputError(f"has the fields {list(fields)}, but not {name!r}{option}")
     if not isinstance(fields[name], str):
         raise InputError(f"{name} must be a string: {str(fields[name])[:80]!r}")
-    return str(fields[name])
+    text = str(fields[name])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} has the lone surrogate {text[error.start]!r} at character {error.start}, "
+            "which is no Unicode text"
+        ) from error
+    return text
 
 
 def _name(fields: dict[str, Any], place: str) -> str:
