@@ -279,7 +279,7 @@ def test_the_data_of_the_task_and_those_of_another_domain_stand_side_by_side(
     both: dict[str, Any] = {"checkpoint": "0.5e,1e", "workspace": empty.root}
     bertvision.extract(**both, split="dev", encoding="float32")
     bertvision.extract(**both, task="mpqa", data=mpqa, pool="none", encoding="float32")
-    options: dict[str, Any] = {"tokens": 100, "repeats": 2, "workspace": empty.root}
+    options: dict[str, Any] = {"max_tokens": 100, "repeats": 2, "workspace": empty.root}
     found = bertvision.rsa("0.5e", "1e", split="dev,mpqa-all", **options)
     assert found.splits == ("dev", "mpqa-all")
     assert found.n_available[1] == empty.split("1e", "mpqa-all").record.tokens >= 40 * 6
