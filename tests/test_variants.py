@@ -375,6 +375,16 @@ def test_isobn_leaves_white_channels_alone_and_scales_correlated_ones_down() -> 
     assert layer.eval()(x).var(0).sum().item() == pytest.approx(x.var(0).sum().item(), rel=1e-3)
 
 
+def test_isobn_takes_its_statistics_in_float32_where_the_encoder_computes_in_bfloat16() -> None:
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+    plain, mixed = IsotropicNorm(6), IsotropicNorm(6)
+    expected = plain(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mixed(x)
+    assert torch.equal(found, expected)
+    assert torch.equal(mixed.covariance, plain.covariance)
+
+
 def test_isobn_keeps_running_means_of_covariances() -> None:
     random = torch.Generator().manual_seed(0)
     layer, batches = IsotropicNorm(3), [torch.randn(8, 3, generator=random) for _ in range(3)]

@@ -103,7 +103,8 @@ class IsotropicNorm(nn.Module):
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
         centred = x - x.mean(0)
-        found = centred.T @ centred / len(x)
+        with torch.autocast(x.device.type, enabled=False):  # statistics are in float32
+            found = centred.T @ centred / len(x)
         # the first batch counts in full: a mean with zeros would make correlations above 1
         self.covariance.lerp_(found, self.momentum if self.batches else 1.0)
         self.batches += 1
