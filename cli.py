@@ -55,6 +55,10 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
+# Functions of Python without a command of their name, and the command that shows what they read.
+_SHOWN_BY = {"results": "table", "predictions": "errors", "error_analysis": "errors"}
+
+
 class _Group(CommandGroup):
     """Turns errors that are no bug into a message and a status, and warnings into one line."""
 
@@ -74,6 +78,18 @@ class _Group(CommandGroup):
                 message, status = f"{error.filename}: {error.strerror}", 2
             _say(f"Error: {message}", "red")
             raise typer.Exit(status)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """What click does, and for functions that read results, the command that shows these."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if (instead := _SHOWN_BY.get(args[0])) is not None:
+                error.message = (  # type: ignore[attr-defined]
+                    f"No such command '{args[0]}', which is a function of Python, "
+                    f"bertvision.{args[0]}(): take `bertvision {instead}`"
+                )
+            raise
 
 
 def _say(text: str, colour: str | None = None) -> None:

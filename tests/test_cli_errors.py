@@ -135,6 +135,7 @@ def test_where_there_is_no_workspace_every_command_says_how_to_make_one(
         assert result.exit_code == 2
         assert f"Error: no workspace in {tmp_path} and its parents" in result.stderr
         assert "bertvision quickstart" in result.stderr
+        assert "`bertvision extract --model NAME --task text --data FILE`" in result.stderr
     result = run("finetune", "--train", "x.json")
     assert (result.exit_code, "needs --model and --dev" in result.stderr) == (2, True)
     assert not (tmp_path / "bertvision.yaml").exists()
@@ -181,6 +182,18 @@ def test_an_option_in_front_of_its_command_is_sent_behind_it(args: list[str]) ->
     assert result.exit_code == 2
     option = next(arg for arg in args if arg.startswith("-"))
     assert f"No such option: {option}: it belongs behind the command, " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("results", "table"), ("predictions", "errors")], ids=str
+)
+def test_a_function_that_is_no_command_sends_to_the_one_that_shows_its_rows(
+    name: str, command: str
+) -> None:
+    result = run(name, "--csv", "x.csv")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"bertvision.{name}(): take `bertvision {command}`" in result.stderr
+    assert "--csv" in done(command, "--help")
 
 
 @pytest.mark.parametrize("command", [["status"], ["store", "verify"]], ids=" ".join)

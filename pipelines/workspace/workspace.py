@@ -114,9 +114,10 @@ class Workspace:
             if (place / FILE).is_file():
                 return cls(place, WorkspaceConfig.read(place / FILE))
         raise WorkspaceError(
-            f"no workspace in {where} (no {FILE}): make one with `bertvision finetune --model "
-            "NAME --train FILE --dev FILE`, for hidden states alone with --model NAME, with "
-            "`bertvision quickstart`, or name one with --workspace DIR"
+            f"no workspace in {where} (no {FILE}): name one with --workspace DIR, or make one with "
+            "`bertvision quickstart`, with `bertvision finetune --model NAME --train FILE --dev "
+            "FILE`, or, for hidden states alone, with `bertvision extract --model NAME --task text "
+            "--data FILE`"
         )
 
     @property
