@@ -90,6 +90,14 @@ def test_more_threads_than_cores_are_a_warning_with_the_right_number(threads: No
     assert processor.examine_threads({"OMP_NUM_THREADS": str(cores)}).verdict == "ok"
 
 
+def test_cores_that_stand_still_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "usable_cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    finding = processor.examine_threads({"OMP_NUM_THREADS": "1"})
+    assert " 1 thread, " in finding.found
+    assert finding.advice.endswith("3 of 4 cores stand still.")
+
+
 @pytest.mark.parametrize(
     ("setting", "environment", "advice"),
     [

@@ -33,7 +33,7 @@ def examine_threads(environment: Mapping[str, str] = os.environ) -> Finding:
     cores, threads = usable_cores(), torch.get_num_threads()
     told = environment.get("OMP_NUM_THREADS")
     found = (
-        f"{os.cpu_count()} cores, {cores} of them usable, {threads} threads, "
+        f"{os.cpu_count()} cores, {cores} of them usable, {threads} thread{'s' * (threads > 1)}, "
         f"OMP_NUM_THREADS {told or 'not set'}"
     )
     if threads > cores:
@@ -44,7 +44,8 @@ def examine_threads(environment: Mapping[str, str] = os.environ) -> Finding:
     if told is not None and threads * 2 <= cores:
         return Finding(
             *("threads", "warning", found),
-            f"Unset OMP_NUM_THREADS, or set it to {cores}: most cores stand still.",
+            f"Unset OMP_NUM_THREADS, or set it to {cores}: {cores - threads} of {cores} cores "
+            "stand still.",
         )
     return Finding("threads", "ok", found)
 
