@@ -115,9 +115,8 @@ class Workspace:
                 return cls(place, WorkspaceConfig.read(place / FILE))
         raise WorkspaceError(
             f"no workspace in {where} (no {FILE}): name one with --workspace DIR, or make one with "
-            "`bertvision quickstart`, with `bertvision finetune --model NAME --train FILE --dev "
-            "FILE`, or, for hidden states alone, with `bertvision extract --model NAME --task text "
-            "--data FILE`"
+            "`bertvision quickstart`, `bertvision finetune --model NAME --train FILE --dev FILE`, "
+            "or, of states alone, `bertvision extract --model NAME --task text --data FILE`"
         )
 
     @property
