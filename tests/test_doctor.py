@@ -46,6 +46,31 @@ def test_the_command_looks_at_everything_and_leaves_the_folder_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_is_measured_has_no_name_that_a_kill_could_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[list[Path]] = []
+    flush = os.fsync
+
+    def seen(descriptor: int) -> None:
+        held.append(list(tmp_path.iterdir()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    disk_speed(tmp_path)
+    assert held == [[]]
+
+
+def test_a_store_in_the_home_is_looked_at_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    assert str(home) in done("doctor", "--store", "~/activations")
+
+
 def test_the_table_of_the_doctor_has_a_row_for_each_thing(tmp_path: Path) -> None:
     done("doctor", "--csv", tmp_path / "found.csv", "--store", tmp_path)
     with (tmp_path / "found.csv").open(newline="") as lines:

@@ -91,6 +91,10 @@ def _folder(workspace: StrPath | None, store: StrPath | None) -> Path:
     except WorkspaceError:
         if workspace is not None:
             raise
-        return Path.cwd() if store is None or "://" in str(store) else Path(store).resolve()
+        return (
+            Path.cwd()
+            if store is None or "://" in str(store)
+            else Path(store).expanduser().resolve()
+        )
     activations = space.activations
     return activations if isinstance(activations, Path) else space.root
