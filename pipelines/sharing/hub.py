@@ -29,7 +29,7 @@ _NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _PASSING = {408, 409, 412, 425, 429, 500, 502, 503, 504}
 _LIBRARIES = {"huggingface_hub", "hf_xet", "httpx", "httpx2"}
 # names of errors of httpx, or of what they inherit from
-_UNREACHABLE = {"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"}
+_UNREACHABLE = {"TransportError", "TimeoutError", "ConnectionError"}
 
 
 class Repository(NamedTuple):
@@ -172,7 +172,12 @@ def clear_error(what: object, error: Exception) -> BertvisionError | None:
             f"{what}: the hub has no such repository, or it is private and the token may not read "
             "it: correct the name, or set HF_TOKEN or run `hf auth login`"
         )
-    if "EntryNotFoundError" in kinds:
+    if "OfflineModeIsEnabled" in kinds or _is_not_in_cache(error):
+        return HubError(
+            f"{what}: it is not in the cache, and the hub is not asked: unset HF_HUB_OFFLINE, and "
+            "leave local_files_only away"
+        )
+    if "EntryNotFoundError" in kinds and "LocalEntryNotFoundError" not in kinds:
         return HubError(f"{what}: a file is not in the repository")
     if code in (401, 403):
         return HubError(
@@ -190,8 +195,6 @@ def clear_error(what: object, error: Exception) -> BertvisionError | None:
         )
     if code is not None:
         return HubError(f"{what}: the hub refused it ({code}{_said(error)})")
-    if "OfflineModeIsEnabled" in kinds:
-        return HubError(f"{what}: HF_HUB_OFFLINE is set, and the hub is not asked: unset it")
     if kinds & _UNREACHABLE or "LocalEntryNotFoundError" in kinds:
         return HubError(
             f"{what}: the hub cannot be reached ({type(error).__name__}): look at the network and, "
@@ -215,9 +218,14 @@ def _may_pass(error: Exception) -> bool:
     code = _status(error)
     if code is not None:
         return code in _PASSING
-    return "OfflineModeIsEnabled" not in kinds and bool(
+    return not ("OfflineModeIsEnabled" in kinds or _is_not_in_cache(error)) and bool(
         kinds & _UNREACHABLE or "LocalEntryNotFoundError" in kinds or isinstance(error, OSError)
     )
+
+
+def _is_not_in_cache(error: Exception) -> bool:
+    """Whether a file was looked for in the cache alone: no other error is behind it then."""
+    return type(error).__name__ == "LocalEntryNotFoundError" and error.__cause__ is None
 
 
 def _status(error: BaseException) -> int | None:
@@ -242,12 +250,18 @@ def _said(error: BaseException) -> str:
     """What the server says of a refusal, unless it repeats the token."""
     from huggingface_hub import get_token
 
-    token = get_token()
+    tokens = {get_token(), *(token for cause in _chain(error) for token in _sent(cause))}
     for cause in _chain(error):
         text = " ".join(str(getattr(cause, "server_message", None) or "").split())[:200]
-        if text and not (token and token in text):
+        if text and not any(token in text for token in tokens if token):
             return f": {text}"
     return ""
+
+
+def _sent(error: BaseException) -> list[str]:
+    """The token that a request was made with, which may be that of an argument."""
+    request = getattr(getattr(error, "response", None), "request", None)
+    return str(getattr(request, "headers", {}).get("Authorization", "")).split()[1:]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
