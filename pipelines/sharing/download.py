@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertvision.errors import DiskSpaceError, HubError
+from bertvision.errors import DiskSpaceError, HubError, InputError
 from bertvision.featurestore.storage.durable import full_disk_named, make_folder
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.sharing.hub import Repository, ask
@@ -41,24 +41,36 @@ def staging(place: Path, repository: Repository) -> Iterator[Path]:
 def fetch(
     api: HfApi,
     repository: Repository,
-    files: Mapping[str, int],
+    listing: Mapping[str, int],
+    wanted: Sequence[str],
     folder: Path,
-    patterns: Sequence[str] | None = None,
+    patterns: Sequence[str],
 ) -> None:
     """Bring files of a repository into a folder; those that are there already are not asked for.
 
     Args:
         api: of the hub.
         repository: at a commit.
-        files: bytes by path in the repository, and in the folder.
+        listing: of the repository, bytes by path.
+        wanted: paths in the repository, and in the folder.
         folder: to put them in.
-        patterns: of fnmatch, that these files fit and few others; None is all of the repository.
+        patterns: of fnmatch, that these files fit, and few enough to compare all others with.
 
     Raises:
+        InputError: other files of the repository fit too, which nobody would have counted.
         HubError: the hub cannot be reached, or refuses, or a file did not arrive whole.
         DiskSpaceError: the disk is too small for what is still to come.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    files = {path: listing[path] for path in wanted}
+    for path in filter_repo_objects(listing, allow_patterns=list(patterns)):
+        if path not in files:
+            raise InputError(
+                f"{repository}: {path!r} lies among files that are pulled, and is none that was "
+                "pushed: nothing was put in place"
+            )
 
     due = sum(
         length
@@ -78,7 +90,7 @@ def fetch(
         repo_type=repository.kind,
         revision=repository.revision,
         local_dir=folder,
-        allow_patterns=None if patterns is None else list(patterns),
+        allow_patterns=list(patterns),
         endpoint=api.endpoint,
     )
     # where the hub cannot be asked, huggingface_hub returns a folder as it finds it

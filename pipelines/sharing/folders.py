@@ -95,18 +95,21 @@ def pull_folder(
         The folder.
 
     Raises:
-        InputError: the manifest names a file that is none of ours.
+        InputError: the manifest names a file that is none of ours, or none at all.
         HubError: a file is not as it was sent; or the hub cannot be reached, or refuses.
         WorkspaceError: something else is in its place.
     """
     if strange := sorted(path for path in manifest.files if not is_shared(path)):
         raise InputError(f"{repository}: {strange[0]!r} is no file that is pulled")
+    if not manifest.files:  # with which any folder would agree
+        raise InputError(f"{repository}: its {manifests.FILE} names no files; nothing was brought")
     wanted = sorted({*manifest.files, manifests.FILE, CARD} & set(files))
     with staging(beside, repository) as stage:
-        fetch(api, repository, {path: files[path] for path in wanted}, stage, wanted)
+        fetch(api, repository, files, wanted, stage, wanted)
         check_files(stage, manifest)
         folder = place(stage)
-        _check_free(folder, stage, manifest)
+        if _is_there(folder, stage, manifest):
+            return folder  # with what was added to it since
         with new_folder(folder) as made:
             for path in wanted:
                 (made / path).parent.mkdir(parents=True, exist_ok=True)
@@ -114,13 +117,18 @@ def pull_folder(
     return folder
 
 
-def _check_free(folder: Path, stage: Path, manifest: Manifest) -> None:
-    """Refuse to replace what is something else."""
+def _is_there(folder: Path, stage: Path, manifest: Manifest) -> bool:
+    """Whether a folder has every file of a manifest as it was brought, maybe beside others.
+
+    Raises:
+        WorkspaceError: something else is there.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
+        return False
     for path in manifest.files:
         here = folder / path
         if not here.is_file() or sha256_of_files([here]) != sha256_of_files([stage / path]):
             raise WorkspaceError(
                 f"{folder} holds something else: name another FOLDER, or move it away"
             )
+    return True

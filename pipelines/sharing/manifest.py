@@ -13,9 +13,11 @@ from pydantic import Field
 
 from bertvision.errors import HubError, InputError
 from bertvision.featurestore.storage.seal import sealed
+from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import Count, Record, read_record
 from bertvision.pipelines.sharing.hub import Repository, ask
+from bertvision.pipelines.text import size
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -79,7 +81,7 @@ def fetch_manifest(api: HfApi, repository: Repository, files: Mapping[str, int])
         files: what it holds.
 
     Raises:
-        InputError: it was not pushed by bertvision.
+        InputError: it was not pushed by bertvision, or the manifest is larger than any is.
         WorkspaceError: the manifest is damaged.
         HubError: the hub cannot be reached, or refuses.
     """
@@ -88,6 +90,8 @@ def fetch_manifest(api: HfApi, repository: Repository, files: Mapping[str, int])
             f"{repository} has no {FILE}: `bertvision pull` brings what `bertvision push` sent; "
             "others are brought by `hf download`"
         )
+    if files[FILE] > SMALL_BYTES:
+        raise InputError(f"{FILE} of {repository} has {size(files[FILE])}, and is no manifest")
     with TemporaryDirectory() as folder:
         ask(
             f"{FILE} of {repository}",

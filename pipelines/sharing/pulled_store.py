@@ -55,6 +55,7 @@ def pull_store(
 
     Raises:
         UnknownNameError: the repository has no such split.
+        InputError: it has files among those of a split that no split has.
         ProvenanceError: the store has another split of that name.
         CorruptStoreError: a file is not as the ledger says; nothing of the split was put in place.
         HubError: the hub cannot be reached, or refuses.
@@ -71,14 +72,14 @@ def pull_store(
     target = LocalStorage(folder)
     with staging(folder, repository) as stage:
         records = [f"{LEDGER}/{name}/split.json" for name in names]
-        fetch(api, repository, {path: files[path] for path in records}, stage, records)
+        fetch(api, repository, files, records, stage, records)
         brought = LocalStorage(stage)
         _check_fit(repository, brought, target, names)
         missing = [name for name in names if not _is_there(target, name)]
-        wanted = {path: n for name in missing for path, n in files_of(name, files).items()}
+        wanted = [path for name in missing for path in files_of(name, files)]
         patterns = [pattern for name in missing for pattern in patterns_of(name)]
         if missing:
-            fetch(api, repository, wanted, stage, patterns)
+            fetch(api, repository, files, wanted, stage, patterns)
         write_root(brought)  # of these splits alone
         for name in missing:
             _check(repository, brought, name, files_of(name, files))
@@ -152,6 +153,9 @@ def _put(stage: Path, target: LocalStorage, name: str, keys: Sequence[str]) -> N
     tag, split = name.split("/")
     ledger, own = Ledger(target, tag, split), f"{LEDGER}/{name}/split.json"
     with ledger.lock(), store_lock(target):
+        for key in keys:  # or a killed call would leave records of what was replaced
+            if key.startswith(f"{LEDGER}/") and key != own and not _is_same(stage, target, key):
+                target.remove(key)
         records = sorted(key for key in keys if key.startswith(f"{LEDGER}/") and key != own)
         shared = any(record.split == split for record in split_records(target))
         for key in keys:
@@ -161,6 +165,11 @@ def _put(stage: Path, target: LocalStorage, name: str, keys: Sequence[str]) -> N
         for key in (own, *records):
             _link(stage / key, target.root / key)
         write_root(target)
+
+
+def _is_same(stage: Path, target: LocalStorage, key: str) -> bool:
+    there = target.root / key
+    return there.is_file() and there.read_bytes() == (stage / key).read_bytes()
 
 
 def _link(source: Path, path: Path) -> None:
@@ -174,4 +183,5 @@ def _link(source: Path, path: Path) -> None:
         shutil.copyfile(source, temporary)
     fsync(temporary)
     os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # two links of one file do not take each other's place
     fsync(path.parent)
