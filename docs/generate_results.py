@@ -161,7 +161,7 @@ def spread(task: str) -> str:
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
     trivial = f"{held['baseline'] or 0:.1f}"
     basis = (
-        f"{METRICS[held['metric']]} on dev; {held['baseline_name']}: {trivial}. Mean ± standard "
+        f"Scores on dev; {held['baseline_name']}: {trivial}. Mean ± standard "
         "deviation over seeds; the interval of the difference (Welch's t) is over seeds alone, on "
         "these examples."
     )
