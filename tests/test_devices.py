@@ -387,9 +387,17 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(end: str, message: str, 
     assert failed.value.exit_code == code
 
 
-def test_a_rank_that_only_lost_another_is_not_blamed() -> None:
+def test_a_rank_that_only_lost_another_is_not_blamed(tmp_path: Path) -> None:
+    os.mkfifo(listens := tmp_path / "listens")  # whoever opens it waits for the other
+    code = f"""
+signal.signal(15, lambda *_: sys.exit(3))
+if os.environ["RANK"] == "1":
+    open({str(listens)!r}).close()
+    sys.exit(75)
+open({str(listens)!r}, "w").close()
+signal.pause()"""
     with pytest.raises(RankLostError, match="rank 0 of 2 ended with status 3"):
-        _launch("signal.signal(15, lambda *_: sys.exit(3)); " + WAIT + "sys.exit(75)")
+        _launch(code)
 
 
 def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
