@@ -55,7 +55,8 @@ class ShardContent:
         }
         if encoding.quantised:
             wanted["scale"] = (*rows, *encoding.scale_shape(layout.hidden_size))
-        filled = len(codes) == layout.shard_tokens
+        # a fill that is not zero is of another number of tokens, and refused below
+        filled = len(codes) == layout.shard_tokens and not bool(codes[rows[0] :].any())
         own = codes[: rows[0]] if filled else codes
         given = {"codes": own} | ({} if scale is None else {"scale": scale})
         shapes = {name: tuple(values.shape) for name, values in given.items()}
