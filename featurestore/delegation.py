@@ -124,6 +124,7 @@ class ShardAttempt:
 
     Attributes:
         files: what was written.
+        versions: of the files, by name.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ShardAttempt:
         self._ledger, self._storage, self._keys = ledger, ledger.storage, keys
         self._shard, self._yields = shard, yields
         self._record = ledger.shard_version(shard)
-        self._versions = {name: self._storage.version(key) for name, key in keys.items()}
+        self.versions = {name: self._storage.version(key) for name, key in keys.items()}
 
     def write(self, name: str, chunks: Iterator[npt.NDArray[Any] | bytes]) -> None:
         """Write a file.
@@ -156,9 +157,9 @@ class ShardAttempt:
         key = self._keys[name]
         changed = None
         try:
-            self._versions[name] = self._storage.write(key, measured(), self._versions[name])
+            self.versions[name] = self._storage.write(key, measured(), self.versions[name])
         except ChangedError as error:
-            self._versions[name], changed = self._storage.version(key), error
+            self.versions[name], changed = self._storage.version(key), error
         self.files[name] = ShardFile(bytes=size, xxh3_128=digest.hexdigest())
         if changed and not self._holds(name):  # else it is whole: the answer was lost
             raise changed
@@ -171,7 +172,7 @@ class ShardAttempt:
         """
         for left in reversed(range(_TRIES)):
             for name, key in self._keys.items():
-                if self._storage.version(key) != self._versions[name] and not self._holds(name):
+                if self._storage.version(key) != self.versions[name] and not self._holds(name):
                     raise ChangedError(f"{self._storage}/{key}")
             try:
                 self._ledger.commit_shard(record, self._record)

@@ -252,7 +252,7 @@ class ActivationWriter:
         check_all(self._keys, self._due, examples, self._ledger.name)
         self.close()
         with full_disk_named(self._storage):
-            finish(self._ledger, permute)
+            finish(self._ledger, permute, self._committed.own if self._growing else None)
         split = ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
         if permute != (there := split.record.permutation_seed):
             raise InputError(

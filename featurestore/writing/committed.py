@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from bertvision.errors import CorruptStoreError, InputError, counted
 from bertvision.featurestore.format.shard import shard_key
@@ -17,6 +18,9 @@ from bertvision.featurestore.writing.growing import (
     GrowingShard,
 )
 
+Versions: TypeAlias = "Mapping[int, Mapping[str, str]]"
+"""The versions of files by the shard and the file's name."""
+
 
 class Committed:
     """The keys of all committed shards, whoever wrote them; `refresh` looks for new ones.
@@ -28,11 +32,14 @@ class Committed:
     Attributes:
         keys: of the examples.
         columns: that every example has; None as long as there is none.
+        own: versions of the files of the shards that this process committed, by the shard and the
+            file's name: as long as a file has its version, its bytes are those that were written.
     """
 
     def __init__(self, ledger: GrowingLedger, growing: GrowingRecord) -> None:
         self.keys: set[str] = set()
         self.columns: Mapping[str, Column] | None = None
+        self.own: dict[int, Mapping[str, str]] = {}
         self._ledger, self._growing = ledger, growing
         self._seen: set[int] = set()
         self._lowest = 0
@@ -166,8 +173,19 @@ def read_shards(
         yield record
 
 
-def find_changed(ledger: GrowingLedger, growing: GrowingRecord, record: GrowingShard) -> list[str]:
+def find_changed(
+    ledger: GrowingLedger,
+    growing: GrowingRecord,
+    record: GrowingShard,
+    versions: Mapping[str, str] | None = None,
+) -> list[str]:
     """Read the files of a shard again, a piece at a time, and compare them with its record.
+
+    Args:
+        ledger: of the split.
+        growing: its record.
+        record: of the shard.
+        versions: of files that need not be read as long as they have these, by name.
 
     Returns:
         What is wrong, a line each.
@@ -176,6 +194,8 @@ def find_changed(ledger: GrowingLedger, growing: GrowingRecord, record: GrowingS
     for name, file in record.files.items():
         shard = record.shard
         key = ledger.rows_key(shard) if name == ROWS else shard_key(growing, name, shard)
+        if versions is not None and ledger.storage.version(key) == versions.get(name):
+            continue
         try:
             if file_digest(ledger.storage.open(key)) != file.xxh3_128:
                 found.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")

@@ -35,18 +35,20 @@ from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT
 from bertvision.featurestore.format.shard import check_record_size
 from bertvision.featurestore.writing.columns import read_column
-from bertvision.featurestore.writing.committed import find_changed, read_shards
+from bertvision.featurestore.writing.committed import Versions, find_changed, read_shards
 from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord, GrowingShard
 from bertvision.featurestore.writing.permuting import rearrange
 
 
-def finish(ledger: GrowingLedger, seed: int | None = None) -> None:
+def finish(ledger: GrowingLedger, seed: int | None = None, own: Versions | None = None) -> None:
     """Make a growing split a complete one; one that is complete stays as it is.
 
     Args:
         ledger: of the split.
         seed: of another order; None keeps that in which shards were committed. Where a finish was
             begun, its own stays.
+        own: `Committed.own` of the caller. Shards that others committed, which is also to
+            say this process before it was killed, are read again as a whole.
 
     Raises:
         InputError: there is no example in it, or the format cannot hold what was given beside them.
@@ -60,7 +62,7 @@ def finish(ledger: GrowingLedger, seed: int | None = None) -> None:
         if isinstance(growing, GrowingRecord):
             ledger.sweep()
             if growing.final is None:
-                growing = _with_final(ledger, growing, seed)
+                growing = _with_final(ledger, growing, seed, own or {})
             _bind(ledger, growing)
         # of a finish too that was killed when all else was done
         ledger.remove_beside()
@@ -85,7 +87,9 @@ def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
     ledger.commit_growing(final)
 
 
-def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None) -> GrowingRecord:
+def _with_final(
+    ledger: GrowingLedger, growing: GrowingRecord, seed: int | None, own: Versions
+) -> GrowingRecord:
     """Write everything beside the shards, and the record that comes of it into the growing one."""
     if growing.parts:
         others = counted(len(growing.parts), "part")
@@ -94,7 +98,7 @@ def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None)
             f"it again, or where it has nothing to add, close `store.writer(…, part="
             f"{growing.parts[0]})` again"
         )
-    shards = _whole_shards(ledger, growing)
+    shards = _whole_shards(ledger, growing, own)
     keys = pa.array([key for record in shards for key in record.keys], pa.string())
     order = pc.sort_indices(keys)
     table = pa.table({"id": keys.take(order)})
@@ -126,7 +130,9 @@ def _with_final(ledger: GrowingLedger, growing: GrowingRecord, seed: int | None)
     return finishing
 
 
-def _whole_shards(ledger: GrowingLedger, growing: GrowingRecord) -> list[GrowingShard]:
+def _whole_shards(
+    ledger: GrowingLedger, growing: GrowingRecord, own: Versions
+) -> list[GrowingShard]:
     """The records of all shards, whose files are whole: once finished, none could be replaced."""
     numbers = sorted(ledger.shards())
     if not numbers:
@@ -139,7 +145,7 @@ def _whole_shards(ledger: GrowingLedger, growing: GrowingRecord) -> list[Growing
         )
     shards = list(read_shards(ledger, growing, numbers))
     for record in shards:
-        if damage := find_changed(ledger, growing, record):
+        if damage := find_changed(ledger, growing, record, own.get(record.shard)):
             raise CorruptStoreError(
                 f"{damage[0]}: remove {ledger.storage}/{ledger.record_key(record.shard)} and add "
                 "the shard's examples again, those that `key in writer` does not know then"

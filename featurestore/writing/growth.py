@@ -146,6 +146,10 @@ def commit(
         )
         written.commit(record)
         committed.add(record)
+        versions = dict(written.versions)
+        if rows:
+            versions[ROWS] = ledger.storage.version(ledger.rows_key(shard))
+        committed.own[shard] = versions
 
 
 def keys_due(storage: Storage, tag: str, split: str) -> set[str] | None:
