@@ -59,11 +59,18 @@ class Repository:
     commits: dict[str, dict[str, Stored]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+    log: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is said of each commit, and which one it follows."""
 
-    def commit(self, branch: str, files: dict[str, Stored], message: str) -> str:
+    def commit(
+        self, branch: str, files: dict[str, Stored], message: str, description: str = ""
+    ) -> str:
         text = f"{len(self.commits)} {branch} {message}"
         name = hashlib.sha1(text.encode()).hexdigest()
         self.commits[name] = files
+        told = {"id": name, "title": message, "message": description, "authors": []}
+        told |= {"date": "2026-01-02T03:04:05.000Z", "parent": self.branches.get(branch)}
+        self.log[name] = told
         self.branches[branch] = name
         self.messages.append(message)
         return name
@@ -243,7 +250,8 @@ class _Handler(BaseHTTPRequestHandler):
             branch = unquote(more)
             if branch in repository.branches:
                 return self.answer(409, {"error": "Reference already exists"})
-            repository.branches[branch] = repository.branches["main"]
+            begin = json.loads(self.body).get("startingPoint") if self.body else None
+            repository.branches[branch] = begin or repository.branches["main"]
             return self.answer(200, {})
         revision = unquote(more.split("/")[0]) or "main"
         revision = repository.branches.get(revision, revision)
@@ -262,6 +270,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"branches": branches, "converts": [], "tags": []})
         if what == "tree":
             return self._tree(files, unquote(more.partition("/")[2]))
+        if what == "commits":
+            log, at = [], revision
+            while at is not None:
+                log.append(repository.log[at])
+                at = log[-1]["parent"]
+            return self.answer(200, log)
         if what == "preupload":
             return self._preupload(files)
         if what == "commit":
@@ -329,18 +343,23 @@ class _Handler(BaseHTTPRequestHandler):
         if branch not in repository.branches:
             return self._missing("RevisionNotFound")
         lines = [json.loads(line) for line in self.body.splitlines()]
-        files, message = dict(files), ""
+        files, message, description = dict(files), "", ""
         for line in lines:
             value = line["value"]
             if line["key"] == "header":
-                message = value["summary"]
+                message, description = value["summary"], value["description"]
+                if value.get("parentCommit", at := repository.branches[branch]) != at:
+                    return self.answer(412, {"error": "A commit has happened since"})
+            elif line["key"] == "deletedFile":
+                if files.pop(value["path"], None) is None:
+                    return self._missing("EntryNotFound")
             elif line["key"] == "file":
                 files[value["path"]] = Stored(base64.b64decode(value["content"]), lfs=False)
             elif line["key"] == "lfsFile":
                 if value["oid"] not in self.server.uploaded:
                     return self.answer(400, {"error": f"{value['path']} was not uploaded"})
                 files[value["path"]] = Stored(self.server.uploaded[value["oid"]], lfs=True)
-        name = repository.commit(branch, files, message)
+        name = repository.commit(branch, files, message, description)
         return self.answer(200, {"commitUrl": f"{self.server.url}/c/{name}", "commitOid": name})
 
     def resolve(self, cut: int | None = None) -> None:

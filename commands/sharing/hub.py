@@ -33,6 +33,15 @@ def push(
     license: Annotated[  # noqa: A002
         str | None, typer.Option(help="Licence that the card names, such as cc-by-4.0.")
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Take the place of the card, and of files of the same names, that somebody else "
+            "put there, and of another split of a name; with store, remove the splits that an "
+            "earlier push sent and the store does not have.",
+        ),
+    ] = False,
     workspace: Workspace = None,
     store: Store = None,
     as_json: Json = False,
@@ -40,7 +49,8 @@ def push(
     """Send a head, a snapshot, stored splits or the report to the Hugging Face hub, with a card.
 
     The token is that of HF_TOKEN or of `hf auth login`. What is there is not sent again, so a
-    killed push is finished by the same command.
+    killed push is finished by the same command. What an earlier push left there and this one no
+    longer has is removed; a file that push did not send never is.
     """
 
 

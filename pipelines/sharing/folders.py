@@ -14,7 +14,14 @@ from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
-from bertvision.pipelines.sharing.manifest import CARD, Kind, Manifest, SharedFile, check_files
+from bertvision.pipelines.sharing.manifest import (
+    CARD,
+    Kind,
+    Manifest,
+    SharedFile,
+    check_files,
+    earlier_push,
+)
 from bertvision.pipelines.sharing.upload import Content, Sent, base_of, send
 
 if TYPE_CHECKING:
@@ -40,8 +47,11 @@ def push_folder(
     card: bytes,
     *,
     private: bool | None,
+    replace: bool,
 ) -> Sent:
     """Send files with a manifest and a card, in one commit where they are few.
+
+    Files of an earlier push that are not among them are removed.
 
     Args:
         api: of the hub.
@@ -51,11 +61,18 @@ def push_folder(
         files: by path in the repository.
         card: the README.md.
         private: whether a new repository is.
+        replace: take the place of what `push` did not send, or of another kind of thing.
 
     Raises:
-        InputError: the hub does not take so much; nothing was sent.
+        InputError: the hub does not take so much, or the repository holds something else; nothing
+            was sent.
         HubError: the hub cannot be reached, or refuses.
     """
+    base, removed = base_of(api, repository), set[str]()
+    if base is not None:
+        before = earlier_push(api, base.repository, base.files, kind, replace=replace)
+        named = set(before.files if before else ()) - set(files)
+        removed = {path for path in named & set(base.files) if is_shared(path)}
     manifest = Manifest(
         kind=kind,
         name=name,
@@ -65,11 +82,12 @@ def push_folder(
     return send(
         api,
         repository,
-        [{**files, manifests.FILE: manifest.content(), CARD: card}],
+        [{manifests.FILE: manifest.content(), CARD: card, **files}],
         f"{name}, pushed by bertvision {manifest.bertvision}",
         private=private,
         remedy="push it to a repository of its own",
-        base=base_of(api, repository),
+        base=base,
+        removed=removed,
     )
 
 

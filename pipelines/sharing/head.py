@@ -146,6 +146,7 @@ class Head(nn.Module):
         private: bool | None = None,
         revision: str | None = None,
         license: str | None = None,  # noqa: A002
+        replace: bool = False,
         token: str | bool | None = None,
     ) -> str:
         """Send the head to the hub as it is now, with a card.
@@ -158,13 +159,14 @@ class Head(nn.Module):
             private: make a new repository private; by default what its owner has set.
             revision: branch to send to, made where there is none.
             license: that the card names; by default it names none.
+            replace: take the place of what `push` did not send, or of another kind of thing.
             token: for the hub; by default that of the environment or of its login.
 
         Returns:
             The address of the repository.
 
         Raises:
-            InputError: ``repo_id`` is none.
+            InputError: ``repo_id`` is none, or the repository holds something else.
             HubError: the hub cannot be reached, or refuses.
         """
         _, name = parse_repository(repo_id)
@@ -179,6 +181,7 @@ class Head(nn.Module):
                 {file: folder / file for file in (CONFIG, WEIGHTS)},
                 head_card(name, self.config, None, [], license),
                 private=private,
+                replace=replace,
             )
         return sent.url
 

@@ -39,6 +39,7 @@ def push_head(
     *,
     private: bool | None = None,
     licence: str | None = None,
+    replace: bool = False,
 ) -> Sent:
     """Send a trained head: configuration, weights, what its training came to, its scores, a card.
 
@@ -48,8 +49,10 @@ def push_head(
         folder: of the run.
         private: whether a new repository is.
         licence: of the weights, for the card.
+        replace: take the place of what `push` did not send, or of another kind of thing.
 
     Raises:
+        InputError: the repository holds something else; nothing was sent.
         WorkspaceError: the head is damaged.
         HubError: the hub cannot be reached, or refuses.
     """
@@ -70,6 +73,7 @@ def push_head(
         made,
         head_card(repository.name, config, metrics, scores, licence),
         private=private,
+        replace=replace,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from bertvision.errors import HubError, InputError
+from bertvision.errors import HubError, InputError, WorkspaceError, counted
 from bertvision.featurestore.storage.seal import sealed
 from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.pipelines.files import sha256_of_files
@@ -22,8 +23,11 @@ from bertvision.pipelines.text import size
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+log = logging.getLogger(__name__)
 FILE = "bertvision.json"
 CARD = "README.md"
+_OF_THE_HUB = {".gitattributes"}
+"""What a repository holds that is just made."""
 Kind = Literal["head", "snapshot", "store", "report"]
 
 
@@ -103,6 +107,50 @@ def fetch_manifest(api: HfApi, repository: Repository, files: Mapping[str, int])
             local_dir=folder,
         )
         return read_manifest(Path(folder))
+
+
+def earlier_push(
+    api: HfApi, repository: Repository, files: Mapping[str, int], kind: Kind, *, replace: bool
+) -> Manifest | None:
+    """The manifest of what was pushed to a repository before, that is to be pushed to again.
+
+    Args:
+        api: of the hub.
+        repository: at a commit.
+        files: that it holds.
+        kind: of what is to be pushed.
+        replace: take the place of whatever it holds.
+
+    Returns:
+        None of one that is empty, or holds what somebody else put there.
+
+    Raises:
+        InputError: it holds what `push` did not send, or another kind of thing, and ``replace`` is
+            not set; nothing was sent.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    name = str(repository._replace(revision=None))
+    otherwise = (
+        "push to another name, or, to have what is sent in the place of its card and of files of "
+        "the same names, with --replace (in Python, replace=True); nothing was sent"
+    )
+    found = None
+    try:
+        if FILE in files:
+            found = fetch_manifest(api, repository, files)
+    except (InputError, WorkspaceError):
+        log.info("%s: its %s is none", repository, FILE)
+    foreign = set(files) - _OF_THE_HUB
+    if replace or not foreign:
+        return found
+    if found is None:
+        raise InputError(
+            f"{name} holds {counted(len(foreign), 'file')} that `bertvision push` did not send, "
+            f"such as {CARD if CARD in foreign else min(foreign)}: {otherwise}"
+        )
+    if found.kind != kind:
+        raise InputError(f"{name} holds a {found.kind}, and this is a {kind}: {otherwise}")
+    return found
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

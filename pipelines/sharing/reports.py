@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def push_report(
-    api: HfApi, repository: Repository, folder: Path, *, private: bool | None = None
+    api: HfApi,
+    repository: Repository,
+    folder: Path,
+    *,
+    private: bool | None = None,
+    replace: bool = False,
 ) -> Sent:
     """Send a report, as a static Space: the hub shows its page as it is.
 
@@ -25,8 +30,10 @@ def push_report(
         repository: a Space.
         folder: of the report.
         private: whether a new repository is.
+        replace: take the place of what `push` did not send, or of another kind of thing.
 
     Raises:
+        InputError: the repository holds something else; nothing was sent.
         WorkspaceError: there is no report.
         HubError: the hub cannot be reached, or refuses.
     """
@@ -44,4 +51,6 @@ def push_report(
             "tables as CSV and JSON beside it."
         ],
     )
-    return push_folder(api, repository, "report", "report", files, card, private=private)
+    return push_folder(
+        api, repository, "report", "report", files, card, private=private, replace=replace
+    )

@@ -22,6 +22,7 @@ def push_snapshot(
     *,
     private: bool | None = None,
     licence: str | None = None,
+    replace: bool = False,
 ) -> Sent:
     """Send a snapshot: weights, configuration, tokenizer, what it was made from, a card.
 
@@ -31,8 +32,10 @@ def push_snapshot(
         folder: of the snapshot.
         private: whether a new repository is.
         licence: of the weights, for the card.
+        replace: take the place of what `push` did not send, or of another kind of thing.
 
     Raises:
+        InputError: the repository holds something else; nothing was sent.
         StoreNotFoundError: it is no whole snapshot.
         WorkspaceError: its record is damaged.
         HubError: the hub cannot be reached, or refuses.
@@ -40,4 +43,6 @@ def push_snapshot(
     info = read_snapshot_info(folder)
     files = {path.name: path for path in sorted(folder.iterdir()) if is_shared(path.name)}
     card = snapshot_card(repository.name, info, licence)
-    return push_folder(api, repository, "snapshot", info.tag, files, card, private=private)
+    return push_folder(
+        api, repository, "snapshot", info.tag, files, card, private=private, replace=replace
+    )

@@ -15,6 +15,7 @@ from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.stored_split import StoredSplit
 
 _EXAMPLES = "examples"
 _ARRAY_FILE = re.compile(
@@ -104,6 +105,29 @@ def files_of(name: str, files: Mapping[str, int]) -> dict[str, int]:
         for path, length in files.items()
         if path in examples or _is_array_file(path, f"{ROOT}/{name}") or _is_record(path, name)
     }
+
+
+def written_for(splits: Mapping[str, StoredSplit | None], files: Mapping[str, int]) -> set[str]:
+    """The files in a listing of a store that bertvision wrote for splits of it.
+
+    Args:
+        splits: by ``tag/split``; None is one without a record, of which shards are known by name.
+        files: bytes by path.
+
+    Returns:
+        Paths: shards, their records and the split's, its texts, the arrays that its record names,
+        and the metadata of its snapshot. Nothing else in these folders.
+    """
+    found = set()
+    for name, split in splits.items():
+        group = f"{ROOT}/{name}/"
+        parts = {"zarr.json", "hidden_states", "scale", *(split.record.arrays if split else ())}
+        for path in files_of(name, files):
+            if path.removeprefix(group).partition("/")[0] in parts or not path.startswith(group):
+                found.add(path)
+        above = f"{ROOT}/{name.partition('/')[0]}/zarr.json"
+        found |= {above} & set(files)
+    return found
 
 
 def shard_bytes(name: str, files: Mapping[str, int]) -> int:

@@ -1,19 +1,22 @@
 """Files sent to a repository: in stages, each in commits of some hundred files.
 
-What is there already is not sent again, so that a push that was interrupted goes on.
+What is there already is not sent again, so that a push that was interrupted goes on. Each commit
+names the one that it follows, so that of two pushes at once one is refused, and nothing is lost.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
-from bertvision.errors import counted
+from bertvision.errors import HubError, counted
 from bertvision.pipelines.sharing.hub import Repository, ask, exists, resolve, sizes
 from bertvision.pipelines.sharing.limits import check_limits
+from bertvision.pipelines.sharing.manifest import FILE
 from bertvision.pipelines.text import size
 
 if TYPE_CHECKING:
@@ -25,6 +28,15 @@ FILES_OF_A_COMMIT = 256
 Content = Path | bytes
 Stage = Mapping[str, Content]
 """Files by path in the repository."""
+
+
+class Base(NamedTuple):
+    """What a push begins with."""
+
+    repository: Repository
+    """At a commit."""
+    files: dict[str, int]
+    """All that it holds: bytes by path."""
 
 
 class Sent(NamedTuple):
@@ -42,7 +54,7 @@ def bytes_of(content: Content) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def base_of(api: HfApi, repository: Repository) -> Repository | None:
+def base_of(api: HfApi, repository: Repository) -> Base | None:
     """The commit that a push begins with; None where the repository is still to be made.
 
     Raises:
@@ -52,7 +64,8 @@ def base_of(api: HfApi, repository: Repository) -> Repository | None:
         return None
     if repository.revision is not None and repository.revision not in _branches(api, repository):
         repository = repository._replace(revision=None)  # what the branch will begin with
-    return resolve(api, repository)
+    at = resolve(api, repository)
+    return Base(at, sizes(api, at))
 
 
 def send(
@@ -63,25 +76,29 @@ def send(
     *,
     private: bool | None,
     remedy: str,
-    base: Repository | None,
+    base: Base | None,
+    removed: Collection[str] = (),
 ) -> Sent:
     """Send files, a stage after the other; make the repository and its branch where need be.
 
     Args:
         api: of the hub.
         repository: to send to; its revision is a branch.
-        stages: files. A later stage is begun when all of the one before it is committed.
+        stages: files. A later stage is begun when all of the one before it is committed. The first
+            begins with the manifest, by which a push that goes on knows the repository for its own.
         message: of the commits.
         private: whether a new repository is; None is what its owner has as the default.
         remedy: what to do where the hub does not take so many or so large files.
-        base: as `base_of` found it.
+        base: as `base_of` found it, and nothing was pushed since.
+        removed: paths in ``base`` that the first commit takes away.
 
     Raises:
         InputError: the hub does not take so much; nothing was sent.
-        HubError: it cannot be reached, or refuses; the same call goes on.
+        HubError: it cannot be reached, or refuses, or something was pushed since; the same call
+            goes on.
     """
     lengths = {path: bytes_of(content) for stage in stages for path, content in stage.items()}
-    check_limits(lengths, sizes(api, base) if base else (), remedy)
+    check_limits(lengths, set(base.files).difference(removed) if base else (), remedy)
     url = str(
         ask(
             repository,
@@ -93,18 +110,31 @@ def send(
             space_sdk="static" if repository.kind == "space" else None,
         )
     )
-    branch = repository.revision
-    if branch is not None:
-        name, kind = repository.name, repository.kind
-        ask(repository, api.create_branch, name, branch=branch, repo_type=kind, exist_ok=True)
-    done, commit = 0, None
+    begin = base.repository.revision if base else None
+    if (branch := repository.revision) is not None:
+        ask(
+            repository,
+            api.create_branch,
+            repository.name,
+            branch=branch,
+            revision=begin,
+            repo_type=repository.kind,
+            exist_ok=True,
+        )
+    if base is None:
+        base = base_of(api, repository)
+        if base is None or FILE in base.files:
+            raise _overtaken(repository)
+    parent, done = str(base.repository.revision), 0
     for batch in chain.from_iterable(map(_batches, stages)):
-        commit = ask(repository, _commit, api, repository, batch, message)
+        parent = _commit(api, repository, batch, () if done else removed, message, parent)
         done += len(batch)
         if done < len(lengths):
             log.info("%s: %s of %s", repository, f"{done:,}", counted(len(lengths), "file"))
+    if removed:
+        log.info("%s: %s of before removed", repository, counted(len(removed), "file"))
     log.info("%s: %s sent", repository, size(sum(lengths.values())))
-    at = repository._replace(revision=commit or branch)
+    at = repository._replace(revision=parent)
     return Sent(at, url, len(lengths), sum(lengths.values()))
 
 
@@ -115,19 +145,57 @@ def _batches(stage: Stage) -> Iterator[Stage]:
         yield dict(items[begin : begin + FILES_OF_A_COMMIT])
 
 
-def _commit(api: HfApi, repository: Repository, files: Stage, message: str) -> str:
-    from huggingface_hub import CommitOperationAdd
+def _commit(
+    api: HfApi,
+    repository: Repository,
+    files: Stage,
+    removed: Collection[str],
+    message: str,
+    parent: str,
+) -> str:
+    """Commit files on top of a commit; where nothing changes, that commit is returned.
 
-    # made anew for each try: what was sent before is found out and left out
-    added = [CommitOperationAdd(path, content) for path, content in files.items()]
-    info = api.create_commit(
-        repository.name,
-        added,
-        commit_message=message,
-        repo_type=repository.kind,
-        revision=repository.revision,
+    Raises:
+        HubError: the branch stands elsewhere; or the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    name, kind, branch = repository.name, repository.kind, repository.revision
+    mark = token_hex(8)  # by which a commit is known whose answer was lost
+    tries = count()
+
+    def commit() -> str:
+        if next(tries):
+            last = api.list_repo_commits(name, repo_type=kind, revision=branch)[0]
+            if mark in last.message:
+                return last.commit_id
+            if last.commit_id != parent:
+                raise _overtaken(repository)
+        # made anew for each try: what was sent before is found out and left out
+        added = [CommitOperationAdd(path, content) for path, content in files.items()]
+        info = api.create_commit(
+            name,
+            [*added, *(CommitOperationDelete(path, is_folder=False) for path in sorted(removed))],
+            commit_message=message,
+            commit_description=f"push {mark}",
+            repo_type=kind,
+            revision=branch,
+            parent_commit=parent,
+        )
+        # where no file differs nothing is committed, and the branch is told without a comparison
+        committed = bool(removed) or any(each._is_committed for each in added)
+        if not committed and info.oid != parent:
+            raise _overtaken(repository)
+        return str(info.oid)
+
+    return ask(repository, commit)
+
+
+def _overtaken(repository: Repository) -> HubError:
+    return HubError(
+        f"{repository}: something else was pushed there meanwhile, and stays: run the same command "
+        "again, it goes on from there"
     )
-    return str(info.oid)
 
 
 def _branches(api: HfApi, repository: Repository) -> set[str]:

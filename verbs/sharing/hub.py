@@ -60,13 +60,15 @@ def push(
     revision: str | None = None,
     private: bool | None = None,
     license: str | None = None,  # noqa: A002
+    replace: bool = False,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
 ) -> Pushed:
     """Send a head, a snapshot, stored splits or the report to the Hugging Face hub, with a card.
 
     The token is that of ``HF_TOKEN`` or of the hub's login (docs/hub.md). A call that was killed
-    is finished by the same one: what is there is not sent again.
+    is finished by the same one: what is there is not sent again. What an earlier push left there
+    and this one no longer has is removed; a file that `push` did not send never is.
 
     Args:
         what: ``NAME:SNAPSHOT`` of a trained head (``NAME`` where it was trained on one alone); a
@@ -77,6 +79,9 @@ def push(
         revision: branch to send to, made where there is none; by default the main one.
         private: make a new repository private; by default what its owner has set.
         license: that the card names, such as ``cc-by-4.0``; by default it names none.
+        replace: take the place of the card, and of files of the same names, that somebody else put
+            there, and of another split of a name; with ``store``, remove the splits that an
+            earlier push sent and the store does not have.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a local folder; by default the workspace's.
 
@@ -84,9 +89,9 @@ def push(
         UnknownNameError: there is no such head, snapshot or split.
         IncompleteSplitError: shards of a split are missing.
         ProvenanceError: the repository holds another split of that name.
-        InputError: the hub does not take so many or so large files, and nothing was sent; or an
-            argument is wrong.
-        HubError: the hub cannot be reached, or refuses.
+        InputError: the hub does not take so many or so large files, or the repository holds what
+            `push` did not send, and nothing was sent; or an argument is wrong.
+        HubError: the hub cannot be reached, or refuses, or another push came between.
     """
     kind, name = parse_repository(repository)
     sort = _sort_of(what)
@@ -104,10 +109,16 @@ def push(
             raise UnknownNameError(f"{opened.storage} is empty: `bertvision extract` writes to it")
         from bertvision.pipelines.sharing.stores import push_store
 
-        sent = push_store(_api(), place, opened, names, private=private, licence=license)
+        sent = push_store(
+            *(_api(), place, opened, names),
+            private=private,
+            licence=license,
+            replace=replace,
+            whole=what == "store",
+        )
     else:
         folder, sent_what = _folder_of(what, sort, workspace)
-        sent = _push_folder(sort, place, folder, private, license)
+        sent = _push_folder(sort, place, folder, private, license, replace)
         what = sent_what
     return Pushed(
         what=what,
@@ -227,19 +238,23 @@ def _folder_of(what: str, sort: str, workspace: StrPath | None) -> tuple[Path, s
 
 
 def _push_folder(
-    sort: str, place: Repository, folder: Path, private: bool | None, licence: str | None
+    sort: str,
+    place: Repository,
+    folder: Path,
+    private: bool | None,
+    licence: str | None,
+    replace: bool,
 ) -> Sent:
+    api = _api()
     if sort == "report":
         from bertvision.pipelines.sharing.reports import push_report
 
-        return push_report(_api(), place, folder, private=private)
+        return push_report(api, place, folder, private=private, replace=replace)
     if sort == "snapshot":
-        from bertvision.pipelines.sharing.snapshots import push_snapshot
-
-        return push_snapshot(_api(), place, folder, private=private, licence=licence)
-    from bertvision.pipelines.sharing.heads import push_head
-
-    return push_head(_api(), place, folder, private=private, licence=licence)
+        from bertvision.pipelines.sharing.snapshots import push_snapshot as push_it
+    else:
+        from bertvision.pipelines.sharing.heads import push_head as push_it
+    return push_it(api, place, folder, private=private, licence=licence, replace=replace)
 
 
 def _find(api: HfApi, kind: RepositoryKind | None, name: str) -> Repository:
