@@ -61,8 +61,8 @@ def view(asked: Mapping[str, Any]) -> str:
 
     Args:
         asked: ``run`` and ``table``; ``columns``, each a key, a label and optionally ``count``,
-            ``signed``, ``text``, ``size``, ``interval``, ``gain`` or a number of digits; ``where``,
-            values that rows have.
+            ``signed``, ``text``, ``size``, ``interval``, ``gain`` or a number of digits, which may
+            also stand behind ``interval``; ``where``, values that rows have.
     """
     path = RESULTS / asked["run"] / "tables" / f"{asked['table']}.json"
     held = json.loads(path.read_text(encoding="utf-8"))
@@ -185,11 +185,11 @@ def verdict(kind: str, low: float, high: float) -> str:
     return "holds" if holds else "does not" if fails else "cannot be told"
 
 
-def _column(key: str, label: str, form: str | int = 1) -> Column:
+def _column(key: str, label: str, form: str | int = 1, digits: int = 1) -> Column:
     if isinstance(form, int):
         return Column(key, label, digits=form, sd=True)
     if form == "interval":
-        return Column(key, label, sd=True, interval=True)
+        return Column(key, label, digits=digits, sd=True, interval=True)
     if form == "gain":
         return Column(key, label, gain=True)
     return Column(key, label, form)  # type: ignore[arg-type]

@@ -48,6 +48,15 @@ def test_groups_that_differ_by_a_shift_are_told_apart_until_they_are_centred() -
     assert found.retrieved[0] < found.retrieved_centred[0] == 1
 
 
+def test_nothing_is_left_to_a_linear_classifier_where_all_groups_have_one_mean() -> None:
+    """What the page says of this column: it is the majority, whatever else differs."""
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.normal(size=(N, D)), 9 * random.exponential(size=(N + 9, D))])
+    found = run(x.astype(np.float32), np.repeat([0, 1], [N, N + 9]))
+    assert found.clusters_centred[0] > 0.01
+    assert found.identified_centred[0] == pytest.approx(found.majority)
+
+
 def test_share_between_groups_is_that_of_the_analysis_of_variance() -> None:
     x, groups = shifted(0.3)
     means = np.stack([x[groups == g].mean(0) for g in range(3)])

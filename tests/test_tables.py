@@ -294,3 +294,13 @@ def test_workspaces_of_one_name_have_their_paths(
     twin = Workspace.find(shutil.move(other.root, tmp_path / "more" / "lab"))
     found = find_table(lab, "runs", [twin])
     assert {row["workspace"] for row in found.rows} == {str(lab.root), str(twin.root)}
+
+
+def test_where_nothing_is_scored_no_data_are_asked_for(
+    tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A workspace of hidden states alone has no data of its own, and its report warned of that."""
+    from bertvision.pipelines.workspace.creation import feature_workspace
+
+    add_intervals(feature_workspace(tmp_path / "w", str(tiny_bert)), [], [])
+    assert not caplog.records

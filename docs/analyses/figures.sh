@@ -18,3 +18,4 @@ bertvision languages 0e --task mr,cr,subj,mpqa,trec --data "$data/senteval_downs
 bertvision finetune $settings --save-at 3 --variant exits-by-depth:all --workspace $space-exits
 bertvision extract --checkpoint 3e --split dev --workspace $space-exits
 bertvision exits 3e --workspace $space-exits
+python "$(dirname "$(dirname "$(realpath "$0")")")/collect_results.py" $space

@@ -69,6 +69,8 @@ def add_intervals(
         (result.folder / "metrics.json").relative_to(workspace.root).as_posix(): result
         for result in read_results(workspace, split, left_out)
     }
+    if not by_file:
+        return
     try:
         data = workspace.dataset()
         items = data.items(split)

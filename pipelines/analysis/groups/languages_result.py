@@ -50,7 +50,8 @@ class LanguagesResult(AnalysisResult):
         "Between: share of the variance that lies between groups. Identified: accuracy of a linear "
         "classifier on texts that it was not trained on. Clusters: V-measure of k-means with as "
         "many clusters as groups. Centred: after the mean of each group is taken away, which "
-        "leaves what groups have in common."
+        "leaves what groups have in common; a linear classifier then has nothing to go on, and "
+        "comes to the share of the largest group."
     )
     seen = "Left: how well groups are told apart, as they are and centred. Right: retrieval."
 
