@@ -7,8 +7,10 @@ import json
 import shutil
 from pathlib import Path
 
+import hubs
 import pytest
 from terminal import done, run
+from transformers import AutoModel
 
 import bertvision
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
@@ -175,3 +177,45 @@ def test_data_that_were_not_added_are_planned_and_stay_unadded(space: Path, tmp_
     plan = bertvision.dry_run(bertvision.extract, "1e", task="text", data=data, workspace=space)
     assert [(row.split, row.windows, row.tokens) for row in plan.rows] == [("other-all", 1, 7)]
     assert not (space / "datasets").exists()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_plan_downloads_no_weights(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    """Of an encoder on the hub its configuration, tokenizer and names of tensors are enough."""
+    folder, data = tmp_path / "bert", tmp_path / "texts.jsonl"
+    shutil.copytree(tiny_bert, folder)
+    if parts > 1:
+        (folder / "model.safetensors").unlink()
+        AutoModel.from_pretrained(tiny_bert).save_pretrained(folder, max_shard_size="30KB")
+    data.write_text(json.dumps({"text": "anna was born in 1"}) + "\n")
+    asked = {"task": "text", "data": data, "workspace": tmp_path / "states", "pool": "cls,mean"}
+    with hubs.running(monkeypatch, tmp_path / "cache") as hub:
+        held = {p.name: hubs.Stored(p.read_bytes(), p.suffix != ".json") for p in folder.iterdir()}
+        assert (sum("safetensors" in name for name in held) > 3) == (parts > 1)
+        repository = hub.repositories["model", "me/bert"] = hubs.Repository()
+        repository.commit("main", held, "a model")
+        plan = bertvision.dry_run(bertvision.extract, "0e", **asked, model="me/bert")
+        assert not list((tmp_path / "cache").rglob("*.safetensors"))
+        assert not (tmp_path / "states").exists()
+        written = bertvision.extract("0e", **asked, model="me/bert")
+    assert [(r.split, r.windows, r.bytes) for r in plan.rows] == [
+        (made.split, made.examples, made.bytes) for made in written
+    ]
+
+
+def test_a_plan_refuses_an_encoder_without_safetensors(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the job would refuse after its download is refused before."""
+    kept = [path for path in tiny_bert.iterdir() if path.suffix != ".safetensors"]
+    data = tmp_path / "texts.jsonl"
+    data.write_text(json.dumps({"text": "anna was born in 1"}) + "\n")
+    asked = {"task": "text", "data": data, "workspace": tmp_path / "states"}
+    with hubs.running(monkeypatch, tmp_path / "cache") as hub:
+        repository = hub.repositories["model", "me/bert"] = hubs.Repository()
+        held = {path.name: hubs.Stored(path.read_bytes(), False) for path in kept}
+        repository.commit("main", held, "a model")
+        with pytest.raises(InputError, match="holds no model.safetensors"):
+            bertvision.dry_run(bertvision.extract, "0e", **asked, model="me/bert")

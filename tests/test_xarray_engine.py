@@ -205,3 +205,15 @@ def test_the_engine_need_not_be_named_for_the_folder_of_a_store(tmp_path: Path) 
 def test_no_layers_give_an_empty_array(tmp_path: Path) -> None:
     Made(LENGTHS).write(tmp_path)
     assert opened(tmp_path).hidden_states.isel(layer=[]).values.shape == (175, 0, 16)
+
+
+@pytest.mark.parametrize("index", [-13, -20, -25, 12])
+@pytest.mark.parametrize("form", ["one", "some", "twice"])
+def test_an_index_outside_is_an_error(tmp_path: Path, form: str, index: int) -> None:
+    """Also below zero by more than the length, where xarray counts from the end twice."""
+    Made([5, 4, 3], shard_tokens=16).write(tmp_path)
+    dataset = opened(tmp_path)
+    key = [0, index] if form == "some" else index
+    for array in (dataset.hidden_states, dataset.input_ids, dataset.position):
+        with pytest.raises(IndexError, match=r"out of bounds|out of range"):
+            _ = (array[1:] if form == "twice" else array)[key]

@@ -21,6 +21,7 @@ class HubStorage(RemoteStorage):
     Args:
         url: such as ``hf://datasets/owner/name``, with ``@revision`` behind the name where it is
             not the main branch, and a folder behind that.
+        cached: as of `RemoteStorage`.
 
     Raises:
         StoreNotFoundError: there is no such repository or revision, or the token may not read it.
@@ -30,8 +31,8 @@ class HubStorage(RemoteStorage):
     # a buffered file would bring five megabytes more with each range
     range_options = {"cache_type": "none"}
 
-    def __init__(self, url: str) -> None:
-        super().__init__(_at_commit(check_url(url)))
+    def __init__(self, url: str, *, cached: bool = False) -> None:
+        super().__init__(_at_commit(check_url(url)), cached=cached)
 
 
 def _at_commit(url: str) -> str:

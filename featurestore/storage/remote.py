@@ -11,9 +11,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from bertvision.errors import CorruptStoreError, InputError, StoreError
+from bertvision.featurestore.storage.blocks import PREFIX, cached_fetch
 from bertvision.featurestore.storage.durable import Buffers
 from bertvision.featurestore.storage.lease import Lease
 from bertvision.featurestore.storage.objects import MemoryObjects, Objects, S3Objects
@@ -41,6 +43,7 @@ class RemoteStorage(Storage):
 
     Args:
         url: such as ``s3://bucket/activations``, without credentials.
+        cached: keep what is read of files on the local disk (see `blocks`).
 
     Raises:
         InputError: the URL's protocol is unknown, its file system is not installed, or the URL
@@ -50,21 +53,23 @@ class RemoteStorage(Storage):
     range_options: Mapping[str, Any] = {}
     """What the file system is told where a range of a file is read."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, cached: bool = False) -> None:
         self._url = check_url(url)
+        self._cached = cached
         self._fs, self._root = _file_system(self._url)
         writable = _WRITABLE.get(self._url.partition("://")[0])
         self._objects = writable(self._fs) if writable else None
         self._leases: list[Lease] = []
 
     def __str__(self) -> str:
-        return self._url
+        return PREFIX + self._url if self._cached else self._url
 
     def __repr__(self) -> str:
-        return f"<RemoteStorage {self._url}>"
+        return f"<RemoteStorage {self}>"
 
-    def __reduce__(self) -> tuple[type[RemoteStorage], tuple[str]]:
-        return type(self), (self._url,)  # another process has connections of its own
+    def __reduce__(self) -> tuple[Any, ...]:
+        # another process has connections of its own
+        return partial(type(self), self._url, cached=self._cached), ()
 
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:  # noqa: D102
         data = self._do(key, self._read, most + 1)
@@ -97,11 +102,8 @@ class RemoteStorage(Storage):
         return self._do(key, self._writable().version)
 
     def size(self, key: str) -> int | None:  # noqa: D102
-        try:
-            found = self._do(key, self._fs.info)
-        except FileNotFoundError:
-            return None
-        return None if found["type"] == "directory" else int(found["size"])
+        found = self._info(key)
+        return None if found is None else int(found["size"])
 
     def names(self, key: str) -> list[str]:  # noqa: D102
         try:
@@ -125,10 +127,12 @@ class RemoteStorage(Storage):
             )
             return data
 
-        size = self.size(key)
-        if size is None:
-            raise FileNotFoundError(f"{self._url}/{key} is missing")
-        return RemoteFile(f"{self._url}/{key}", size, fetch)
+        name, about = f"{self._url}/{key}", self._info(key)
+        if about is None:
+            raise FileNotFoundError(f"{name} is missing")
+        size = int(about["size"])
+        kept = cached_fetch(name, about, size, fetch) if self._cached else fetch
+        return RemoteFile(name, size, kept)
 
     @contextmanager
     def lock(self, key: str, what: str, wait: bool = False) -> Iterator[None]:  # noqa: D102
@@ -145,6 +149,14 @@ class RemoteStorage(Storage):
 
     def free_bytes(self) -> int | None:  # noqa: D102
         return None
+
+    def _info(self, key: str) -> Mapping[str, Any] | None:
+        """What the file system says of a file; None where there is none."""
+        try:
+            found: Mapping[str, Any] = self._do(key, self._fs.info)
+        except FileNotFoundError:
+            return None
+        return None if found["type"] == "directory" else found
 
     def _read(self, path: str, most: int) -> bytes:
         try:

@@ -57,7 +57,7 @@ def labelled(split: SplitReader) -> xr.Dataset:
         made = array(source, tuple(sizes[dim] for dim in dims))
         # all chunked alike, or the dataset as a whole has no chunks
         hint = {"preferred_chunks": {"token": shards}} if dims[0] == "token" else None
-        return xr.Variable(dims, indexing.LazilyIndexedArray(made), encoding=hint)
+        return xr.Variable(dims, Bounded(made), encoding=hint)
 
     data = {"hidden_states": variable(States, "token", "layer", "hidden")}
     coords: dict[str, Any] = {
@@ -80,6 +80,37 @@ def labelled(split: SplitReader) -> xr.Dataset:
         coords["id"] = variable(partial(Whole, object, _ids), "example")
     plans = {"n_tokens": ("example", plan.n_tokens), "example_id": ("example", plan.example_id)}
     return xr.Dataset({**data, **plans}, coords, attrs=provenance_of(split))
+
+
+class Bounded(indexing.LazilyIndexedArray):
+    """An array that is read when its values are asked for, within its bounds.
+
+    xarray adds the length of an axis to an index below zero, and once more on the way to a
+    backend, without a comparison: -13 of 12 tokens would be the last one.
+    """
+
+    def __getitem__(self, indexer: indexing.ExplicitIndexer) -> Any:
+        _check_bounds(indexer, self.shape)
+        return super().__getitem__(indexer)
+
+    def _oindex_get(self, indexer: indexing.OuterIndexer) -> Any:
+        _check_bounds(indexer, self.shape)
+        return super()._oindex_get(indexer)
+
+
+def _check_bounds(indexer: indexing.ExplicitIndexer, shape: tuple[int, ...]) -> None:
+    """Refuse what lies outside of an axis.
+
+    Raises:
+        IndexError: an index does, as of NumPy.
+    """
+    for axis, (key, size) in enumerate(zip(indexer.tuple, shape, strict=True)):
+        indices = np.empty(0) if isinstance(key, slice) else np.asarray(key)
+        outside = indices[(indices < -size) | (indices >= size)]
+        if outside.size:
+            raise IndexError(
+                f"index {outside.flat[0]} is out of bounds for axis {axis} with size {size}"
+            )
 
 
 class OnDemand(BackendArray):

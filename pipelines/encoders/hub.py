@@ -12,11 +12,10 @@ from bertvision.pipelines.files import read_json
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
 """Files that a fast tokenizer is made from, one of which a checkpoint must have."""
+_WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors"]
 _FILES = [
     *VOCABULARIES,
     "config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
     "model.safetensors.index.json",
     "tokenizer_config.json",
     "merges.txt",
@@ -35,12 +34,13 @@ _LARGEST = {
 """Sizes up to which a configuration is believed: a model is made of it before weights are read."""
 
 
-def fetch(name: str, revision: str | None) -> Path:
+def fetch(name: str, revision: str | None, *, weights: bool = True) -> Path:
     """The folder of a checkpoint of the hub, downloaded or in the cache.
 
     Args:
         name: on the hub.
         revision: branch, tag or commit; None is the newest.
+        weights: bring them too.
 
     Raises:
         InputError: there is none, or it cannot be reached.
@@ -50,7 +50,8 @@ def fetch(name: str, revision: str | None) -> Path:
 
     check_path(name)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+        wanted = [*_FILES, *(_WEIGHTS if weights else ())]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise InputError(f"{name!r} is neither a folder nor a hub name: {error}") from error
     except OSError as error:
@@ -59,6 +60,39 @@ def fetch(name: str, revision: str | None) -> Path:
             f"{name!r} is no local folder and could not be fetched from the hub "
             f"({type(error).__name__}): check the name and the network, or give a local folder"
         ) from error
+
+
+def remote_weight_names(folder: Path, name: str) -> list[str]:
+    """Names of the tensors of a checkpoint of the hub whose weights were not brought.
+
+    They are in the index of its parts, or in the header of its one file, which is read alone.
+
+    Args:
+        folder: as of `fetch`.
+        name: on the hub.
+
+    Raises:
+        InputError: it has no safetensors weights, or they cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import EntryNotFoundError
+
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            return list(read_json(index)["weight_map"])
+        header = HfApi().parse_safetensors_file_metadata(name, _WEIGHTS[0], revision=folder.name)
+    except EntryNotFoundError as error:
+        raise InputError(
+            f"{name} holds no {_WEIGHTS[0]}: only safetensors weights are read; convert others "
+            "with transformers' save_pretrained"
+        ) from error
+    except Exception as error:  # the hub's, the network's, or of a header that is none
+        raise InputError(
+            f"what weights {name} has could not be read from the hub ({type(error).__name__}): "
+            "check the network, or give a local folder"
+        ) from error
+    return list(header.tensors)
 
 
 def read_config(folder: Path, name: str) -> PreTrainedConfig:

@@ -16,9 +16,19 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedM
 from transformers.utils import logging as transformers_logging
 
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.hub import VOCABULARIES, fetch, read_config
+from bertvision.pipelines.encoders.hub import (
+    VOCABULARIES,
+    fetch,
+    read_config,
+    remote_weight_names,
+)
 from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
-from bertvision.pipelines.encoders.weights import check_loading, weight_files
+from bertvision.pipelines.encoders.weights import (
+    check_loading,
+    has_weights,
+    weight_files,
+    weight_names,
+)
 
 
 class PretrainedEncoder(NamedTuple):
@@ -57,6 +67,32 @@ def find_pretrained(name_or_path: str, revision: str | None = None) -> Pretraine
     config = read_config(folder, name)
     weight_files(folder)
     return PretrainedEncoder(folder, name, revision, config)
+
+
+def find_unloaded(name_or_path: str, revision: str | None = None) -> PretrainedEncoder:
+    """As `find_pretrained`, for plans: of a name on the hub no weights are downloaded.
+
+    Returns:
+        The checkpoint, whose folder may lack the weights (see `checkpoint_weight_names`).
+
+    Raises:
+        InputError: as of `find_pretrained`; that there are no weights is found by their names.
+    """
+    if Path(name_or_path).expanduser().is_dir():
+        return find_pretrained(name_or_path, revision)
+    folder = fetch(name_or_path, revision, weights=False)
+    return PretrainedEncoder(folder, name_or_path, folder.name, read_config(folder, name_or_path))
+
+
+def checkpoint_weight_names(checkpoint: PretrainedEncoder) -> list[str]:
+    """Names of the tensors of a checkpoint, on this machine or on the hub alone.
+
+    Raises:
+        InputError: it has no safetensors weights, or the hub cannot be reached.
+    """
+    if checkpoint.revision is None or has_weights(checkpoint.folder):
+        return weight_names(checkpoint.folder)
+    return remote_weight_names(checkpoint.folder, checkpoint.name_or_path)
 
 
 def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any) -> PreTrainedModel:

@@ -56,6 +56,14 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(parts.values()))]
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether all the weights of a checkpoint lie in its folder."""
+    try:
+        return bool(weight_files(folder))
+    except InputError:
+        return False
+
+
 def check_loading(folder: Path) -> None:
     """Make sure that what transformers loads from a folder is its `weight_files` and no more.
 

@@ -22,8 +22,9 @@ from bertvision.featurestore.writing.origin import check_split, tokenizer_digest
 from bertvision.pipelines.encoders.hub import read_config
 from bertvision.pipelines.encoders.loading import (
     Dimensions,
+    checkpoint_weight_names,
     dimensions,
-    find_pretrained,
+    find_unloaded,
     load_tokenizer,
 )
 from bertvision.pipelines.encoders.sites.choice import check_same_sites, snapshot_sites
@@ -163,8 +164,10 @@ class _Unloaded:
             return replace(parts[-1], made=False)
         if not made and not (tag.is_untrained or tag.fraction == 0):
             workspace.require_snapshot(tag)  # which says what makes it
+        found = None
         if not made:
-            folder = find_pretrained(model.name_or_path, model.revision).folder
+            found = find_unloaded(model.name_or_path, model.revision)
+            folder = found.folder
         config = read_config(folder, f"snapshot {tag}")
         tokenizer = load_tokenizer(folder)
         size = dimensions(config, tokenizer)
@@ -172,7 +175,8 @@ class _Unloaded:
             size = size._replace(layers=model.num_hidden_layers)
         task = load_task(workspace.config.task.name)
         if made or not find_task(task.name).learns:
-            pooler = any("pooler" in name.split(".") for name in weight_names(folder))
+            names = checkpoint_weight_names(found) if found else weight_names(folder)
+            pooler = any("pooler" in name.split(".") for name in names)
         else:
             pooler = _task_has_pooler(task, config, workspace.config.task)
         return cls(folder, made, tokenizer, size, pooler)

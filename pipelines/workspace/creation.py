@@ -14,6 +14,7 @@ from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
     find_pretrained,
+    find_unloaded,
     load_tokenizer,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
@@ -184,7 +185,7 @@ def feature_workspace(
 
 
 def planned_workspace(
-    root: Path | None, model: str | None, revision: str | None = None
+    root: Path | None, model: str | None, revision: str | None = None, *, weights: bool = True
 ) -> Workspace:
     """Open a workspace, or say what a new one for the hidden states of an encoder will be.
 
@@ -195,6 +196,7 @@ def planned_workspace(
             current folder to be one.
         model: hub name or local folder of any encoder; None must find a workspace.
         revision: branch, tag or commit on the hub.
+        weights: read those of a new one; else it is for plans alone, without their digest.
 
     Raises:
         WorkspaceError: there is none and no model was named, or it was made with another model.
@@ -210,8 +212,8 @@ def planned_workspace(
             raise
         task = TaskConfig(name="features")
         finetune = FinetuneConfig(save_at=(SnapshotTag("0e"),))
-        checkpoint = find_pretrained(model, revision)
-        return Workspace(place, _config(checkpoint, task, finetune, {}))
+        checkpoint = (find_pretrained if weights else find_unloaded)(model, revision)
+        return Workspace(place, _config(checkpoint, task, finetune, {}, weights=weights))
     return _agreed(workspace, FinetuneOptions(model=model))
 
 
@@ -220,13 +222,14 @@ def _config(
     task: TaskConfig,
     finetune: FinetuneConfig,
     data: dict[str, DataConfig],
+    weights: bool = True,
 ) -> WorkspaceConfig:
     size = dimensions(checkpoint.config)
     return WorkspaceConfig(
         model=ModelConfig(
             name_or_path=checkpoint.name_or_path,
             revision=checkpoint.revision,
-            weights_sha256=weights_digest(checkpoint.folder),
+            weights_sha256=weights_digest(checkpoint.folder) if weights else "",
             hidden_size=size.hidden_size,
             num_hidden_layers=fitting_depth(
                 finetune.variant, size.layers, load_task(task.name).kind, checkpoint

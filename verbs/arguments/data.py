@@ -130,6 +130,8 @@ def planned_data(
     model: str | None,
     task: str | None,
     data: str | None,
+    *,
+    weights: bool = True,
     **settings: Any,
 ) -> tuple[Workspace, Dataset]:
     """The workspace and the data set that a verb is to look at; nothing is written.
@@ -141,6 +143,7 @@ def planned_data(
         task: None is the workspace's own data.
         data: where the data are; a data set that was added before needs none, nor does one that
             is on the hub.
+        weights: as of `planned_workspace`.
         **settings: fields of `TaskConfig`, where they are not None: columns, ``max_length``,
             ``skip_bad``.
 
@@ -153,7 +156,7 @@ def planned_data(
     from bertvision.pipelines.workspace.creation import planned_workspace
     from bertvision.pipelines.workspace.dataset import check_own, planned_dataset
 
-    space = planned_workspace(workspace, model)
+    space = planned_workspace(workspace, model, weights=weights)
     if data is None and task is not None and is_added(space.root, path_name(task)):
         return space, space.dataset(path_name(task))
     if data is None and task in (None, space.config.task.name):

@@ -56,7 +56,7 @@ def plan_extract(
     root, source, encoder = path_of(workspace), text_of(data), text_of(model)
     columns = Columns(settings["text"] or "text", settings["pair"], settings["label"] or "label")
     check_names(options, tags, check_data(root, encoder, task, source, columns), task)
-    space, dataset = planned_data(root, encoder, task, source, **settings)
+    space, dataset = planned_data(root, encoder, task, source, weights=False, **settings)
     if tags is None:
         tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
     from bertvision.pipelines.extraction.extract import named_dataset
