@@ -78,6 +78,7 @@ def view(asked: Mapping[str, Any]) -> str:
     if asked.get("sort"):
         rows.sort(key=lambda row: row[asked["sort"]] or 0.0)
     lines = [[column.text(row) for column in columns] for row in rows]
+    lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]  # baselines of each snapshot
     table = _markdown(columns, lines)
     basis = asked["basis"] if "basis" in asked else held["basis"]
     shown = "in brackets" if any(column.interval for column in columns) else "in the rows"
