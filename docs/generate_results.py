@@ -148,7 +148,7 @@ def frozen(reports: str) -> str:
 def spread(task: str) -> str:
     """Methods of fine-tuning on a task, a row for each, and their difference from the first."""
     held = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
-    names = ("failed", "difference (95 %)", "trained weights")
+    names = ("failed", "difference (95 %)", "trained weights", "kept (MB)")
     columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
     columns += [Column("", name) for name in ("lowest", "highest", *names)]
     lines = []
@@ -159,6 +159,7 @@ def spread(task: str) -> str:
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
         of, low, high = ("" if end is None else signed(end, 1) for end in ends)
         line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
+        line.append(f"{row['kept_bytes'] / 1e6:,.2f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
     trivial = f"{held['baseline'] or 0:.1f}"
     basis = (

@@ -190,6 +190,8 @@ def test_other_systems_than_the_last_snapshot_stand_beside_it(methods: Path) -> 
     )
     trained = read_run_metrics(methods / "plain/seed-0/heads/0.5e/learned-pooling")
     assert head.trained_parameters == trained.trainable < last.trained_parameters
+    (weights,) = (methods / "plain/seed-0/heads/0.5e/learned-pooling").glob("*.safetensors")
+    assert head.kept_bytes == weights.stat().st_size < last.kept_bytes
     assert head.training_seconds == trained.own_seconds > last.training_seconds == 0
     of_seed = [run.fine_tuning_seconds for run in found.runs if run.seed == 0]
     assert 0 < of_seed[1] < of_seed[0] == of_seed[2]

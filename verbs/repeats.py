@@ -9,7 +9,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.repeats.folder import find_seeds
-from bertvision.pipelines.text import csv_text, fill, format_table, signed
+from bertvision.pipelines.text import csv_text, fill, format_table, signed, size
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import Names, StrPath, Tags, at_least, parse_names, path_of
@@ -42,7 +42,7 @@ class Spread(ShownRecord):
     rows: RowsField
     """For each method ``method``, ``variant``, ``system``, ``runs``, ``unfinished``, ``score``,
     ``score_sd``, ``lowest``, ``highest``, ``failed`` (a share), ``trained_parameters``,
-    ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and ``difference`` from
+    ``kept_bytes``, ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and ``difference`` from
     the first with ``difference_low``, ``difference_high`` and ``no_interval``, which says why there
     is none."""
     runs: RowsField
@@ -146,18 +146,19 @@ def spread_table(result: Values) -> str:
     several = len(result["rows"]) > 1
     header = ["method", "variant", "runs", metric, "lowest", "highest", "failed"]
     header += [f"− {first} (95 % interval)"] if several else []
-    header += ["trained", "fine-tuning s"]
+    header += ["trained", "kept", "fine-tuning s"]
     heads = any(row["training_seconds"] for row in result["rows"])
     header += ["extraction s", "training s"] if heads else []
     lines = []
     for row in result["rows"]:
         sd = row["score_sd"]
-        trained = row["trained_parameters"]
+        trained, kept = row["trained_parameters"], row["kept_bytes"]
         line = [row["method"], ",".join(row["variant"]) or "-", str(row["runs"])]
         line.append(number(row["score"]) + ("" if sd is None else f" ± {sd:.1f}"))
         line += [number(row["lowest"]), number(row["highest"]), f"{100 * row['failed']:.0f}%"]
         line += [_difference(row)] if several else []
-        line += ["-" if trained is None else f"{trained:,.0f}", number(row["fine_tuning_seconds"])]
+        line += ["-" if trained is None else f"{trained:,.0f}"]
+        line += ["-" if kept is None else size(kept), number(row["fine_tuning_seconds"])]
         line += [number(row[f"{part}_seconds"]) for part in ("extraction", "training") if heads]
         lines.append(line)
     text = [

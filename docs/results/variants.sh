@@ -1,17 +1,30 @@
 #!/usr/bin/env bash
-# Methods of docs/variants.md on few examples of a task, five seeds each. Usage: variants.sh TASK MODEL
-# DATA: mrpc, stsb or cola, the folder of the encoder (sentence-transformers/all-MiniLM-L6-v2) and of the
-# task's files of GLUE. An interrupted run goes on where it was by the same command.
+# Methods of docs/variants.md on few examples of a task, five seeds each, and heads on the encoder as it
+# was pretrained. Usage: variants.sh TASK MODEL DATA: mrpc, stsb or cola, the folder of the encoder
+# (sentence-transformers/all-MiniLM-L6-v2) and of the task's files of GLUE. An interrupted run goes on
+# where it was by the same command.
 set -euo pipefail
 task=$1 model=$2 data=$3
-methods="plain no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn freeze:3"
-for method in $methods; do
-  variant="--variant $method"
-  [ "$method" != plain ] || variant=
+methods="plain no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn freeze:3 keep:4
+  exits-by-depth:all lora:8 houlsby:32"
+heads="cls-learned-pooling cls-learned-pooling-adapter-386-skip"
+runs() {
   bertvision repeat --seeds 5 --task "$task" --model "$model" --data "$data" \
-    --train-questions 1000 --epochs 3 --save-at 3 --lr 5e-5 --batch-size 16 --warmup 0.1 \
-    --decay linear --gradient-clip 1 --precision bf16 $variant \
-    --workspace "variants-$task/${method/:/-}"
+    --train-questions 1000 --epochs 3 --batch-size 16 --warmup 0.1 --decay linear \
+    --gradient-clip 1 --precision bf16 --workspace "variants-$task/$1" "${@:2}"
+}
+for method in $methods; do
+  case $method in
+    plain) runs plain --save-at 3 --lr 5e-5 ;;
+    lora:* | houlsby:*) runs "${method/:/-}" --save-at 3 --lr 5e-4 --variant "$method" ;;
+    *) runs "${method/:/-}" --save-at 3 --lr 5e-5 --variant "$method" ;;
+  esac
+done
+runs heads --save-at 0 --lr 5e-5
+for seed in 0 1 2 3 4; do
+  bertvision extract --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"
+  bertvision sweep $heads --epochs 20 --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"
 done
 cd "variants-$task"
-python "$(dirname "$(realpath "$0")")/../collect_spread.py" "$task" ${methods//:/-}
+python "$(dirname "$(realpath "$0")")/../collect_spread.py" "$task" ${methods//:/-} \
+  $(for head in $heads; do echo "heads@$head:0e"; done)

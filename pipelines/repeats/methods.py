@@ -45,6 +45,9 @@ class SeedRun(NamedTuple):
     trained_parameters: int | None
     """Those of the encoder and its output layer, of a head those of the head; None of ensembles,
     and of snapshots of earlier versions."""
+    kept_bytes: int | None
+    """Bytes of the weights that are kept for the task: the snapshot's, or the head's beside the
+    encoder it was trained on; None of ensembles."""
     fine_tuning_seconds: float | None
     """Steps × median seconds of a step; None where it was not recorded."""
     extraction_seconds: float | None
@@ -175,16 +178,19 @@ def _parsed(text: str) -> tuple[Path, str | None]:
 def _run(workspace: Workspace, result: Result) -> SeedRun:
     metrics = headline(result.rules)
     (costs,) = read_costs(workspace, [result])
-    trained = None
+    trained = weights = None
     if result.system in ("bert", "quantised"):
-        snapshot = workspace.snapshot_dir(result.checkpoint)
-        trained = read_snapshot_info(snapshot).trained_parameters
+        weights = workspace.snapshot_dir(result.checkpoint)
+        trained = read_snapshot_info(weights).trained_parameters
     elif result.system == "head":
-        trained = read_run_metrics(result.folder.parents[1]).trainable
+        weights = result.folder.parents[1]
+        trained = read_run_metrics(weights).trainable
+    kept = weights and sum(file.stat().st_size for file in weights.glob("*.safetensors"))
     return SeedRun(
         seed=workspace.config.finetune.seed,
         score=metrics[headline_metric(workspace.config.task.name, metrics)],
         trained_parameters=trained,
+        kept_bytes=kept,
         fine_tuning_seconds=costs["fine_tuning_seconds"],
         extraction_seconds=costs["extraction_seconds"],
         training_seconds=costs["training_seconds"],

@@ -9,7 +9,10 @@ from typing import Any
 from bertvision.pipelines.repeats.methods import Method, check_comparable, read_method
 from bertvision.pipelines.repeats.statistics import deviation, is_failed, welch
 
-_COSTS = ("trained_parameters", "fine_tuning_seconds", "extraction_seconds", "training_seconds")
+_COSTS = (
+    *("trained_parameters", "kept_bytes"),
+    *("fine_tuning_seconds", "extraction_seconds", "training_seconds"),
+)
 
 
 def spread(folders: Sequence[str]) -> dict[str, Any]:
