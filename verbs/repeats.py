@@ -42,9 +42,9 @@ class Spread(ShownRecord):
     rows: RowsField
     """For each method ``method``, ``variant``, ``system``, ``runs``, ``unfinished``, ``score``,
     ``score_sd``, ``lowest``, ``highest``, ``failed`` (a share), ``trained_parameters``,
-    ``kept_bytes``, ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and ``difference`` from
-    the first with ``difference_low``, ``difference_high`` and ``no_interval``, which says why there
-    is none."""
+    ``kept_bytes``, ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and
+    ``difference`` from the first with ``difference_low``, ``difference_high`` and ``no_interval``,
+    which says why there is none."""
     runs: RowsField
     """For each run ``method``, ``seed``, ``score``, ``failed``, costs and ``folder``."""
     unfinished: list[dict[str, Any]]
