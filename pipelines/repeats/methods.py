@@ -185,12 +185,12 @@ def _run(workspace: Workspace, result: Result) -> SeedRun:
     elif result.system == "head":
         weights = result.folder.parents[1]
         trained = read_run_metrics(weights).trainable
-    kept = weights and sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    files = weights.glob("*.safetensors") if weights else ()
     return SeedRun(
         seed=workspace.config.finetune.seed,
         score=metrics[headline_metric(workspace.config.task.name, metrics)],
         trained_parameters=trained,
-        kept_bytes=kept,
+        kept_bytes=sum(file.stat().st_size for file in files) if weights else None,
         fine_tuning_seconds=costs["fine_tuning_seconds"],
         extraction_seconds=costs["extraction_seconds"],
         training_seconds=costs["training_seconds"],
