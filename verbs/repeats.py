@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bertvision.errors import InputError
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
+from bertvision.pipelines.plotting.axes import Plotted
+from bertvision.pipelines.plotting.charts import Chart, points
 from bertvision.pipelines.repeats.folder import find_seeds
 from bertvision.pipelines.text import csv_text, fill, format_table, signed, size
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
@@ -28,7 +30,7 @@ _LEGEND = (
 )
 
 
-class Spread(ShownRecord):
+class Spread(ShownRecord, Plotted):
     """What fine-tunings with several seeds come to, methods beside each other."""
 
     task: str
@@ -53,6 +55,33 @@ class Spread(ShownRecord):
     def table(self, values: Values) -> str:
         """The text that the command prints."""
         return spread_table(values)
+
+    def charts(self) -> dict[str, Chart]:
+        """Means of methods with their deviation; differences from the first with intervals."""
+        from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS
+
+        unit = "× 100" if self.metric in CORRELATIONS else "%"
+        rows, first = self.rows.to_json(), self.rows[0].method
+        title, commonest = METRICS[self.metric], {self.baseline_name: self.baseline}
+        found: dict[str, Chart] = {
+            "score": points(
+                rows,
+                {"mean": "score"},
+                f"{title} ({unit})",
+                name="method",
+                levels=commonest,
+                over="seeds",
+            )
+        }
+        if others := [row for row in rows if row["difference"] is not None]:
+            found["difference"] = points(
+                others,
+                {"difference": "difference"},
+                f"{title} less that of {first} (points)",
+                name="method",
+                levels={"no difference": 0.0},
+            )
+        return found
 
     def figure(self) -> Figure:
         """A row of points for each method, which a notebook shows."""

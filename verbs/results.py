@@ -18,6 +18,7 @@ from bertvision.verbs.tables import (
     metric_cells,
     metric_names,
     number,
+    score_charts,
     with_footnote,
 )
 
@@ -47,7 +48,7 @@ def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row
     space = find_workspace(workspace)
     from bertvision.pipelines.results.rows import read_rows
 
-    return Rows(map(Row, read_rows(space, split).runs), results_table)
+    return Rows(map(Row, read_rows(space, split).runs), results_table, score_charts)
 
 
 def predictions(

@@ -18,7 +18,9 @@ from typing import (
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
-from bertvision.errors import did_you_mean
+from bertvision.errors import InputError, did_you_mean
+from bertvision.pipelines.plotting.axes import Plotted
+from bertvision.pipelines.plotting.charts import Chart
 from bertvision.pipelines.text import format_table, html_of
 from bertvision.verbs.tables import Values, flat_rows
 
@@ -84,7 +86,7 @@ class Row(Mapping[str, Any]):
         return dict(self._values)
 
 
-class Rows(Sequence[R], Generic[R]):
+class Rows(Sequence[R], Plotted, Generic[R]):
     """Several results, in order: a list to Python, a table where it is shown.
 
     Examples:
@@ -99,9 +101,12 @@ class Rows(Sequence[R], Generic[R]):
     """
 
     def __init__(
-        self, rows: Iterable[R], table: Callable[[Sequence[Values]], str] | None = None
+        self,
+        rows: Iterable[R],
+        table: Callable[[Sequence[Values]], str] | None = None,
+        charts: Callable[[Sequence[Values]], Mapping[str, Chart]] | None = None,
     ) -> None:
-        self._rows, self._table = tuple(rows), table or plain_table
+        self._rows, self._table, self._charts = tuple(rows), table or plain_table, charts
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> R: ...
@@ -109,7 +114,7 @@ class Rows(Sequence[R], Generic[R]):
     def __getitem__(self, index: slice) -> Rows[R]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> R | Rows[R]:
         if isinstance(index, slice):
-            return Rows(self._rows[index], self._table)
+            return Rows(self._rows[index], self._table, self._charts)
         return self._rows[index]
 
     def __len__(self) -> int:
@@ -120,6 +125,19 @@ class Rows(Sequence[R], Generic[R]):
 
     def _repr_html_(self) -> str:
         return html_of(self.__repr__)
+
+    def charts(self) -> Mapping[str, Chart]:
+        """What `plot` draws, by measure: of scores and probes.
+
+        Raises:
+            InputError: the rows are neither.
+        """
+        if self._charts is None:
+            raise InputError(
+                "these rows are drawn by nothing of bertvision: `to_pandas()` gives a frame, whose "
+                "`plot` draws columns; results, sweep and probe give rows with figures"
+            )
+        return self._charts(self.to_json())
 
     def to_json(self) -> list[Any]:
         """The rows as ``--json`` prints them."""

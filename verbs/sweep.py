@@ -30,6 +30,7 @@ from bertvision.verbs.tables import (
     meanings,
     metric_names,
     number,
+    score_charts,
     with_footnote,
 )
 
@@ -105,7 +106,7 @@ def sweep(
     from bertvision.pipelines.results.sweep import sweep_rows
 
     results = run(space, **asked._asdict(), options=options, split=split, devices=devices)
-    return Rows(map(Row, sweep_rows(space, results)), sweep_table)
+    return Rows(map(Row, sweep_rows(space, results)), sweep_table, score_charts)
 
 
 class AskedSweep(NamedTuple):

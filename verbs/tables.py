@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bertvision.pipelines.plotting.charts import Chart, points
 from bertvision.pipelines.text import fill, format_table, shorten, size
 
 Values = Mapping[str, Any]
@@ -71,6 +73,57 @@ def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ())
     notes = [FOOTNOTE] if any(name.endswith(MARK) for name in names) else []
     notes += [ORACLE_NOTE] if lack_oracle(rows) else []
     return "\n".join([table, *map(fill, notes)])
+
+
+def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
+    """Scores of systems as points: a row for each system, a series for each pair of snapshots.
+
+    Several seeds of a system are one point, their mean, with their standard deviation.
+
+    Args:
+        rows: of `results`, where seeds are apart, or of `sweep`, where they are together.
+    """
+    from bertvision.pipelines.tasks.scores import CORRELATIONS
+
+    found: dict[str, Chart] = {}
+    for key in ("score", "difference"):
+        kept = [row for row in rows if row.get(key) is not None]
+        if not kept:
+            continue
+        first, names = kept[0], metric_names(kept)
+        metric = next((name for name in names if first.get(name) == first["score"]), "score")
+        title = names.get(metric, "score")
+        unit = "× 100" if metric in CORRELATIONS else "%"
+        label = f"{title} ({unit})" if key == "score" else f"{title} less BERT's (points)"
+        level = first.get("baseline") if key == "score" else 0.0
+        drawn, cases = _by_system(kept, key)
+        found[key] = points(
+            drawn,
+            cases,
+            label,
+            name="name",
+            levels={"commonest answer" if key == "score" else "as BERT": level},
+            over="seeds",
+        )
+    return found
+
+
+def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
+    """A row for each system with a column for each pair of snapshots; and these columns."""
+    values: dict[tuple[str, str], list[float]] = {}
+    deviations: dict[tuple[str, str], float | None] = {}
+    for row in rows:
+        part = "" if row["fraction"] == 1 else f", {100 * row['fraction']:.4g} % of the data"
+        at = (f"{row['name']}{part}", f"{row['trained_on']} → {row['checkpoint']}")
+        values.setdefault(at, []).append(row[key])
+        deviations[at] = row.get(f"{key}_sd")
+    found: dict[str, dict[str, Any]] = {}
+    for (name, case), of in values.items():
+        sd = statistics.stdev(of) if len(of) > 1 else deviations[name, case]
+        found.setdefault(name, {"name": name}).update(
+            {case: statistics.fmean(of), f"{case}_sd": sd}
+        )
+    return list(found.values()), {case: case for _, case in values}
 
 
 def number(value: float | None, form: str = "{:.1f}") -> str:

@@ -7,7 +7,7 @@ drawn. The command, the file that is kept and the section of the report all come
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 from bertvision.pipelines.analysis.fields import read_fields, values_model, values_of
 from bertvision.pipelines.drawing.figures import WIDE, Figure, titled
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.axes import Plotted
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table, html_of
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-class AnalysisResult(ABC):
+class AnalysisResult(Plotted):
     """Base of results, which are frozen dataclasses of numbers, texts, tuples and float64 arrays.
 
     A subclass is read as its class attributes say, and its fields are its JSON. Arrays, and tuples

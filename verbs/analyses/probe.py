@@ -9,6 +9,7 @@ from typing import Any
 from bertvision.featurestore.format.names import EncodingName
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import csv_text, fill, format_table
@@ -151,7 +152,7 @@ def probe(
     rows = probe_rows(found)
     if (file := path_of(csv)) is not None:
         write_text(file, csv_text(rows))
-    return Rows(map(Row, rows), probe_table)
+    return Rows(map(Row, rows), probe_table, probe_charts)
 
 
 _LEGEND = (
@@ -193,6 +194,40 @@ def probe_table(rows: Sequence[Values]) -> str:
         lines.append(line)
     notes = [fill(f"{DOUBTFUL} {name}: {text}.", 2) for name, text in doubts.items() if text]
     return "\n".join([f"{format_table(header, lines)}\n\n{_LEGEND}", *notes])
+
+
+def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
+    """Scores of single layers, a line for each snapshot, data set, pooling and kind of probe.
+
+    Args:
+        rows: see `probe_rows`, as they are.
+    """
+    told = {
+        "accuracy": "accuracy (%)",
+        "difference": "difference from the untrained twin (points)",
+        "selectivity": "selectivity (points)",
+        "compression": "compression (uniform code ÷ description length)",
+    }
+    single = [
+        {**row, "accuracy_low": row["low"], "accuracy_high": row["high"]}
+        for row in rows
+        if "+" not in row["layers"]
+    ]
+    of = ["tag", "dataset", "pooling", "probe", "settings"]
+    found: dict[str, Chart] = {}
+    for key, label in told.items():
+        if kept := [row for row in single if row[key] is not None]:
+            levels = {"as the twin": 0.0} if key == "difference" else _majorities(kept)
+            levels = levels if key in ("accuracy", "difference") else {}
+            found[key] = curves(kept, key, label, by=of, places="layers", levels=levels)
+    return found
+
+
+def _majorities(rows: Sequence[Values]) -> dict[str, float]:
+    by_data = {row["dataset"]: float(row["majority"]) for row in rows}
+    if len(by_data) == 1:
+        return {"largest class": next(iter(by_data.values()))}
+    return {f"largest class of {name}": value for name, value in by_data.items()}
 
 
 def _cell(row: Values | None, *, layer: bool) -> str:

@@ -13,6 +13,7 @@ from bertvision.pipelines.drawing.figures import WIDE
 from bertvision.pipelines.drawing.layers import layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table
@@ -96,6 +97,23 @@ class LayerByLayer(AnalysisResult):
             for i, layer_x in enumerate(self.layers_x)
             for j, layer_y in enumerate(self.layers_y)
         ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A heat map for each measure, and each measure of the layers of the same number."""
+        axes = (f"layer of {self.x}", self.layers_x, f"layer of {self.y}", self.layers_y)
+        maps: dict[str, Chart] = {
+            name: HeatMap(*axes, f"{self.quantity}, {label}", getattr(self, name))
+            for name, label in self.measures().items()
+        }
+        same = [
+            row | {"pair": f"{self.x} and {self.y}"}
+            for row in self.rows()
+            if row["layer_x"] == row["layer_y"]
+        ]
+        for name, label in self.measures().items() if same else ():
+            of_values = f"{self.quantity}, {label}, of the same layer"
+            maps[f"{name}_same"] = curves(same, name, of_values, by=["pair"], places="layer_x")
+        return maps
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Heat maps of layer × layer."""

@@ -26,6 +26,7 @@ from bertvision.pipelines.drawing.figures import NARROW, WIDE
 from bertvision.pipelines.drawing.layers import layer_lines, layer_maps
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
@@ -137,6 +138,25 @@ class RsaResult(AnalysisResult):
         whole = [split for split, n, available in held if n == available]
         one = f"All tokens of {', '.join(whole)} entered: there is one sample of them."
         return [one] if whole else []
+
+    def charts(self) -> dict[str, Chart]:
+        """Both variants of the layers of the same number, then a heat map for each split."""
+        found: dict[str, Chart] = {}
+        if rows := self.same_layers():
+            for key, label in (("rsa", "RSA"), ("by_token", "RSA by token")):
+                found[key] = curves(
+                    [row | {"pair": f"{self.x} and {self.y}"} for row in rows],
+                    key,
+                    f"{label} of the same layer (correlation)",
+                    by=["pair", "split"],
+                    places="layer_x",
+                    over="samples",
+                )
+        axes = (f"layer of {self.x}", self.layers_x, f"layer of {self.y}", self.layers_y)
+        for split, values in zip(self.splits, self.of_pairs, strict=True):
+            mean = values.mean(axis=0)
+            found[f"map_{split}"] = HeatMap(*axes, f"RSA on {split} (correlation)", mean)
+        return found
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Lines over the layers, then a heat map for each split."""

@@ -11,6 +11,7 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE
 from bertvision.pipelines.drawing.layers import value_maps
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, HeatMap
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -118,6 +119,20 @@ class AttentionResult(AnalysisResult):
             for i, layer in enumerate(self.layers)
             for j, head in enumerate(self.heads)
         ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A heat map of layer × head for each measure."""
+        axes = ("layer", self.layers, "attention head", self.heads)
+        return {
+            name: HeatMap(
+                *axes,
+                "entropy (1: all tokens alike)"
+                if name == "entropy"
+                else f"share of attention {TITLES.get(name, name)}",
+                values,
+            )
+            for name, values in zip(self.measures, self.values, strict=True)
+        }
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """A heat map of layer × head for each measure."""

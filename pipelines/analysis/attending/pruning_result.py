@@ -13,9 +13,10 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
 from bertvision.pipelines.drawing.layers import value_maps
 from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range
+from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.scores import METRICS, Metric
+from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, Metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,6 +135,39 @@ class PruningResult(AnalysisResult):
         if self.trivial is not None:
             found.append(f"The commonest answer has {self.trivial:.1f}.")
         return found
+
+    def charts(self) -> dict[str, Chart]:
+        """The score over the heads that are left, and what the loss rises without each head."""
+        of = METRICS[self.metric]
+        rows = [
+            {"left": 100 * row["left"], "order": name, "score": row[key], "score_sd": row.get(sd)}
+            for name, key, sd in (
+                ("least important first", self.metric, ""),
+                ("random order", "random", "random_sd"),
+            )
+            for row in self._curve()
+        ]
+        return {
+            "score": curves(
+                rows,
+                "score",
+                f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+                by=["order"],
+                places="left",
+                of_places="attention heads left (%)",
+                levels={"commonest answer": self.trivial},
+                over="orders",
+            ),
+            "rise": HeatMap(
+                "layer",
+                self.layers,
+                "attention head",
+                self.heads,
+                "rise of the loss without the head",
+                self.rise,
+                signed=True,
+            ),
+        }
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """A heat map of layer × head, and the curve below it."""

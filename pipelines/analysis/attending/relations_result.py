@@ -10,6 +10,7 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, legend
 from bertvision.pipelines.drawing.svg import Canvas, text_width
+from bertvision.pipelines.plotting.charts import Chart, points
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -136,6 +137,23 @@ class RelationsResult(AnalysisResult):
         if self.n_cut:
             found.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
         return found
+
+    def charts(self) -> dict[str, Chart]:
+        """Accuracy of the best head and offset by relation; and their difference, with interval."""
+        rows, of = self.shown(), "dependency relation"
+        both = {"best attention head": "accuracy", "best offset": "by_offset"}
+        ahead, equal = {"difference": "ahead"}, {"no difference": 0.0}
+        return {
+            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=of),
+            "ahead": points(
+                rows,
+                ahead,
+                "attention head less offset (points)",
+                name="relation",
+                of_places=of,
+                levels=equal,
+            ),
+        }
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Two bars for each relation."""

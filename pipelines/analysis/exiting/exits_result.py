@@ -12,9 +12,10 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
 from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.scores import METRICS, Metric
+from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, Metric
 
 OfPoints = Annotated[Array, Axes.of("criteria", "points")]
 OfLayers = Annotated[Array, Axes.of("layers")]
@@ -151,6 +152,20 @@ class ExitsResult(AnalysisResult):
         if self.tolerance is not None:
             found.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
         return found
+
+    def charts(self) -> dict[str, Chart]:
+        """Score over the mean layer, a line for each criterion."""
+        of = METRICS[self.metric]
+        chart = curves(
+            self.rows(),
+            self.metric,
+            f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+            by=["criterion"],
+            places="layers",
+            of_places="mean layer at which windows leave",
+            levels={"all layers": float(self.fixed[-1]), "commonest answer": self.trivial},
+        )
+        return {self.metric: chart}
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Score over the mean layer."""

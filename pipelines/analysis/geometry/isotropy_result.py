@@ -14,6 +14,7 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, panels, sample
 from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table
@@ -202,6 +203,17 @@ class IsotropyResult(AnalysisResult):
                 parts.append(f"{snapshot}, {name}\n{text}")
         return "\n\n".join([*parts, fill(self.reading)])
 
+    def charts(self) -> dict[str, Chart]:
+        """A line for each snapshot and set."""
+        rows, told = self.rows(), dict(_PLOTTED)
+        told |= {
+            f"explained_variance_{k}": f"share of the variance in {k} principal components"
+            for k in self.components
+        }
+        return {
+            key: curves(rows, key, label, by=["snapshot", "set"]) for key, label in told.items()
+        }
+
     def drawing(self, width: float = WIDE) -> Canvas:
         """Six panels over the layers for each set, side by side; a line for each snapshot."""
         last = len(self.components) - 1
@@ -229,6 +241,15 @@ class IsotropyResult(AnalysisResult):
         return panels(titles, lambda c, draw, box: draw(c, box, layers=self.layers), entries, width)
 
 
+_PLOTTED = {
+    "mean_cosine": "mean cosine of two vectors",
+    "mean_correlation": "mean |correlation| of two channels",
+    "log_ratio": "isotropy log I (0 at most)",
+    "mean_share": "share of the squared length in the mean",
+    "mean_norm": "mean Euclidean norm",
+    "corrected_cosine": "mean cosine, corrected",
+    "corrected_ratio": "isotropy log I, corrected",
+}
 _OF_LAYERS = (
     *("mean_norm", "mean_cosine", "top_channel", "top_cosine", "mean_share", "log_ratio"),
     *("corrected_cosine", "corrected_ratio", "dominant", "mean_correlation"),

@@ -14,6 +14,7 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, panels
 from bertvision.pipelines.drawing.layers import layer_lines
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -124,6 +125,27 @@ class LanguagesResult(AnalysisResult):
             f"Always naming the largest group is right on {100 * self.majority:.1f} % of the "
             f"{self.n_scored:,} texts that classifiers were scored on."
         ]
+
+    def charts(self) -> dict[str, Chart]:
+        """Each measure as it is beside the same, centred; retrieval where it was measured."""
+        told = {"identified": "accuracy (share)", "clusters": "V-measure of k-means"}
+        told |= {"retrieved": "translations found (share)"} if self._translated else {}
+        rows = self.rows()
+        both = {
+            key: [
+                {"layer": row["layer"], "texts": how, key: row[f"{key}{end}"]}
+                for how, end in (("as they are", ""), ("centred", "_centred"))
+                for row in rows
+            ]
+            for key in told
+        }
+        levels = {"identified": {"largest group": self.majority}}
+        found: dict[str, Chart] = {
+            key: curves(both[key], key, label, by=["texts"], levels=levels.get(key))
+            for key, label in told.items()
+        }
+        found["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
+        return found
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """How well groups are told apart over the layers; and retrieval, where it was measured."""

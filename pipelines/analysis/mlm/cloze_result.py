@@ -11,11 +11,19 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.dots import Dot, DotRow, dot_rows
 from bertvision.pipelines.drawing.figures import WIDE
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, points
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
 OfGroups = Annotated[Array, Axes.of("groups")]
 _SHOWN = 8
+_SYSTEMS = {
+    "p1": "P@1",
+    "chance": "guessing",
+    "majority": "commonest answer",
+    "shuffled": "P@1, shuffled words",
+    "negated": "P@1, negated",
+}
 """Names that are told of what was left out; the rest are in the JSON."""
 
 
@@ -136,26 +144,24 @@ class ClozeResult(AnalysisResult):
             told.append(f"Left out: {shown}.")
         return told
 
+    def charts(self) -> dict[str, Chart]:
+        """A row of points for each group: P@1 with its interval, and the controls there are."""
+        names = {name: key for key, name in _SYSTEMS.items()}
+        return {"p1": points(self.rows(), names, "items answered (share)", name="group")}
+
     def drawing(self, width: float = WIDE) -> Canvas:
         """A row for each group, with the controls that it has."""
-        systems = {
-            "p1": "P@1",
-            "chance": "guessing",
-            "majority": "commonest answer",
-            "shuffled": "P@1, shuffled words",
-            "negated": "P@1, negated",
-        }
         rows = [
             DotRow(
                 f"{row['group']} (n = {row['items']:,})",
                 [
                     Dot(i, row[key], *((row["p1_low"], row["p1_high"]) if key == "p1" else ()))
-                    for i, key in enumerate(systems)
+                    for i, key in enumerate(_SYSTEMS)
                     if row[key] is not None
                 ],
             )
             for row in self.rows()
         ]
         return dot_rows(
-            {"": rows}, list(systems.values()), "share of items", width, top=1, digits=3
+            {"": rows}, list(_SYSTEMS.values()), "share of items", width, top=1, digits=3
         )

@@ -14,6 +14,7 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, panels
 from bertvision.pipelines.drawing.layers import layer_lines
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -116,6 +117,19 @@ class LensResult(AnalysisResult):
             f"words scores top-1 {self.majority:.3f}; giving each its frequency in the split log p "
             f"{self.unigram_log_p:.2f}.".replace("-", "−").replace("top−1", "top-1"),
         ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each measure."""
+        rows, by = self.rows(), ["name", "head"]
+        most = {"most frequent word": self.majority}
+        often = {"by frequency": self.unigram_log_p}
+        return {
+            "top1": curves(rows, "top1", "top-1 (share of tokens)", by=by, levels=most),
+            "top1_rare": curves(rows, "top1_rare", "top-1 (share of rare words)", by=by),
+            "mrr": curves(rows, "mrr", "mean 1 / rank of the own word", by=by),
+            "log_p": curves(rows, "log_p", "log p of the own word (nats)", by=by, levels=often),
+            "kl": curves(rows, "kl", "KL to the last layer (nats)", by=by),
+        }
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Three panels over the layers."""

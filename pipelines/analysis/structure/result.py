@@ -20,6 +20,7 @@ from bertvision.pipelines.analysis.structure.measure import Metric
 from bertvision.pipelines.drawing.figures import WIDE
 from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -195,6 +196,19 @@ class StructureResult(AnalysisResult):
     def expected_layers(self) -> Floats:
         """(tags, seeds, tasks) expected layers of the mixes up to each; NaN where none adds."""
         return expected_layer(self.upto, self.layers)
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each snapshot with intervals over sentences, and level baselines."""
+        rows, found = self.rows(), dict[str, Chart]()
+        for m, metric in enumerate(self.metrics):
+            unit = "%" if metric in PERCENT else "correlation"
+            levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
+            label = f"{LABELS[metric]} ({unit})"
+            found[metric] = curves(rows, metric, label, by=["system"], levels=levels)
+        for task in self.tasks:
+            label = f"{LABELS[task]}, mix of the layers up to it (%)"
+            found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
+        return found
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """A panel for each metric."""

@@ -14,6 +14,7 @@ from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.drawing.figures import WIDE, panels, sample
 from bertvision.pipelines.drawing.layers import layer_lines
 from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting.charts import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -174,6 +175,24 @@ class ContextResult(AnalysisResult):
             f"{counts}. By chance {100 * self.chance:.1f} % of neighbours are of the same word. "
             f"Windows: {self.n_windows:,}, with {self.n_window_tokens:,} tokens."
         ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each snapshot; the first is the similarity of a word's uses."""
+        keys = {"random": "random_cosine"}
+        levels = {"nearest": {"chance": self.chance}}
+        rows = self.rows()
+        return {
+            name: curves(
+                rows,
+                keys.get(name, name),
+                f"{title[0].lower()}{title[1:]} ({label})",
+                by=["snapshot"],
+                levels=levels.get(name),
+            )
+            for name, (title, label) in sorted(
+                _PANELS.items(), key=lambda panel: panel[0] == "random"
+            )
+        }
 
     def drawing(self, width: float = WIDE) -> Canvas:
         """Eight panels over the layers, a line for each snapshot; in the last for each position."""
