@@ -59,6 +59,19 @@ def test_a_logger_that_is_not_installed_is_said_with_what_installs_it(
         bertvision.train("learned-pooling", logger=name, workspace=space, **ASKED)
 
 
+@pytest.mark.parametrize(("name", "file"), [("wandb", "*.wandb"), ("mlflow", "mlflow.db")])
+def test_an_installed_logger_keeps_the_losses_beside_the_heads(
+    space: Path, name: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    bertvision.train("learned-pooling", logger=name, workspace=space, **ASKED)
+    (kept,) = (space / "heads" / "1e" / name).rglob(file)
+    assert b"loss/learned-pooling" in kept.read_bytes()
+
+
 def test_a_logger_of_another_name_is_refused_with_those_there_are(space: Path) -> None:
     told = run("train", "learned-pooling", "--logger", "comet", "-w", space).stderr
     assert "csv, tensorboard, wandb" in " ".join(told.split())

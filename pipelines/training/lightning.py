@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -187,10 +187,11 @@ def trainer(folder: Path, callbacks: list[pl.Callback], group: Group, **options:
     )
 
 
+@contextmanager
 def run_logger(
     name: LoggerName, folder: Path, *, title: str, settings: Mapping[str, Any]
-) -> Logger:
-    """A logger of Lightning, by name, that has been told the settings.
+) -> Iterator[Logger]:
+    """A logger of Lightning, by name, that has been told the settings, for one run.
 
     What it writes lies in ``folder/<name>``; W&B sends it away too, as MLflow does where
     MLFLOW_TRACKING_URI names a server: both ask for accounts in their own ways.
@@ -212,17 +213,25 @@ def run_logger(
         "mlflow": lambda: MLFlowLogger(
             "bertvision",
             run_name=title,
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or place.as_uri(),
+            # not a folder of files: MLflow 3 refuses these
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place}/mlflow.db",
+            artifact_location=(place / "artifacts").as_uri(),
         ),
     }
+    place.mkdir(parents=True, exist_ok=True)
     try:
         logger = makers[name]()
     except ModuleNotFoundError as error:
+        with suppress(OSError):  # what another run logged there stays
+            place.rmdir()
         package = f"bertvision[{name}]" if name == "tensorboard" else name
         raise InputError(
             f"--logger {name} needs a package that is not installed: `pip install {package}`, or "
             "leave it out (losses are always in the head's log.csv)"
         ) from error
-    place.mkdir(parents=True, exist_ok=True)
     logger.log_hyperparams(dict(settings))
-    return logger
+    try:
+        yield logger
+    finally:
+        if isinstance(logger, WandbLogger):  # or the next run of this process would go on with it
+            logger.experiment.finish()

@@ -6,7 +6,7 @@ import logging
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -190,13 +190,14 @@ def _run(
         precision = resolve_precision(options.precision)
         best = BestEpoch(planned.held_out, planned.layers, precision)
     if epochs:
-        with quiet_lightning(), resume.guard():
+        told = _logger(planned, logger) if logger else nullcontext(False)
+        with quiet_lightning(), resume.guard(), told as to:
             trainer(
                 folder,
                 [training_log, clock, *([best] if best else []), resume],
                 Group(Rank()),
                 max_epochs=epochs,
-                logger=_logger(planned, logger) if logger else False,
+                logger=to,
                 log_every_n_steps=max(1, steps // _POINTS),
                 precision="bf16-mixed" if options.precision == "bf16" else "32-true",
             ).fit(module, datamodule=data, ckpt_path=resume.find(), weights_only=True)
@@ -280,7 +281,7 @@ def own_seconds(seconds: float, of_steps: Mapping[Run, Sequence[float]]) -> dict
     }
 
 
-def _logger(planned: TrainingPass, name: LoggerName) -> Logger:
+def _logger(planned: TrainingPass, name: LoggerName) -> AbstractContextManager[Logger]:
     """Where the losses of a pass go too, with what its weights depend on."""
     settings = {run.name: config.to_json() for run, config in planned.configs.items()}
     return run_logger(
