@@ -159,7 +159,7 @@ def spread(task: str) -> str:
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
         of, low, high = ("" if end is None else signed(end, 1) for end in ends)
         line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
-        line.append(f"{row['kept_bytes'] / 1e6:,.2f}")
+        line.append(f"{row['kept_bytes'] / 1e6:.3g}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
     trivial = f"{held['baseline'] or 0:.1f}"
     basis = (

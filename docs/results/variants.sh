@@ -6,7 +6,7 @@
 set -euo pipefail
 task=$1 model=$2 data=$3
 methods="plain no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn freeze:3 keep:4
-  exits-by-depth:all lora:8 houlsby:32"
+  lora:8 houlsby:32"
 heads="cls-learned-pooling cls-learned-pooling-adapter-386-skip"
 runs() {
   bertvision repeat --seeds 5 --task "$task" --model "$model" --data "$data" \
