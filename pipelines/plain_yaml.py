@@ -6,6 +6,7 @@ keeps the comments.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,29 @@ class _Plain(yaml.SafeLoader):
             # a few lines of them stand for more values than any memory holds
             raise ValueError("it refers to a value by *name; write the value itself")
         return super().compose_node(parent, index)
+
+
+class _Exact(yaml.SafeDumper):
+    """Writes text that is read again as it was."""
+
+
+def _represent_text(dumper: _Exact, value: str) -> yaml.ScalarNode:
+    # without quotes, or in single ones, separators of lines other than \n come back as spaces
+    style = None if value.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Exact.add_representer(str, _represent_text)
+
+
+def yaml_text(values: Mapping[str, object], *, width: float = 80) -> str:
+    """YAML of settings, which `read_yaml` reads as they were.
+
+    Args:
+        values: plain values, nested or not.
+        width: of lines that can be broken.
+    """
+    return str(yaml.dump(values, Dumper=_Exact, sort_keys=False, allow_unicode=True, width=width))
 
 
 def read_yaml(path: Path, *, front_matter: bool = False) -> Any:
@@ -76,7 +100,7 @@ def with_value(text: str, key: str, value: object) -> str:
         raise ValueError(str(error)) from error
     if not isinstance(node, yaml.MappingNode) or node.flow_style:
         raise ValueError("it is no mapping with a key in each line")
-    line = yaml.safe_dump({key: value}, allow_unicode=True, width=float("inf")).rstrip("\n")
+    line = yaml_text({key: value}, width=float("inf")).rstrip("\n")
     for name, held in node.value:
         if name.value == key:
             return text[: name.start_mark.index] + line + text[held.end_mark.index :]

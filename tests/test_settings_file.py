@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 from docs_scripts import DOCS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bertvision.errors import WorkspaceError
@@ -69,6 +69,7 @@ def test_a_value_is_changed_and_nothing_else(before: str, after: str) -> None:
     assert with_value(before, "key", "new") == after
 
 
+@example("\x85\u2028\u2029", "a: 1\n")
 @given(st.text(max_size=30), st.sampled_from(["a: 1\nkey: 2\n", "a: 1\nkey:\n", "a: 1\n"]))
 def test_any_text_is_read_again_as_it_was_given(value: str, before: str) -> None:
     found = yaml.safe_load(with_value(before, "key", value))

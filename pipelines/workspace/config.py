@@ -10,7 +10,6 @@ import reprlib
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     Field,
@@ -22,7 +21,7 @@ from pydantic import (
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.plain_yaml import read_yaml, with_value
+from bertvision.pipelines.plain_yaml import read_yaml, with_value, yaml_text
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.variants.registry import check_names
@@ -229,7 +228,7 @@ class WorkspaceConfig(Settings):
     def write(self, path: Path) -> None:
         """Put the settings into a file, whole or not at all."""
         values = self.model_dump(mode="json")
-        write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        write_text(path, yaml_text(values))
 
     def write_place(self, path: Path) -> None:
         """Put ``activations`` into a file that has all else already, and leave its comments alone.
