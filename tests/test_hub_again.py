@@ -103,6 +103,23 @@ def test_files_of_an_earlier_push_go_with_it(hub: hubs.Hub, tmp_path: Path) -> N
     assert len(hub.repositories["model", REPO].messages) == 4, "made, pushed, theirs, pushed"
 
 
+def test_what_others_put_beside_our_files_is_neither_replaced_nor_removed(
+    hub: hubs.Hub, tmp_path: Path
+) -> None:
+    space = made(tmp_path / "one")
+    added = space.snapshot_dir("1e") / "added_tokens.json"
+    added.write_text("{}")
+    bertvision.push("1e", REPO, workspace=space.root)
+    hold(hub, "model", "added_tokens.json", "special_tokens_map.json")  # ours and a new one
+    added.unlink()
+    bertvision.push("1e", REPO, workspace=space.root)
+    assert hub.files("model", REPO)["added_tokens.json"] == b"theirs", "it was replaced since"
+    (added.parent / "special_tokens_map.json").write_text("{}")
+    with pytest.raises(InputError, match=r"me/it holds a file special_tokens_map\.json.*--replace"):
+        bertvision.push("1e", REPO, workspace=space.root)
+    assert hub.files("model", REPO)["special_tokens_map.json"] == b"theirs"
+
+
 def test_shards_of_a_push_that_was_given_up_go(hub: hubs.Hub, tmp_path: Path) -> None:
     """After a killed push a split may be extracted into fewer shards: none of the others stay."""
     Made([30, 40, 50]).write(tmp_path / "many")

@@ -21,7 +21,8 @@ from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.structure.result import StructureResult
-from bertvision.pipelines.plotting.charts import HeatMap
+from bertvision.pipelines.plotting.axes import draw
+from bertvision.pipelines.plotting.charts import Curves, HeatMap, points
 from bertvision.verbs.analyses.probe import probe_charts
 from bertvision.verbs.repeats import Spread
 from bertvision.verbs.rows import Row, Rows
@@ -213,3 +214,24 @@ def test_rows_that_nothing_draws_say_what_to_do() -> None:
 def test_no_rows_are_no_figure(ax: Axes) -> None:
     with pytest.raises(InputError, match="nothing can be drawn"):
         Rows([], None, score_charts).plot(ax)
+
+
+def test_tuned_and_untuned_seeds_are_points_of_their_own() -> None:
+    shared = {"name": "a", "trained_on": "1e", "checkpoint": "1e", "fraction": 1, "f1": 1.0}
+    rows = [
+        {**shared, "score": 70.0, "f1": 70.0, "threshold_tuned_on": "tune"},
+        {**shared, "score": 60.0, "f1": 60.0, "threshold_tuned_on": None},
+    ]
+    chart = score_charts(rows)["score"]
+    assert isinstance(chart, Curves)
+    assert len(chart.names) == 2
+    (series,) = chart.series.values()
+    assert sorted(series.values) == [60.0, 70.0]
+
+
+def test_rows_of_two_results_are_not_drawn_under_the_names_of_one() -> None:
+    chart = points([{"name": "a", "x": 1.0}], {"x": "x"}, "x", name="name")
+    other = points([{"name": "b", "x": 2.0}], {"x": "x"}, "x", name="name")
+    axes = draw(chart, Figure().subplots())
+    with pytest.raises(InputError, match="rows of another result"):
+        draw(other, axes)

@@ -90,12 +90,15 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
         kept = [row for row in rows if row.get(key) is not None]
         if not kept:
             continue
-        first, names = kept[0], metric_names(kept)
-        metric = next((name for name in names if first.get(name) == first["score"]), "score")
+        names = metric_names(kept)
+        metric = next(
+            (name for name in names if all(row.get(name) == row["score"] for row in kept)), "score"
+        )
         title = names.get(metric, "score")
         unit = "× 100" if metric in CORRELATIONS else "%"
         label = f"{title} ({unit})" if key == "score" else f"{title} less BERT's (points)"
-        level = first.get("baseline") if key == "score" else 0.0
+        levels = [row["baseline"] for row in kept if row.get("baseline") is not None]
+        level = 0.0 if key == "difference" else levels[0] if levels else None
         drawn, cases = _by_system(kept, key)
         found[key] = points(
             drawn,
@@ -110,11 +113,15 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
 
 def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
     """A row for each system with a column for each pair of snapshots; and these columns."""
+    from bertvision.pipelines.results.columns import MARK, marked
+
     values: dict[tuple[str, str], list[float]] = {}
     deviations: dict[tuple[str, str], float | None] = {}
     for row in rows:
         part = "" if row["fraction"] == 1 else f", {100 * row['fraction']:.4g} % of the data"
-        at = (f"{row['name']}{part}", f"{row['trained_on']} → {row['checkpoint']}")
+        # tuned and untuned seeds have no mean
+        name = row["name"] if row["name"].endswith(MARK) else marked(row["name"], row)
+        at = (f"{name}{part}", f"{row['trained_on']} → {row['checkpoint']}")
         values.setdefault(at, []).append(row[key])
         deviations[at] = row.get(f"{key}_sd")
     found: dict[str, dict[str, Any]] = {}

@@ -87,16 +87,23 @@ def _new_axes() -> Axes:
 
 
 def _draw_curves(ax: Axes, chart: Curves) -> None:
+    import numpy as np
+
     first = len(ax.containers)  # series of other results that are on these axes
+    if chart.names and first:
+        raise InputError(
+            "these axes have rows of another result, whose names would be lost: draw on axes of "
+            "their own, such as those of `plt.subplots(1, 2)`"
+        )
     for i, (name, series) in enumerate(chart.series.items()):
         aside = 0.0
         if chart.names:  # points of a row stand beside each other
             aside = 0.5 * ((i + 0.5) / len(chart.series) - 0.5)
         _draw_series(ax, chart, name, series, first + i, aside)
-    there = {str(line.get_label()) for line in ax.get_lines()}
+    there = [(str(line.get_label()), list(np.ravel(line.get_ydata()))) for line in ax.get_lines()]
     level_line = ax.axvline if chart.names else ax.axhline
     for k, (name, level) in enumerate(chart.levels.items()):
-        if name not in there:
+        if (name, [level, level]) not in there:
             dots = (":", "--", "-.")[k % 3]
             level_line(level, color="0.4", linestyle=dots, linewidth=1, label=name, zorder=1)
     if chart.names:

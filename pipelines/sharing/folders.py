@@ -69,10 +69,22 @@ def push_folder(
         HubError: the hub cannot be reached, or refuses.
     """
     base, removed = base_of(api, repository), set[str]()
+    files = {path: file for path, file in files.items() if path not in (manifests.FILE, CARD)}
     if base is not None:
         before = earlier_push(api, base.repository, base.files, kind, replace=replace)
-        named = set(before.files if before else ()) - set(files)
-        removed = {path for path in named & set(base.files) if is_shared(path)}
+        sent = before.files if before else {}
+        others = set(files) & set(base.files) - set(sent)
+        if others and not replace:
+            raise InputError(
+                f"{repository._replace(revision=None)} holds a file {min(others)} that `bertvision "
+                "push` did not send: remove it there, push to another name, or replace it with "
+                "--replace (in Python, replace=True); nothing was sent"
+            )
+        removed = {
+            path
+            for path, file in sent.items()  # not what somebody has replaced since
+            if path not in files and is_shared(path) and base.files.get(path) == file.size
+        }
     manifest = Manifest(
         kind=kind,
         name=name,

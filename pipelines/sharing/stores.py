@@ -9,8 +9,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from bertvision.errors import (
+    CorruptStoreError,
+    IncompleteSplitError,
     ProvenanceError,
-    StoreError,
+    StoreNotFoundError,
 )
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.ledger import LEDGER
@@ -135,7 +137,8 @@ def _records_there(base: Base) -> dict[str, ActivationSplit]:
     if names := splits_in(base.files):
         storage = open_storage(f"hf://{base.repository}")
         for name in names:
-            with suppress(StoreError):
+            # what cannot be reached, or is newer, is there all the same: that ends the push
+            with suppress(CorruptStoreError, IncompleteSplitError, StoreNotFoundError):
                 found[name] = ActivationSplit(storage, *name.split("/"))
     return found
 

@@ -205,7 +205,7 @@ def run_logger(
     Raises:
         InputError: its package is not installed.
     """
-    place = folder / name
+    place, server = folder / name, os.environ.get("MLFLOW_TRACKING_URI")
     makers: dict[LoggerName, Callable[[], Logger]] = {
         "csv": lambda: CSVLogger(folder, name=name),
         "tensorboard": lambda: TensorBoardLogger(folder, name=name),
@@ -214,8 +214,8 @@ def run_logger(
             "bertvision",
             run_name=title,
             # not a folder of files: MLflow 3 refuses these
-            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place}/mlflow.db",
-            artifact_location=(place / "artifacts").as_uri(),
+            tracking_uri=server or f"sqlite:///{place}/mlflow.db",
+            artifact_location=None if server else (place / "artifacts").as_uri(),
         ),
     }
     place.mkdir(parents=True, exist_ok=True)
@@ -229,9 +229,14 @@ def run_logger(
             f"--logger {name} needs a package that is not installed: `pip install {package}`, or "
             "leave it out (losses are always in the head's log.csv)"
         ) from error
-    logger.log_hyperparams(dict(settings))
+    # a run of W&B is ended, or the next one of this process would go on with it
+    run = logger.experiment if isinstance(logger, WandbLogger) else None
     try:
+        logger.log_hyperparams(dict(settings))
         yield logger
-    finally:
-        if isinstance(logger, WandbLogger):  # or the next run of this process would go on with it
-            logger.experiment.finish()
+    except BaseException:
+        if run is not None:
+            run.finish(exit_code=1)
+        raise
+    if run is not None:
+        run.finish()

@@ -155,7 +155,8 @@ class RsaResult(AnalysisResult):
         axes = (f"layer of {self.x}", self.layers_x, f"layer of {self.y}", self.layers_y)
         for split, values in zip(self.splits, self.of_pairs, strict=True):
             mean = values.mean(axis=0)
-            found[f"map_{split}"] = HeatMap(*axes, f"RSA on {split} (correlation)", mean)
+            title, signed = f"RSA on {split} (correlation)", bool((mean < 0).any())
+            found[f"map_{split}"] = HeatMap(*axes, title, mean, signed=signed)
         return found
 
     def drawing(self, width: float = WIDE) -> Canvas:
