@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import ENCODERS, LAYERS, make_family
+from families import ENCODERS, FAMILIES, LAYERS, make_family
 from torch import Tensor
 from transformers import AutoModel
 
@@ -27,6 +27,7 @@ from bertvision.pipelines.analysis.attending.maps import (
     load_eager,
     sampled_windows,
 )
+from bertvision.pipelines.analysis.attending.replay import replayed
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.creation import feature_workspace
@@ -138,6 +139,33 @@ def test_a_closed_gate_is_a_head_whose_slice_of_the_output_projection_is_zero(
         weights[1][:, 16:24] = 0  # the third of four heads
         torch.testing.assert_close(model(**ids).last_hidden_state, masked, atol=1e-6, rtol=1e-5)
     assert not torch.allclose(before, masked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_encoder_that_begins_at_a_layer_gives_what_it_gives_from_the_text(
+    family: str, tmp_path: Path
+) -> None:
+    model = AutoModel.from_pretrained(make_family(family, tmp_path)).eval()
+    ids = {"input_ids": torch.randint(5, 20, (2, 9), generator=torch.manual_seed(0))}
+    with torch.inference_mode(), gated(model) as gates:
+        masked = []
+        for layer in range(LAYERS):
+            gates[layer, 1] = 0
+            masked.append(model(**ids).last_hidden_state)
+            gates.fill_(1)
+        with replayed(model) as replay:
+            whole = model(**ids).last_hidden_state
+            for layer in reversed(range(LAYERS)):
+                replay.start = layer
+                gates[layer, 1] = 0
+                assert torch.equal(model(**ids).last_hidden_state, masked[layer])
+                gates.fill_(1)
+            replay.start = LAYERS
+            other = {"input_ids": ids["input_ids"].flip(1)}
+            kept = model(**other).last_hidden_state  # of no text but the first
+        assert torch.equal(kept, whole)
+        assert torch.equal(model(**ids).last_hidden_state, whole)
+        assert not torch.equal(model(**other).last_hidden_state, whole)
 
 
 def test_an_encoder_without_known_attention_heads_is_refused() -> None:

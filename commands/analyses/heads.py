@@ -55,8 +55,8 @@ def prune(
 ) -> None:
     """Mask attention heads, one by one and then ever more, and see what the encoder loses.
 
-    Runs the encoder once for each attention head, and 44 times for the curve, over half of the
-    items each.
+    Runs for each attention head the layers from its own up, and the encoder 38 times for the
+    curve, over half of the items each.
     """
 
 

@@ -101,8 +101,8 @@ def prune(
 ) -> PruningResult:
     """Mask attention heads, one by one and then ever more, and see what the encoder loses.
 
-    Runs the encoder once for each attention head, and 44 times for the curve, over half of the
-    items each. A second call with the same settings, of the same weights, gives what was kept.
+    Runs for each attention head the layers from its own up, and the encoder 38 times for the
+    curve, over half of the items each. A second call with the same settings, of the same weights, gives what was kept.
 
     Examples:
         >>> import bertvision

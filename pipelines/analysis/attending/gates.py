@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,21 +53,21 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
             "ELECTRA, DeBERTa, MPNet, DistilBERT, ALBERT, ModernBERT, GPT-2 and Llama can be masked"
         )
     gates = torch.ones(layers, heads)
-    passed = 0
+    passes = 0
 
     def begin(module: nn.Module, args: Any) -> None:
-        nonlocal passed
-        passed = 0
+        nonlocal passes
+        passes = 0
 
-    def close(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        nonlocal passed
-        states, gate = args[0], gates[passed % layers].to(args[0])
-        passed += 1
-        width = states.shape[-1] // heads
-        return (states * gate.repeat_interleave(width), *args[1:])
+    def close(number: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal passes
+        layer = number if len(found) == layers else passes  # one that is shared comes in all places
+        passes += 1
+        width = args[0].shape[-1] // heads
+        return (args[0] * gates[layer].to(args[0]).repeat_interleave(width), *args[1:])
 
     hooks = [encoder.register_forward_pre_hook(begin)]
-    hooks += [m.register_forward_pre_hook(close) for m in found]
+    hooks += [m.register_forward_pre_hook(partial(close, i)) for i, m in enumerate(found)]
     try:
         yield gates
     finally:

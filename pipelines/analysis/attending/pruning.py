@@ -10,8 +10,7 @@ lower it would go first, and a few such together may do more harm than random on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,11 +21,12 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.attending.gates import gated
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.attending.replay import replayed
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.tasks.batch import Batch, collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.scores import Metric, headline, headline_metric, trivial_score
 from bertvision.pipelines.tasks.task import Task
@@ -58,9 +58,9 @@ def pruning(
 ) -> PruningResult:
     """Mask each attention head of an encoder, then ever more of them.
 
-    Runs the encoder (heads + 1) times over the windows of ``ranked``, once more with gradients,
-    and 11 · (orders + 1) times over those of ``scored``. Scores of spans have the no-answer
-    threshold 0 throughout.
+    Runs the encoder once over the windows of ``ranked``, for each head the layers from its own up,
+    and once more all with gradients; then 9 · (orders + 1) + 2 times over those of ``scored``.
+    Scores of spans have the no-answer threshold 0 throughout.
 
     Args:
         model: with the output layer of ``task``; left as it was.
@@ -83,30 +83,32 @@ def pruning(
         )
     where = device()
     model.to(where).eval()  # type: ignore[arg-type]
-    loss = partial(_mean_loss, model, task, ranked.windows, precision)
     with gated(model) as gates:
         heads = gates.numel()
-        rise = torch.zeros(gates.shape, dtype=torch.float64)
-        steps = STEPS * (orders + 1)
-        with progress(heads + 2 + steps, "masking heads", "pass") as bar:
-            whole = loss()
-            bar.update(1)
-            for i in range(heads):
-                gates.view(-1)[i] = 0
-                rise.view(-1)[i] = loss() - whole
-                gates.fill_(1)
-                bar.update(1)
+        partly = STEPS - 2  # with all heads, and with none, every order is the same
+        passes = (heads + 2, partly * (orders + 1) + 2)
+        sizes = (len(ranked.windows), len(scored.windows))
+        total = sum(n * size for n, size in zip(passes, sizes, strict=True))
+        with progress(total, "masking attention heads", "window") as bar:
+            whole, rise = _rise(model, task, ranked.windows, gates, precision, bar.update)
             sensitivity = _sensitivity(model, task, ranked.windows, gates)
-            bar.update(1)
-            least = sensitivity.view(-1).argsort(stable=True)
+            bar.update(sizes[0])
+
+            def score(closed: Tensor) -> tuple[float, str, float | None]:
+                gates.fill_(1).view(-1)[closed] = 0
+                found = _score(model, task, scored, precision)
+                bar.update(sizes[1])
+                return found
+
             random = np.random.default_rng(seed)
-            every = [least, *(torch.from_numpy(random.permutation(heads)) for _ in range(orders))]
+            every = [sensitivity.view(-1).argsort(stable=True)]
+            every += [torch.from_numpy(random.permutation(heads)) for _ in range(orders)]
             found = np.empty((len(every), STEPS))
+            found[:, 0], metric, trivial = score(every[0][:0])
+            found[:, -1] = score(every[0])[0]
             for k, order in enumerate(every):
-                for step in range(STEPS):
-                    gates.fill_(1).view(-1)[order[: round(heads * step / (STEPS - 1))]] = 0
-                    found[k, step], metric, trivial = _score(model, task, scored, precision)
-                    bar.update(1)
+                for step in range(1, STEPS - 1):
+                    found[k, step] = score(order[: round(heads * step / (STEPS - 1))])[0]
     masked = np.round(heads * np.arange(STEPS) / (STEPS - 1))
     return PruningResult(
         rise=rise.numpy(),
@@ -128,22 +130,50 @@ def pruning(
 
 
 @torch.inference_mode()
-def _mean_loss(model: PreTrainedModel, task: Task, windows: Windows, precision: Precision) -> float:
-    """Mean of the task's loss over windows, of like length together."""
-    where, labels, padding = device(), task.labels(windows), pad_id(None, model.config)
+def _rise(
+    model: PreTrainedModel,
+    task: Task,
+    windows: Windows,
+    gates: Tensor,
+    precision: Precision,
+    done: Callable[[int], object],
+) -> tuple[float, Tensor]:
+    """Mean of the task's loss over windows, and (layers, heads) by how much each mask raises it.
+
+    Windows of like length run together, and with a head masked only the layers from its own up.
+    """
+    where, whole, rise = device(), 0.0, torch.zeros(gates.shape, dtype=torch.float64)
+    for batch in _batches(model, task, windows):
+        batch = batch.to(where)
+
+        def loss(batch: Batch = batch) -> float:
+            with autocast(precision, where):
+                output = model(**batch.inputs)
+            done(len(batch.input_ids))
+            return float(task.loss(output, batch))
+
+        with replayed(model) as replay:
+            open_all = loss()
+            for layer, head in np.ndindex(*gates.shape):
+                replay.start = layer
+                gates[layer, head] = 0
+                rise[layer, head] += loss() - open_all
+                gates[layer, head] = 1
+        whole += open_all
+    return whole / len(windows), rise / len(windows)
+
+
+def _batches(model: PreTrainedModel, task: Task, windows: Windows) -> Iterator[Batch]:
+    """Windows of like length together, the longest first."""
+    labels, padding = task.labels(windows), pad_id(None, model.config)
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
-    total, done = 0.0, 0
-    while done < len(order):
-        rows = order[done : done + max(1, _TOKENS // int(windows.n_tokens[order[done]]))]
-        batch = collate(
+    while len(order):
+        many = max(1, _TOKENS // int(windows.n_tokens[order[0]]))
+        rows, order = order[:many], order[many:]
+        yield collate(
             *(windows, windows.first_token, rows, padding, labels),
             token_types=takes_token_types(model),
-        ).to(where)
-        with autocast(precision, where):
-            output = model(**batch.inputs)
-        total += float(task.loss(output, batch))
-        done += len(rows)
-    return total / len(order)
+        )
 
 
 def _sensitivity(model: PreTrainedModel, task: Task, windows: Windows, gates: Tensor) -> Tensor:
