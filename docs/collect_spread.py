@@ -1,9 +1,10 @@
 """Copies what methods of fine-tuning come to over seeds into docs/results/variants/.
 
-Usage: python docs/collect_spread.py TASK FOLDER...
+Usage: python docs/collect_spread.py [--timed] NAME FOLDER...
 
-Each folder is one of `bertvision repeat`, the first that of plain fine-tuning; ``TASK.json`` gets
-the rows and runs of `bertvision spread`, without the places they stood in.
+Each folder is one of `bertvision repeat`, the first that of plain fine-tuning; ``NAME.json`` gets
+the rows and runs of `bertvision spread`, without the places they stood in. Seconds are left out
+unless ``--timed`` says that every run had the same cores to itself.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from pathlib import Path
 import bertvision
 
 TARGET = Path(__file__).parent / "results" / "variants"
+_ROWS = ("rows", "runs")
 
 
-def main(task: str, *folders: str) -> None:
-    """Write the file of a task."""
+def main(name: str, *folders: str, timed: bool) -> None:
+    """Write a file of methods."""
     found = bertvision.spread(list(folders)).to_json()
     if found["unfinished"]:
         raise SystemExit(f"not scored yet: {found['unfinished']}")
+
+    def told(key: str) -> bool:
+        return key != "folder" and (timed or not key.endswith("_seconds"))
+
     values = {
-        **{key: found[key] for key in ("task", "metric", "baseline", "baseline_name", "rows")},
-        "runs": [{k: v for k, v in run.items() if k != "folder"} for run in found["runs"]],
+        **{key: found[key] for key in ("task", "metric", "baseline", "baseline_name")},
+        **{of: [{k: row[k] for k in row if told(k)} for row in found[of]] for of in _ROWS},
     }
     TARGET.mkdir(exist_ok=True)
     text = json.dumps(values, indent=1, ensure_ascii=False)
-    (TARGET / f"{task}.json").write_text(f"{text}\n", encoding="utf-8")
+    (TARGET / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *sys.argv[2:])
+    arguments = sys.argv[1:]
+    main(*(a for a in arguments if a != "--timed"), timed="--timed" in arguments)

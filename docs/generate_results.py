@@ -150,7 +150,9 @@ def spread(task: str) -> str:
     held = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
     names = ("failed", "difference (95 %)", "trained weights", "kept (MB)")
     columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
-    columns += [Column("", name) for name in ("lowest", "highest", *names)]
+    costs = ("fine_tuning_seconds", "extraction_seconds", "training_seconds")
+    timed = costs[0] in held["rows"][0]
+    columns += [Column("", name) for name in ("lowest", "highest", *names, *["seconds"][:timed])]
     lines = []
     for row in held["rows"]:
         failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
@@ -160,6 +162,8 @@ def spread(task: str) -> str:
         of, low, high = ("" if end is None else signed(end, 1) for end in ends)
         line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
         line.append(f"{row['kept_bytes'] / 1e6:.3g}")
+        if timed:
+            line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
     trivial = f"{held['baseline'] or 0:.1f}"
     basis = (

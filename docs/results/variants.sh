@@ -6,21 +6,22 @@
 set -euo pipefail
 task=$1 model=$2 data=$3
 methods="plain no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn freeze:3 keep:4
-  lora:8 houlsby:32"
+  lora:8 houlsby:32 exits-by-depth:all longer"
 heads="cls-learned-pooling cls-learned-pooling-adapter-386-skip"
 runs() {
   bertvision repeat --seeds 5 --task "$task" --model "$model" --data "$data" \
-    --train-questions 1000 --epochs 3 --batch-size 16 --warmup 0.1 --decay linear \
+    --train-questions 1000 --batch-size 16 --warmup 0.1 --decay linear \
     --gradient-clip 1 --precision bf16 --workspace "variants-$task/$1" "${@:2}"
 }
 for method in $methods; do
   case $method in
-    plain) runs plain --save-at 3 --lr 5e-5 ;;
-    lora:* | houlsby:*) runs "${method/:/-}" --save-at 3 --lr 5e-4 --variant "$method" ;;
-    *) runs "${method/:/-}" --save-at 3 --lr 5e-5 --variant "$method" ;;
+    plain) runs plain --epochs 3 --save-at 3 --lr 5e-5 ;;
+    longer) runs longer --epochs 9 --save-at 9 --lr 5e-5 ;;
+    lora:* | houlsby:*) runs "${method/:/-}" --epochs 3 --save-at 3 --lr 5e-4 --variant "$method" ;;
+    *) runs "${method/:/-}" --epochs 3 --save-at 3 --lr 5e-5 --variant "$method" ;;
   esac
 done
-runs heads --save-at 0 --lr 5e-5
+runs heads --epochs 3 --save-at 0 --lr 5e-5
 for seed in 0 1 2 3 4; do
   bertvision extract --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"
   bertvision sweep $heads --epochs 20 --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"

@@ -102,7 +102,8 @@ def prune(
     """Mask attention heads, one by one and then ever more, and see what the encoder loses.
 
     Runs for each attention head the layers from its own up, and the encoder 38 times for the
-    curve, over half of the items each. A second call with the same settings, of the same weights, gives what was kept.
+    curve, over half of the items each. A second call with the same settings, of the same weights,
+    gives what was kept.
 
     Examples:
         >>> import bertvision
