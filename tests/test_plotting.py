@@ -185,7 +185,13 @@ def test_probes_are_lines_over_single_layers_with_intervals(ax: Axes) -> None:
 
 
 def test_methods_of_a_spread_stand_in_rows_with_their_deviation(ax: Axes) -> None:
-    of = {"runs": 3, "difference": None, "difference_low": None, "difference_high": None}
+    of = {
+        "variant": [],
+        "runs": 3,
+        "difference": None,
+        "difference_low": None,
+        "difference_high": None,
+    }
     rows = [
         {"method": "plain", "score": 80.0, "score_sd": 2.0, **of},
         {"method": "lora", "score": 84.0, "score_sd": None, **of}

@@ -24,10 +24,12 @@ from bertvision.errors import BertvisionError, InputError, UnknownNameError, Wor
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.repeats.drawing import _apart
+from bertvision.pipelines.repeats.numbered import numbered
 from bertvision.pipelines.repeats.statistics import deviation, is_failed, welch
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import BertScores, read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.verbs.repeats import Spread
 
 KILLED = """
 import json, os, signal, sys
@@ -217,6 +219,28 @@ def test_the_command_prints_writes_and_draws(methods: Path, tmp_path: Path) -> N
     found = json.loads(done("spread", *folders, "--json"))
     assert [run["seed"] for run in found["runs"]] == [0, 1, 0, 1]
     assert found == bertvision.spread(list(map(str, folders))).to_json()
+
+
+def test_one_variant_with_three_numbers_is_a_curve_in_their_order(methods: Path) -> None:
+    found = bertvision.spread([str(methods / name) for name in ("plain", "reinit")])
+    assert "by number" not in found.charts()
+    assert "K of reinit:K" not in found.figure()
+    values = found.to_json()
+    (reinit,) = (row for row in values["rows"] if row["method"] == "reinit")
+    runs = [run for run in values["runs"] if run["method"] == "reinit"]
+    for number in (10, 2):
+        name = f"reinit-{number}"
+        values["rows"].append({**reinit, "method": name, "variant": [f"reinit:{number}"]})
+        values["runs"] += [{**run, "method": name} for run in runs]
+    values["rows"].append({**reinit, "method": "both", "variant": ["reinit:3", "isobn"]})
+    values["runs"] += [{**run, "method": "both"} for run in runs]
+    wider = Spread.model_validate(values)
+    of_number = numbered(values["rows"])
+    assert [row["number"] for row in of_number["reinit"]] == [1, 2, 10]
+    assert len(of_number) == 1
+    assert "K of reinit:K" in wider.figure()
+    (line,) = wider.charts()["by number"].series.values()  # type: ignore[union-attr]
+    assert list(line.places) == [1, 2, 10]
 
 
 @pytest.mark.parametrize(

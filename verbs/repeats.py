@@ -9,7 +9,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.plotting.axes import Plotted
-from bertvision.pipelines.plotting.charts import Chart, points
+from bertvision.pipelines.plotting.charts import Chart, curves, points
 from bertvision.pipelines.repeats.folder import find_seeds
 from bertvision.pipelines.text import csv_text, fill, format_table, signed, size
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
@@ -57,7 +57,12 @@ class Spread(ShownRecord, Plotted):
         return spread_table(values)
 
     def charts(self) -> dict[str, Chart]:
-        """Means of methods with their deviation; differences from the first with intervals."""
+        """Means of methods with their deviation; differences from the first with intervals.
+
+        Methods that are one variant with ever other numbers, such as freeze:1, freeze:2, …, have a
+        curve too, ``by number``.
+        """
+        from bertvision.pipelines.repeats.numbered import numbered
         from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS
 
         unit = "× 100" if self.metric in CORRELATIONS else "%"
@@ -80,6 +85,17 @@ class Spread(ShownRecord, Plotted):
                 f"{title} less that of {first} (points)",
                 name="method",
                 levels={"no difference": 0.0},
+            )
+        if of_number := [row for of in numbered(rows).values() for row in of]:
+            found["by number"] = curves(
+                of_number,
+                "score",
+                f"{title} ({unit})",
+                by=("kind",),
+                places="number",
+                of_places="number of the variant",
+                levels=commonest,
+                over="seeds",
             )
         return found
 
@@ -141,7 +157,8 @@ def spread(folders: Names, *, csv: StrPath | None = None, plot: StrPath | None =
             [:CHECKPOINT]]`` scores another system than BERT's last snapshot, such as
             ``mrpc@cls-learned-pooling:3e``.
         csv: write the rows to this file too.
-        plot: SVG file to write: a row of points for each method.
+        plot: SVG file to write: a row of points for each method; below, a curve where three methods
+            or more are one variant with other numbers, such as freeze:1, freeze:2, freeze:3.
 
     Raises:
         WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is

@@ -1,4 +1,4 @@
-"""The runs of methods as points: a row for each method, with its mean and the trivial answer."""
+"""The runs of methods as points, a row for each, with their mean and the trivial answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from bertvision.pipelines.drawing.svg import (
     text_width,
     ticks,
 )
+from bertvision.pipelines.repeats.numbered import draw_curves
 from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS
 
 _RADIUS = 4.0
 _SEEN = (
     "A row for each method: a point for each run, a bar at their mean; runs that are not right of "
-    "the dotted line learned nothing."
+    "the dotted line learned nothing. Methods that are one variant with three numbers or more have "
+    "a curve below."
 )
 
 
@@ -60,7 +62,8 @@ def _drawing(found: Mapping[str, Any], width: float) -> Canvas:
         c.text(scale.x(value), bottom + 16, f"{value:g}", anchor="middle", cls="tick")
     c.line(scale.x(baseline), top, scale.x(baseline), bottom, "reference")
     unit = "× 100" if metric in CORRELATIONS else "%"
-    c.text((left + right) / 2, bottom + 34, f"{_score(metric)} ({unit})", anchor="middle")
+    label = f"{_score(metric)} ({unit})"
+    c.text((left + right) / 2, bottom + 34, label, anchor="middle")
     for row, of, offsets, text, height in zip(rows, scores, places, written, heights, strict=True):
         y = top + height / 2
         c.text(0, y + 4, shortened(row["method"], left - 8), cls="halo")
@@ -78,6 +81,7 @@ def _drawing(found: Mapping[str, Any], width: float) -> Canvas:
             c.marker("circle", at, y + offset, "point s0", r=_RADIUS, tip=tip)
         c.text(width, y + 4, text, anchor="end", cls="halo")
         top += height
+    draw_curves(c, found, label)
     return c
 
 
