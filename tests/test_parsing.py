@@ -21,7 +21,13 @@ from bertvision.pipelines.tasks.batch import Batch, collate
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.attachment import Tree, attached, named, written
+from bertvision.pipelines.tasks.trees.attachment import (
+    Tree,
+    attached,
+    commonest_arc,
+    named,
+    written,
+)
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
 from bertvision.pipelines.tasks.trees.spanning import best_tree
 from bertvision.pipelines.tasks.windows import Windows
@@ -92,6 +98,15 @@ def test_attachment_is_counted_by_hand() -> None:
     assert TASK.parts(boris, parse) == {"las": (3, 6), "uas": (4, 6)}
     with pytest.raises(WorkspaceError, match="is of 2 words, and it has 6"):
         attached("2:1 0:2", boris)
+
+
+def test_the_commonest_arc_is_a_distance_with_a_relation() -> None:
+    items, _ = trees(BORIS.replace("4\tcc\t", "4\tdet\t"))  # next, det: and, a
+    assert commonest_arc(items) == pytest.approx(100 * 2 / 6)
+    (boris,) = items
+    unlearned = [-1 if label == boris.labels[2] else label for label in boris.labels]
+    assert commonest_arc([boris._replace(labels=tuple(unlearned))]) == pytest.approx(100 / 6)
+    assert commonest_arc([boris._replace(labels=(-1,) * 6)]) == 0
 
 
 def test_a_relation_that_was_not_learned_is_wrong_whatever_is_said() -> None:

@@ -112,6 +112,7 @@ def test_two_snapshots_are_compared_over_sentences(finished: Workspace) -> None:
     assert found.metric == "las"
     assert found.first_score == pytest.approx(scores(finished, "6e")["las"])
     assert found.low <= found.difference <= found.high
+    assert found.baseline == scores(finished, "6e")["majority"] < found.first_score
     assert found.words == ("sentences", "sentences")
     by_uas = bertvision.compare(
         "bert:6e", "bert:2e", metric="uas", workspace=finished.root, resamples=200
@@ -147,6 +148,7 @@ def test_the_report_has_the_scores(finished: Workspace, tmp_path: Path) -> None:
     assert "LAS" in page
     assert "UAS" in page
     assert f"{scores(finished, '6e')['las']:.1f}" in page
+    assert "commonest arc" in page
 
 
 def test_its_activations_are_extracted_with_the_trees(finished: Workspace) -> None:

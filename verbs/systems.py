@@ -255,7 +255,7 @@ def compare_table(result: Values) -> str:
         ["first − second", f"{result['difference']:+.2f}"],
     ]
     if (baseline := result.get("baseline")) is not None:
-        keys = ["accuracy" if result["metric"] == "accuracy" else "exact"]
+        keys = [result["metric"] if result["metric"] in ("accuracy", "las") else "exact"]
         rows.append([trivial_metrics(baseline, keys)[0], f"{baseline:.2f}"])
     table = format_table(["system", METRICS[result["metric"]]], rows)
     table = with_footnote(table, names)

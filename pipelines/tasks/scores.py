@@ -112,7 +112,7 @@ def headline(rules: Rules) -> Mapping[str, float]:
 
 
 def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
-    """What always giving the commonest answer scores (no answer, or the largest class).
+    """What always giving the commonest answer scores (no answer, the largest class or one arc).
 
     Args:
         metrics: of any system on the same items.
@@ -121,7 +121,7 @@ def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
     Returns:
         Per cent; None where the metric has nothing to tell, as correlations, which then have 0.
     """
-    if key == "accuracy":
+    if key in ("accuracy", "las"):
         return metrics.get("majority")
     if metrics.get("NoAns_total"):
         return 100 * metrics["NoAns_total"] / metrics["total"]
@@ -138,6 +138,8 @@ def trivial_metrics(score: float, keys: Container[str]) -> tuple[str, dict[str, 
     Returns:
         What it is called, and its metrics.
     """
+    if "las" in keys:
+        return "(commonest arc)", {"las": score}
     if kind_of_metrics(keys) != "span":
         return "(majority class)", {"accuracy": score}
     always = {"exact": score, "f1": score, "best_f1": score, "balanced": 50.0}

@@ -26,7 +26,13 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.own_output import OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.trees.attachment import Tree, attached, named, written
+from bertvision.pipelines.tasks.trees.attachment import (
+    Tree,
+    attached,
+    commonest_arc,
+    named,
+    written,
+)
 from bertvision.pipelines.tasks.trees.biaffine import Biaffine, ParseOutput, allowed_arcs
 from bertvision.pipelines.tasks.trees.spanning import best_tree
 from bertvision.pipelines.tasks.trees.treebank import TreebankTask
@@ -216,6 +222,7 @@ class ParsingTask(Task):
         metrics: dict[str, int | float] = {
             "uas": 100 * sum(count.heads for count in counts) / total,
             "las": 100 * sum(count.labelled for count in counts) / total,
+            "majority": commonest_arc(windows.items),
             "total": len(counts),
             "words": total,
             "unseen": total - word,
