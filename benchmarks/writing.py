@@ -6,7 +6,9 @@
 Sides, all in MB/s of the same examples as float16 in memory, from the first byte until all is
 flushed to the disk:
 
-- *the disk*: the same bytes into plain files of a shard's size, each flushed when it is written;
+- *plain files*: the same bytes into files of a shard's size, each flushed when it is written;
+- *the disk*: as many bytes, out of aligned memory and past the page cache (O_DIRECT), each file
+  flushed; where the file system knows it;
 - *writer, float16* and *writer, int8*: `ActivationStore.writer`, finished, with all its checksums
   and flushes; int8 writes half of the bytes;
 - *torch.save* and *safetensors*: a file for each example, all flushed at the end;
@@ -16,6 +18,7 @@ flushed to the disk:
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import time
@@ -68,7 +71,8 @@ def main() -> None:
     sides: dict[str, Callable[[Path, Examples], None]] = {
         OURS: lambda folder, examples: write_store(folder, examples, "float16"),
         "writer, int8": lambda folder, examples: write_store(folder, examples, "int8"),
-        "the disk": write_plain,
+        "plain files": write_plain,
+        "the disk": write_direct,
         "torch.save, a file each": write_torch,
         "safetensors, a file each": write_safetensors,
         "zarr, blocks": write_zarr,
@@ -117,6 +121,23 @@ def write_plain(folder: Path, examples: Examples) -> None:
             for states in block:
                 file.write(states.numpy().data)
             os.fsync(file.fileno())
+
+
+def write_direct(folder: Path, examples: Examples) -> None:
+    """Write as many bytes past the page cache, a file for as many examples as a shard has."""
+    room = mmap.mmap(-1, 1 << 21)
+    room.write(np.random.default_rng(0).bytes(len(room)))  # zeros might be written as holes
+    for number, block in enumerate(_blocks(examples)):
+        whole, rest = divmod(sum(states.nbytes for states in block), len(room))
+        path, flags = folder / str(number), os.O_WRONLY | os.O_CREAT
+        file = os.open(path, flags | os.O_DIRECT, 0o644)
+        for _ in range(whole):
+            os.write(file, room)
+        os.fsync(file)
+        os.close(file)
+        with path.open("ab", buffering=0) as end:
+            end.write(room[:rest])
+            os.fsync(end.fileno())
 
 
 def write_torch(folder: Path, examples: Examples) -> None:

@@ -9,15 +9,13 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 from bertvision.errors import DiskSpaceError
+from bertvision.featurestore.storage.pieces import write_all, write_pieces
 
 _TRIES = 1000
-_FLUSH_BYTES = 1 << 22
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE of <linux/fs.h>: begin, and do not wait
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <linux/fs.h>
 
 Buffers: TypeAlias = "bytes | Iterable[bytes | memoryview]"
@@ -46,10 +44,10 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
             if callable(content):
                 _write_by(content, temporary, path, descriptor)
             else:
-                place = 0
-                for piece in (content,) if isinstance(content, bytes) else content:
-                    _write_all(descriptor, piece)
-                    place = _begin_flush(descriptor, place)
+                if isinstance(content, bytes):
+                    write_all(descriptor, content)
+                else:
+                    write_pieces(descriptor, content)
                 os.fsync(descriptor)
                 os.replace(temporary, path)
         except Exception:
@@ -211,35 +209,3 @@ def _is_locked_there(descriptor: int, path: Path) -> bool:
 def _unlink(path: Path) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def _begin_flush(descriptor: int, place: int) -> int:
-    """Let the disk begin with what was written behind a place, while the next piece is made.
-
-    Without, it would be idle until the flush at the end, which waits for all. This is a hint: what
-    does not know it does all the work in the end.
-
-    Returns:
-        The place up to which it was told.
-    """
-    end = os.lseek(descriptor, 0, os.SEEK_CUR)
-    if end - place < _FLUSH_BYTES or (begin := _sync_file_range()) is None:
-        return place
-    begin(descriptor, place, end - place, _WRITE)
-    return end
-
-
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux' call of that name."""
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return function
-
-
-def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
-    view = memoryview(piece)
-    while len(view):
-        # a write may be short: on a signal, or above 2 GiB
-        view = view[os.write(descriptor, view) :]
