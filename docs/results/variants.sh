@@ -6,7 +6,7 @@
 set -euo pipefail
 task=$1 model=$2 data=$3
 methods="plain no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn freeze:3 keep:4
-  lora:8 houlsby:32 exits-by-depth:all longer"
+  lora:8 houlsby:32 exits-by-depth:all longer rate:2e-4 exits-by-depth:all-2e-4"
 heads="cls-learned-pooling cls-learned-pooling-adapter-386-skip"
 runs() {
   bertvision repeat --seeds 5 --task "$task" --model "$model" --data "$data" \
@@ -16,6 +16,8 @@ runs() {
 for method in $methods; do
   case $method in
     plain) runs plain --epochs 3 --save-at 3 --lr 5e-5 ;;
+    rate:2e-4) runs rate-2e-4 --epochs 3 --save-at 3 --lr 2e-4 ;;
+    exits*-2e-4) runs "${method/:/-}" --epochs 3 --save-at 3 --lr 2e-4 --variant "${method%-2e-4}" ;;
     longer) runs longer --epochs 9 --save-at 9 --lr 5e-5 ;;
     lora:* | houlsby:*) runs "${method/:/-}" --epochs 3 --save-at 3 --lr 5e-4 --variant "$method" ;;
     *) runs "${method/:/-}" --epochs 3 --save-at 3 --lr 5e-5 --variant "$method" ;;
@@ -26,6 +28,12 @@ for seed in 0 1 2 3 4; do
   bertvision extract --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"
   bertvision sweep $heads --epochs 20 --checkpoint 0e --workspace "variants-$task/heads/seed-$seed"
 done
+frozen="freeze:0 freeze:1 freeze:2 freeze:3 freeze:4 freeze:5 freeze:6"
+for method in $frozen; do
+  runs "${method/:/-}" --epochs 3 --save-at 3 --lr 5e-5 --variant "$method"
+done
+collect=$(dirname "$(realpath "$0")")/../collect_spread.py
 cd "variants-$task"
-python "$(dirname "$(realpath "$0")")/../collect_spread.py" "$task" ${methods//:/-} \
-  $(for head in $heads; do echo "heads@$head:0e"; done)
+python "$collect" "$task" ${methods//:/-} $(for head in $heads; do echo "heads@$head:0e"; done)
+python "$collect" "$task-freezing" plain ${frozen//:/-}
+bertvision spread plain ${frozen//:/-} --plot freezing.svg

@@ -33,3 +33,9 @@ for seed in 0 1; do
   bertvision context 0e,$last --workspace "$space"
   python docs/collect_patterns.py "$space=$space"
 done
+
+# Syntax of the pretrained encoder, once; all-mpnet-base-v2 had --seeds 2 --epochs 6.
+bertvision extract --checkpoint 0e --task treebank --data treebank --split train,dev,test \
+  --workspace "$space"
+bertvision structure 0e --workspace "$space"
+python docs/collect_patterns.py "$space=$space"
