@@ -8,7 +8,7 @@ flushed to the disk:
 
 - *plain files*: the same bytes into files of a shard's size, each flushed when it is written;
 - *the disk*: as many bytes, out of aligned memory and past the page cache (O_DIRECT), each file
-  flushed; where the file system knows it;
+  flushed; on Linux, where the file system knows it;
 - *writer, float16* and *writer, int8*: `ActivationStore.writer`, finished, with all its checksums
   and flushes; int8 writes half of the bytes;
 - *torch.save* and *safetensors*: a file for each example, all flushed at the end;
@@ -72,7 +72,7 @@ def main() -> None:
         OURS: lambda folder, examples: write_store(folder, examples, "float16"),
         "writer, int8": lambda folder, examples: write_store(folder, examples, "int8"),
         "plain files": write_plain,
-        "the disk": write_direct,
+        **({"the disk": write_direct} if hasattr(os, "O_DIRECT") else {}),
         "torch.save, a file each": write_torch,
         "safetensors, a file each": write_safetensors,
         "zarr, blocks": write_zarr,

@@ -63,7 +63,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        names = "open write fsync replace rename mkdir unlink remove rmdir".split()  # noqa: SIM905
+        names = "open dup write fsync replace rename mkdir unlink remove rmdir".split()  # noqa: SIM905
         self._real = {name: getattr(os, name) for name in names} | {"file": builtins.open}
         patches = [mock.patch.object(os, name, getattr(self, f"_{name}")) for name in names]
         patches.append(mock.patch.object(builtins, "open", self._file))
@@ -141,10 +141,16 @@ class Recorder:
         if self._before is not None:
             part = self._before(len(self.ops), Op("write", below, whole))
             if part is not None:
-                whole = whole[:part]
-        written = int(self._real["write"](descriptor, whole))
+                data = data[:part]
+        written = int(self._real["write"](descriptor, data))  # its own memory, which is aligned
         self.ops.append(Op("write", below, whole[:written]))
         return written
+
+    def _dup(self, descriptor: int) -> int:
+        below, found = self._of(descriptor), int(self._real["dup"](descriptor))
+        if below is not None:
+            self._keep(found, below)
+        return found
 
     def _fsync(self, descriptor: int) -> None:
         below = self._of(descriptor)

@@ -149,6 +149,7 @@ def test_the_report_has_the_scores(finished: Workspace, tmp_path: Path) -> None:
     assert "UAS" in page
     assert f"{scores(finished, '6e')['las']:.1f}" in page
     assert "commonest arc" in page
+    assert "Always giving one arc would score" in page
 
 
 def test_its_activations_are_extracted_with_the_trees(finished: Workspace) -> None:

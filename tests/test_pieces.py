@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import random
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +24,7 @@ from powerloss import PowerLoss
 from bertvision.errors import DiskSpaceError
 from bertvision.featurestore.storage import pieces
 from bertvision.featurestore.storage.durable import write_durably
-from bertvision.featurestore.storage.pieces import write_pieces
+from bertvision.featurestore.storage.pieces import _Disk, write_pieces
 
 BLOCK = 4096
 DIRECT = getattr(os, "O_DIRECT", 0)
@@ -132,3 +136,45 @@ def test_pieces_that_cannot_be_made_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no more"):
         write_durably(tmp_path / "file", made())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_still_written_stays_in_its_file_when_the_descriptor_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go_on = os.write, threading.Event()
+
+    def slow(descriptor: int, data: memoryview) -> int:
+        go_on.wait(20)
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    first = os.open(tmp_path / "first", os.O_WRONLY | os.O_CREAT)
+    disk = _Disk(first)
+    disk.write(memoryview(mmap.mmap(-1, BLOCK)))
+    os.close(first)  # as one does who is interrupted
+    second = os.open(tmp_path / "second", os.O_WRONLY | os.O_CREAT)
+    assert second == first
+    go_on.set()
+    disk.close()
+    os.close(second)
+    assert (tmp_path / "first").read_bytes() == bytes(BLOCK)
+    assert (tmp_path / "second").read_bytes() == b""
+
+
+def test_a_thread_that_outlives_the_main_one_writes_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    code = """
+import sys, threading
+from pathlib import Path
+from bertvision.featurestore.storage.durable import write_durably
+
+def pieces():
+    yield bytes(5 << 20)
+    threading.main_thread().join()
+    for _ in range(4):
+        yield b"x" * (3 << 20)
+
+threading.Thread(target=write_durably, args=(Path(sys.argv[1]), pieces())).start()
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    assert path.read_bytes() == bytes(5 << 20) + b"x" * (12 << 20)

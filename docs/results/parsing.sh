@@ -4,6 +4,7 @@
 # the first 3,000 sentences. An interrupted run goes on where it was by the same command.
 set -euo pipefail
 model=$1 data=$2
+collect=$(dirname "$(realpath "$0")")/../collect_spread.py
 methods="plain keep:3 freeze:6 lora:8"
 for method in $methods; do
   rate=1e-4 variant="--variant $method"
@@ -16,4 +17,4 @@ for method in $methods; do
     --precision bf16 $variant --workspace "variants-parsing/${method/:/-}"
 done
 cd variants-parsing
-python "$(dirname "$(realpath "$0")")/../collect_spread.py" parsing ${methods//:/-}
+python "$collect" parsing ${methods//:/-}

@@ -1,9 +1,9 @@
 """Write a file piece by piece, past the page cache where the system can.
 
-The copy into the page cache takes a core longer than the disk takes for the bytes, and what others
-read is put out of it for a file that is read next when it no longer fits (`benchmarks/writing.py`).
-So pieces are gathered in blocks of aligned memory, which the disk reads itself (O_DIRECT of
-open(2)) while the next ones are gathered.
+The copy into the page cache takes a core nearly as long as the disk takes for the bytes, and a file
+that does not stay in the cache still drives out what others read (`benchmarks/writing.py`). So
+pieces are gathered in blocks of aligned memory, which the disk reads itself (O_DIRECT of open(2))
+while the next ones are gathered.
 """
 
 from __future__ import annotations
@@ -30,31 +30,68 @@ def write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None:
     Args:
         descriptor: of an empty file, at its beginning; its flags are as they were when this
             returns. Nothing is flushed.
-        pieces: each is used before the next is asked for.
+        pieces: of single bytes, in one dimension; each is used before the next is asked for.
 
     Raises:
         OSError: as of write(2).
     """
     rooms = [memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(_BLOCKS)]
-    room, filled = rooms[0], 0
-    waiting = deque[Future[None]]()
-    with ThreadPoolExecutor(1, "bertvision-disk") as disk:
+    filled = 0
+    disk = _Disk(descriptor)
+    try:
         for piece in pieces:
             data = memoryview(piece)
             while len(data):
                 part = data[: BLOCK_BYTES - filled]
-                room[filled : filled + len(part)] = part
+                rooms[0][filled : filled + len(part)] = part
                 data, filled = data[len(part) :], filled + len(part)
                 if filled == BLOCK_BYTES:
-                    waiting.append(disk.submit(_write_block, descriptor, room))
+                    disk.write(rooms[0])
                     rooms.append(rooms.pop(0))
-                    room, filled = rooms[0], 0
-                    if len(waiting) == _BLOCKS:
-                        waiting.popleft().result()  # the room is free
-        for block in waiting:
-            block.result()
+                    filled = 0
+        disk.wait()
+    finally:
+        disk.close()
     _set_direct(descriptor, False)  # of the end the length is not what the disk wants
-    write_all(descriptor, room[:filled])
+    write_all(descriptor, rooms[0][:filled])
+
+
+class _Disk:
+    """Writes blocks in a thread, in their order.
+
+    The thread has a descriptor of its own and closes it behind the last block: where the caller is
+    interrupted, and closes his, nothing is written into a file that gets the same number.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = os.dup(descriptor)
+        self._thread = ThreadPoolExecutor(1, "bertvision-disk")
+        self._waiting = deque[Future[None]]()
+
+    def write(self, block: memoryview) -> None:
+        """Begin to write a block; when this returns, that of `_BLOCKS` calls before is written."""
+        try:
+            self._waiting.append(self._thread.submit(_write_block, self._descriptor, block))
+        except RuntimeError:  # the interpreter ends, and takes no new work
+            self.wait()
+            _write_block(self._descriptor, block)
+        if len(self._waiting) == _BLOCKS:
+            self._waiting.popleft().result()
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def close(self) -> None:
+        """End the thread behind what it writes."""
+        try:
+            self._thread.submit(os.close, self._descriptor)
+        except RuntimeError:
+            for block in self._waiting:
+                block.exception()
+            os.close(self._descriptor)
+        self._thread.shutdown()
 
 
 def write_all(descriptor: int, piece: bytes | memoryview) -> None:

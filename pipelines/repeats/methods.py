@@ -128,7 +128,10 @@ def read_method(text: str) -> Method:
     compared = [_compared(workspace, result) for result in found]
     for other in compared[1:]:
         _check(root, root, compared[0], other)
-    metrics, metric = headline(found[0].rules), compared[0]["metric"]
+    metric = compared[0]["metric"]
+    every = [headline(result.rules) for result in found]
+    # earlier versions left it out of what they scored
+    metrics = next((m for m in every if trivial_score(m, metric) is not None), every[0])
     trivial = trivial_score(metrics, metric)
     return Method(
         name=root.name if system is None else f"{root.name}@{system}",

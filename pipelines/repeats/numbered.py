@@ -20,18 +20,19 @@ def numbered(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]
         rows: of methods, as `spread.spread` gives them.
 
     Returns:
-        The rows with ``kind``, the name, and ``number``, in its order; of variants with three
-        numbers at least.
+        The rows with ``kind``, the name, and ``number``, in its order; of variants with three whole
+        numbers at least, each once, so that nothing else tells the rows apart.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         name, _, number = row["variant"][0].partition(":") if row["variant"] else ("", "", "")
-        if len(row["variant"]) == 1 and number.isdecimal():
+        own = len(row["variant"]) == 1 and row["system"].startswith("bert:")
+        if own and number.isdecimal():
             found.setdefault(name, []).append({**row, "kind": name, "number": int(number)})
     return {
         name: sorted(of, key=lambda row: row["number"])
         for name, of in found.items()
-        if len({row["number"] for row in of}) >= FEWEST
+        if len({row["number"] for row in of}) == len(of) >= FEWEST
     }
 
 
@@ -44,7 +45,9 @@ def draw_curves(c: Canvas, found: Mapping[str, Any], y_label: str) -> None:
         y_label: name of the score with its unit.
     """
     trivial = found["baseline"] or 0.0
-    plain = [row for row in found["rows"] if not row["variant"] and row["system"][:5] == "bert:"]
+    plain = [
+        row for row in found["rows"] if not row["variant"] and row["system"].startswith("bert:")
+    ]
     for name, rows in numbered(found["rows"]).items():
         ends = (rows[0]["number"] - 0.3, rows[-1]["number"] + 0.3)
         of = {row["method"]: row["number"] for row in rows}

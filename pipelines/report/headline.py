@@ -163,7 +163,8 @@ def _trivial(results: Results) -> tuple[bool, str]:
     if results.baseline is None:
         return False, ""
     base = results.baseline
-    what = "Always giving the commonest class" if results.key == "accuracy" else "Never answering"
+    always = {"accuracy": "Always giving the commonest class", "las": "Always giving one arc"}
+    what = always.get(results.key, "Never answering")
     text = f"{what} would score {base:.1f} {_unit(results)}"
     text += f" on these {results.questions:,} {results.items}" if results.questions else ""
     worse = []

@@ -7,7 +7,7 @@ whole pass and given again: the very tensors, so that the result is the same to 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -59,10 +59,15 @@ def replayed(model: PreTrainedModel) -> Iterator[Replay]:
     except InputError:
         layers = []
     replay = Replay(layers)
-    for number, layer in enumerate(layers):
-        layer.forward = partial(replay.layer, number)
-    try:
+    with ExitStack() as patches:
+        for number, layer in enumerate(layers):
+            patches.callback(_restore, layer, vars(layer).get("forward"))
+            layer.forward = partial(replay.layer, number)
         yield replay
-    finally:
-        for layer in layers:
-            del layer.forward  # of the object: that of its class is back
+
+
+def _restore(layer: nn.Module, own: Any) -> None:
+    """Give a layer the forward pass of its class back, or one of its own."""
+    del layer.forward
+    if own is not None:
+        layer.forward = own
