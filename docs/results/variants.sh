@@ -2,8 +2,8 @@
 # Methods of docs/variants.md on few examples of a task, five seeds each, and heads on the encoder as it
 # was pretrained. Usage: variants.sh TASK MODEL DATA: mrpc, stsb or cola, the folder of the encoder
 # (sentence-transformers/all-MiniLM-L6-v2) and of the task's files of GLUE. An interrupted run goes on
-# where it was by the same command. On mrpc rate:2e-4, exits-by-depth:all-2e-4 and the frozen layers were
-# left out; only stsb had a core to itself, and its seconds by --timed of the first collection.
+# where it was by the same command. On mrpc exits-by-depth:all-2e-4 and the frozen layers were left
+# out; only the runs on stsb had a core to themselves, so that they alone have seconds.
 set -euo pipefail
 task=$1 model=$2 data=$3
 methods="plain longer rate:2e-4 no-bias-correction reinit:1 layer-decay:0.8 mixout:0.5 cls-norm isobn
