@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import fields, rewrite
 from safetensors.numpy import load_file
 from transformers import BertConfig, BertForMaskedLM
 from treebanks import write_treebank
@@ -120,6 +121,27 @@ def test_two_snapshots_are_compared_over_sentences(finished: Workspace) -> None:
     assert by_uas.second_score == pytest.approx(scores(finished, "2e")["uas"])
     with pytest.raises(InputError, match="can be compared by las and uas"):
         bertvision.compare("bert:6e", "bert:2e", metric="f1", workspace=finished.root)
+
+
+def test_what_the_commonest_arc_scores_is_known_where_one_result_tells_it(
+    finished: Workspace, tmp_path: Path
+) -> None:
+    """Snapshots that an earlier version scored have it from those that are scored since."""
+    root = shutil.copytree(finished.root, tmp_path / "copy")
+    for tag in ("0e", "6e"):
+        values = fields(path := root / "bert" / tag / "metrics.json")
+        del values["rules"]["argmax"]["metrics"]["majority"]
+        rewrite(path, values)
+    space = Workspace.find(root)
+    known = scores(finished, "2e")["majority"]
+    found = bertvision.compare("bert:6e", "bert:0e", workspace=root, resamples=10)
+    assert found.baseline == read_rows(space).baseline == known
+    kept = [
+        {row["checkpoint"]: row["retention"] for row in read_rows(s).bert}
+        for s in (space, finished)
+    ]
+    assert kept[0] == kept[1]
+    assert kept[0]["2e"] != 100 * scores(finished, "2e")["las"] / scores(finished, "6e")["las"]
 
 
 def test_scores_have_intervals_over_sentences(finished: Workspace) -> None:

@@ -20,10 +20,10 @@ from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import find_system, label
 from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
+    first_trivial_score,
     headline,
     headline_metric,
     trivial_metrics,
-    trivial_score,
 )
 from bertvision.pipelines.workspace.records import read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
@@ -130,9 +130,7 @@ def read_method(text: str) -> Method:
         _check(root, root, compared[0], other)
     metric = compared[0]["metric"]
     every = [headline(result.rules) for result in found]
-    # earlier versions left it out of what they scored
-    metrics = next((m for m in every if trivial_score(m, metric) is not None), every[0])
-    trivial = trivial_score(metrics, metric)
+    trivial = first_trivial_score(every, metric)
     return Method(
         name=root.name if system is None else f"{root.name}@{system}",
         root=root,
@@ -141,7 +139,7 @@ def read_method(text: str) -> Method:
         task=config.task.name,
         metric=metric,
         trivial=trivial,
-        trivial_name=_trivial_name(metrics, metric, trivial),
+        trivial_name=_trivial_name(every[0], metric, trivial),
         runs=tuple(runs),
         unfinished=tuple(unfinished),
         compared=compared[0],

@@ -30,9 +30,9 @@ from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
     METRICS,
     Metric,
+    first_trivial_score,
     headline,
     headline_metric,
-    trivial_score,
 )
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -137,7 +137,7 @@ def compare(
         "words": list(data.task.words),
         "first_score": difference.first,
         "second_score": difference.second,
-        "baseline": trivial_score(headline(a.rules), metric),
+        "baseline": first_trivial_score((headline(r.rules) for r in (a, *chain(*results))), metric),
         **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
         "seeds": list(difference.seeds),
         "sentence": sentence(names[0], names[1], metric, difference, data.task.words),

@@ -30,10 +30,10 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.scores import (
+    first_trivial_score,
     headline,
     headline_metric,
     kind_of_metrics,
-    trivial_score,
 )
 from bertvision.pipelines.workspace.records import (
     ExtractionCosts,
@@ -109,7 +109,8 @@ def read_costs(
         # A classification head beside BERT's spans has other metrics under the same names
         if full is not None and kind_of_metrics(full) == kind_of_metrics(score):
             key = headline_metric(workspace.config.task.name, full)
-            trivial = trivial_score(full, key) or 0.0
+            same = (headline(r.rules) for r in results if r.split == result.split)
+            trivial = first_trivial_score((full, *same), key) or 0.0
             learned = full[key] - trivial
             cost["retention"] = 100 * ((score[key] - trivial) / learned) if learned > 0 else None
         if whole and cost["seconds"]:

@@ -20,11 +20,11 @@ from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
     CORRELATIONS,
     METRICS,
+    first_trivial_score,
     headline,
     headline_metric,
     kind_of_metrics,
     trivial_metrics,
-    trivial_score,
 )
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -134,10 +134,10 @@ def read_rows(
     joined = [_joined(group) for group in _groups(runs)]
     rows = [r for r in joined if kind_of_metrics(r) == kind]
     bert = {(r["checkpoint"], _tuned(r)): r["score"] for r in rows if r["system"] == "bert"}
-    metrics = (headline(r.rules) for r in results)
-    first: Mapping[str, float] = next((m for m in metrics if kind_of_metrics(m) == kind), {})
+    metrics = [m for r in results if kind_of_metrics(m := headline(r.rules)) == kind]
+    first: Mapping[str, float] = metrics[0] if metrics else {}
     key = headline_metric(task, first) if first else find_task(task).headline
-    baseline = trivial_score(first, key)
+    baseline = first_trivial_score(metrics, key)
     for row in (*joined, *runs):
         row["baseline"] = baseline if kind_of_metrics(row) == kind else None
         compared = row["system"] != "bert" and kind_of_metrics(row) == kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -126,6 +126,21 @@ def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
     if metrics.get("NoAns_total"):
         return 100 * metrics["NoAns_total"] / metrics["total"]
     return None
+
+
+def first_trivial_score(systems: Iterable[Mapping[str, float]], key: str) -> float | None:
+    """The `trivial_score` that the first system tells, or the next of its kind that tells one.
+
+    Earlier versions recorded none for some tasks, so that systems differ in it.
+
+    Args:
+        systems: metrics of each, all on the same items.
+        key: of the metric.
+    """
+    every = list(systems)
+    alike = [m for m in every if kind_of_metrics(m) == kind_of_metrics(every[0])]
+    scores = (trivial_score(metrics, key) for metrics in alike)
+    return next((score for score in scores if score is not None), None)
 
 
 def trivial_metrics(score: float, keys: Container[str]) -> tuple[str, dict[str, float]]:
