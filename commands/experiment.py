@@ -45,6 +45,13 @@ def quickstart(
 
 @runs_verb
 def report(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folders that repeat made, which get a section as spread compares them; where "
+            "you stand in no workspace, a page of their own."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to write; by default report/ in the workspace."),

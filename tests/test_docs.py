@@ -150,7 +150,7 @@ def test_tests_that_a_page_names_exist() -> None:
 
 def test_the_tree_names_every_folder_and_no_other() -> None:
     tree = blocks(ROOT / "docs/architecture.md", "text")[0]
-    assert len(tree.splitlines()) <= 74, "it fits on a screen"
+    assert len(tree.splitlines()) <= 75, "it fits on a screen"
     folders: list[str] = []
     named = set()
     for line in tree.splitlines():

@@ -212,7 +212,7 @@ def test_the_command_prints_writes_and_draws(methods: Path, tmp_path: Path) -> N
     header, *lines = cells("\n".join(text.split("\n\n")[1].splitlines()))
     assert header[:3] == ["method", "variant", "runs"]
     assert header[7] == "− plain (95 % interval)"
-    assert [line[:3] for line in lines] == [["plain", "-", "2"], ["reinit", "reinit:1", "2"]]
+    assert [line[:3] for line in lines] == [["plain", "–", "2"], ["reinit", "reinit:1", "2"]]
     assert csv.read_text().startswith("method,variant,system,runs,")
     svg = plot.read_text()
     assert svg.count("<title>plain, seed ") == svg.count("<title>reinit, seed ") == 2

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from bertvision.commands.experiment import report as command
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.report.build import Report, write_report
+from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.headline import sentences
+from bertvision.pipelines.report.page import Report
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.workspace.workspace import Workspace
 

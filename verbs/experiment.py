@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from bertvision.errors import InputError
+from bertvision.pipelines.repeats.folder import holds_runs
 from bertvision.pipelines.text import format_table, shorten
+from bertvision.pipelines.workspace.workspace import FILE
 from bertvision.verbs.arguments.checks import find_workspace
-from bertvision.verbs.arguments.reading import StrPath, path_of
+from bertvision.verbs.arguments.reading import Names, StrPath, parse_names, path_of
 from bertvision.verbs.rows import RowsField, ShownRecord
 from bertvision.verbs.tables import Values, mapping_table, metric_cells, metric_names
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.report.build import Report
+    from bertvision.pipelines.report.page import Report
 
 
 class SnapshotStatus(BaseModel):
@@ -158,6 +161,7 @@ def quickstart(*, workspace: StrPath = "quickstart") -> Quickstart:
 
 
 def report(
+    folders: Names | None = None,
     *,
     out: StrPath | None = None,
     workspace: StrPath | None = None,
@@ -173,18 +177,36 @@ def report(
         'index.html'
 
     Args:
+        folders: of runs with several seeds, as `spread` compares them: a section of the report, or,
+            where you stand in no workspace, a page of their own.
         out: folder to write; by default ``report/`` in the workspace.
-        workspace: folder of the experiment; by default the one you stand in.
+        workspace: folder of the experiment; by default the one you stand in. A folder that `repeat`
+            made has a page of its own.
         store: activation store, a folder or a URL; by default the workspace's.
 
     Raises:
-        WorkspaceError: there are no results, or a file is damaged.
-        InputError: ``out`` is a file, or a folder that holds something else than a report.
+        WorkspaceError: there are no results, or a file is damaged; a folder holds no runs, or they
+            are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: ``out`` is a file, or a folder that holds something else than a report; a folder
+            is a file, comes twice, or is of another task or data than the workspace.
     """
+    methods = [name for name in parse_names(folders or ()) if name]
+    here = (path_of(workspace) or Path()).expanduser().resolve()
+    if alone := holds_runs(here):
+        methods = methods or [str(here)]
+    elif methods and workspace is None:
+        alone = not any((place / FILE).is_file() for place in (here, *here.parents))
+    if alone:
+        if store is not None:
+            raise InputError("--store: a page of methods shows nothing of a store; leave it out")
+        from bertvision.pipelines.report.repeats.alone import write_methods
+
+        return write_methods(methods, path_of(out) or here / "report")
     space = find_workspace(workspace, store)
     from bertvision.pipelines.report.build import write_report
 
-    return write_report(space, path_of(out))
+    return write_report(space, path_of(out), methods)
 
 
 def status_table(status: Values) -> str:

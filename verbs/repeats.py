@@ -11,23 +11,16 @@ from bertvision.pipelines.files import write_text
 from bertvision.pipelines.plotting.axes import Plotted
 from bertvision.pipelines.plotting.charts import Chart, curves, points
 from bertvision.pipelines.repeats.folder import find_seeds
-from bertvision.pipelines.text import csv_text, fill, format_table, signed, size
+from bertvision.pipelines.text import csv_text, fill, format_table
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import Names, StrPath, Tags, at_least, parse_names, path_of
 from bertvision.verbs.finetune import check_new, checked
 from bertvision.verbs.rows import RowsField, ShownRecord
-from bertvision.verbs.tables import Values, number
+from bertvision.verbs.tables import Values
 
 if TYPE_CHECKING:
     from bertvision.pipelines.drawing.figures import Figure
-
-_LEGEND = (
-    "Mean ± standard deviation over the runs of a method, which differ in their seed alone; "
-    "failed: runs that are not above the trivial answer (Mosbach et al. 2021).  The 95 % interval "
-    "of the difference (Welch's t) is over seeds alone, on these examples: it does not say what "
-    "other examples would give."
-)
 
 
 class Spread(ShownRecord, Plotted):
@@ -63,16 +56,16 @@ class Spread(ShownRecord, Plotted):
         curve too, ``by number``.
         """
         from bertvision.pipelines.repeats.numbered import numbered
-        from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS
+        from bertvision.pipelines.repeats.table import axis_of
+        from bertvision.pipelines.tasks.scores import METRICS
 
-        unit = "× 100" if self.metric in CORRELATIONS else "%"
-        rows, first = self.rows.to_json(), self.rows[0].method
+        rows, first, axis = self.rows.to_json(), self.rows[0].method, axis_of(self.metric)
         title, commonest = METRICS[self.metric], {self.baseline_name: self.baseline}
         found: dict[str, Chart] = {
             "score": points(
                 rows,
                 {"mean": "score"},
-                f"{title} ({unit})",
+                axis,
                 name="method",
                 levels=commonest,
                 over="seeds",
@@ -90,7 +83,7 @@ class Spread(ShownRecord, Plotted):
             found["by number"] = curves(
                 of_number,
                 "score",
-                f"{title} ({unit})",
+                axis,
                 by=("kind",),
                 places="number",
                 of_places="number of the variant",
@@ -184,45 +177,10 @@ def spread(folders: Names, *, csv: StrPath | None = None, plot: StrPath | None =
 
 def spread_table(result: Values) -> str:
     """A line for each method, best read from the left; then what is unfinished."""
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.repeats.table import LEGEND, basis, columns, remarks, shown
 
-    metric, baseline = METRICS[result["metric"]], result["baseline"]
-    first = result["rows"][0]["method"]
-    trivial = f"{result['baseline_name']} {number(baseline or 0.0)}"
-    several = len(result["rows"]) > 1
-    header = ["method", "variant", "runs", metric, "lowest", "highest", "failed"]
-    header += [f"− {first} (95 % interval)"] if several else []
-    header += ["trained", "kept", "fine-tuning s"]
-    heads = any(row["training_seconds"] for row in result["rows"])
-    header += ["extraction s", "training s"] if heads else []
-    lines = []
-    for row in result["rows"]:
-        sd = row["score_sd"]
-        trained, kept = row["trained_parameters"], row["kept_bytes"]
-        line = [row["method"], ",".join(row["variant"]) or "-", str(row["runs"])]
-        line.append(number(row["score"]) + ("" if sd is None else f" ± {sd:.1f}"))
-        line += [number(row["lowest"]), number(row["highest"]), f"{100 * row['failed']:.0f}%"]
-        line += [_difference(row)] if several else []
-        line += ["-" if trained is None else f"{trained:,.0f}"]
-        line += ["-" if kept is None else size(kept), number(row["fine_tuning_seconds"])]
-        line += [number(row[f"{part}_seconds"]) for part in ("extraction", "training") if heads]
-        lines.append(line)
-    text = [
-        f"{result['task']}, {metric} on dev, in per cent; trivial answer: {trivial}",
-        format_table(header, lines),
-        fill(_LEGEND),
-    ]
-    unfinished = [
-        fill(f"Not finished: {seed['method']}, seed {seed['seed']}: `{seed['command']}`")
-        for seed in result["unfinished"]
-    ]
-    return "\n\n".join([*text, *(["\n".join(unfinished)] if unfinished else [])])
-
-
-def _difference(row: Values) -> str:
-    if row["difference"] is None:
-        return "-"
-    written = signed(row["difference"], 1)
-    if row["no_interval"] is not None:
-        return f"{written} (no interval: {row['no_interval']})"
-    return f"{written} ({signed(row['difference_low'], 1)} to {signed(row['difference_high'], 1)})"
+    held = columns(result)
+    lines = [[column.text(row) for column in held] for row in shown(result)]
+    table = format_table([column.label for column in held], lines)
+    below = "\n".join(map(fill, remarks(result)))
+    return "\n\n".join(filter(None, [basis(result), table, fill(LEGEND), below]))

@@ -14,15 +14,17 @@ from bertvision.pipelines.drawing.svg import (
     text_width,
     ticks,
 )
-from bertvision.pipelines.repeats.numbered import draw_curves
-from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS
+from bertvision.pipelines.repeats.numbered import curve, numbered
+from bertvision.pipelines.repeats.table import axis_of, name_of
 
 _RADIUS = 4.0
-_SEEN = (
+SEEN = (
     "A row for each method: a point for each run, a bar at their mean; runs that are not right of "
-    "the dotted line learned nothing. Methods that are one variant with three numbers or more have "
-    "a curve below."
+    "the dotted line learned nothing."
 )
+"""What the figure of the runs says."""
+_BELOW = " Methods that are one variant with three numbers or more have a curve below."
+_BETWEEN = 20.0
 
 
 def spread_figure(found: Mapping[str, Any]) -> Figure:
@@ -31,21 +33,36 @@ def spread_figure(found: Mapping[str, Any]) -> Figure:
     Args:
         found: its fields.
     """
+    c = draw_runs(found, WIDE)
+    for rows in numbered(found["rows"]).values():
+        below = curve(found, rows, WIDE)
+        c.put(below, 0, c.height + _BETWEEN)
+        c.height += _BETWEEN + below.height
+    return titled(title_of(found), SEEN + _BELOW, c)
+
+
+def title_of(found: Mapping[str, Any]) -> str:
+    """What the figure of the runs is.
+
+    Args:
+        found: fields of `spread.spread`.
+    """
     runs = sum(row["runs"] for row in found["rows"])
-    title = f"{found['task']}, {_score(found['metric'])} on dev of {runs:,} runs"
-    return titled(title, _SEEN, _drawing(found, WIDE))
+    return f"{found['task']}, {name_of(found['metric'])} on dev of {runs:,} runs"
 
 
-def _score(metric: str) -> str:
-    return METRICS[metric] + (" correlation" if metric in CORRELATIONS else "")
+def draw_runs(found: Mapping[str, Any], width: float) -> Canvas:
+    """A row for each method, a point for each of its runs.
 
-
-def _drawing(found: Mapping[str, Any], width: float) -> Canvas:
+    Args:
+        found: fields of `spread.spread`.
+        width: px.
+    """
     rows, metric = found["rows"], found["metric"]
     baseline = found["baseline"] or 0.0
     scores = [[run for run in found["runs"] if run["method"] == row["method"]] for row in rows]
     written = [_mean(row) for row in rows]
-    left = min(260.0, max(text_width(row["method"]) for row in rows) + 14)
+    left = min(260.0, 0.4 * width, max(text_width(row["method"]) for row in rows) + 14)
     right = width - max(map(text_width, written)) - 14
     c = Canvas(width, 0)
     name = f"{found['baseline_name']} ({baseline:.1f})"
@@ -61,9 +78,7 @@ def _drawing(found: Mapping[str, Any], width: float) -> Canvas:
         c.line(scale.x(value), top, scale.x(value), bottom, "grid")
         c.text(scale.x(value), bottom + 16, f"{value:g}", anchor="middle", cls="tick")
     c.line(scale.x(baseline), top, scale.x(baseline), bottom, "reference")
-    unit = "× 100" if metric in CORRELATIONS else "%"
-    label = f"{_score(metric)} ({unit})"
-    c.text((left + right) / 2, bottom + 34, label, anchor="middle")
+    c.text((left + right) / 2, bottom + 34, axis_of(metric), anchor="middle")
     for row, of, offsets, text, height in zip(rows, scores, places, written, heights, strict=True):
         y = top + height / 2
         c.text(0, y + 4, shortened(row["method"], left - 8), cls="halo")
@@ -81,13 +96,12 @@ def _drawing(found: Mapping[str, Any], width: float) -> Canvas:
             c.marker("circle", at, y + offset, "point s0", r=_RADIUS, tip=tip)
         c.text(width, y + 4, text, anchor="end", cls="halo")
         top += height
-    draw_curves(c, found, label)
     return c
 
 
 def _mean(row: Mapping[str, Any]) -> str:
     sd = row["score_sd"]
-    return f"{row['score']:.1f}" + ("" if sd is None else f" ± {sd:.1f}")
+    return f"{row['score']:.1f}".replace("-", "−") + ("" if sd is None else f" ± {sd:.1f}")
 
 
 def _apart(places: Sequence[float]) -> list[float]:

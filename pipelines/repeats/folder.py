@@ -48,6 +48,15 @@ def check_no_workspace(root: Path) -> None:
         )
 
 
+def holds_runs(root: Path) -> bool:
+    """Whether a folder holds workspaces of several seeds, and is none itself.
+
+    Raises:
+        WorkspaceError: as of `find_seeds`.
+    """
+    return root.is_dir() and not (root / FILE).exists() and bool(find_seeds(root))
+
+
 def find_seeds(root: Path) -> list[Workspace]:
     """The workspaces of a folder, by seed; none where nothing was made yet.
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from bertvision.pipelines.drawing.figures import legend, sample, series
 from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range, ticks
+from bertvision.pipelines.repeats.table import axis_of
 
 FEWEST = 3
 """Numbers that make a curve."""
-_HEIGHT = 260.0
+_TOP, _HEIGHT = 24.0, 260.0
 
 
 def numbered(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -36,37 +37,37 @@ def numbered(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]
     }
 
 
-def draw_curves(c: Canvas, found: Mapping[str, Any], y_label: str) -> None:
-    """Add a plot for each variant with numbers below what a canvas has; see `numbered`.
+def curve(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], width: float) -> Canvas:
+    """A variant with ever other numbers: its runs and their means over the number.
 
     Args:
-        c: becomes higher.
         found: fields of `spread.spread`.
-        y_label: name of the score with its unit.
+        rows: of the variant, as `numbered` gives them.
+        width: px.
     """
-    trivial = found["baseline"] or 0.0
+    trivial, name = found["baseline"] or 0.0, rows[0]["kind"]
     plain = [
         row for row in found["rows"] if not row["variant"] and row["system"].startswith("bert:")
     ]
-    for name, rows in numbered(found["rows"]).items():
-        ends = (rows[0]["number"] - 0.3, rows[-1]["number"] + 0.3)
-        of = {row["method"]: row["number"] for row in rows}
-        runs = [run for run in found["runs"] if run["method"] in of]
-        shown = [trivial, *(run["score"] for run in runs), *(row["score"] for row in plain)]
-        top = c.height + 44
-        p = Plot(c, 44, top, c.width - 10, top + _HEIGHT, ends, round_range(shown))
-        places = [value for value in ticks(*ends, most=12) if value == int(value)]
-        p.axes([(value, f"{value:g}") for value in places], f"K of {name}:K", y_label)
-        c.line(p.left, p.y(trivial), p.right, p.y(trivial), "reference")
-        entries = [("run", "faint", "circle"), sample(1, "mean")]
-        for i, row in enumerate(plain, 2):
-            tip = f"{row['method']}: {row['score']:.1f}"
-            series(p, i, [(x, row["score"]) for x in ends], [tip, tip], cls="dashed")
-            entries.append(sample(i, tip, "dashed"))
-        for run in runs:
-            tip = f"{run['method']}, seed {run['seed']}: {run['score']:.2f}"
-            c.marker("circle", p.x(of[run["method"]]), p.y(run["score"]), "faint", r=3, tip=tip)
-        means = [(row["number"], row["score"]) for row in rows]
-        series(p, 1, means, [f"{row['method']}: {row['score']:.1f}" for row in rows])
-        entries.append((f"{found['baseline_name']} ({trivial:.1f})", "reference", ""))
-        c.height = legend(c, entries, top + _HEIGHT + 46, c.width)
+    c = Canvas(width, 0)
+    ends = (rows[0]["number"] - 0.3, rows[-1]["number"] + 0.3)
+    of = {row["method"]: row["number"] for row in rows}
+    runs = [run for run in found["runs"] if run["method"] in of]
+    shown = [trivial, *(run["score"] for run in runs), *(row["score"] for row in plain)]
+    p = Plot(c, 44, _TOP, width - 10, _TOP + _HEIGHT, ends, round_range(shown))
+    places = [value for value in ticks(*ends, most=12) if value == int(value)]
+    p.axes([(value, f"{value:g}") for value in places], f"K of {name}:K", axis_of(found["metric"]))
+    c.line(p.left, p.y(trivial), p.right, p.y(trivial), "reference")
+    entries = [("run", "faint", "circle"), sample(1, "mean")]
+    for i, row in enumerate(plain, 2):
+        tip = f"{row['method']}: {row['score']:.1f}"
+        series(p, i, [(x, row["score"]) for x in ends], [tip, tip], cls="dashed")
+        entries.append(sample(i, tip, "dashed"))
+    for run in runs:
+        tip = f"{run['method']}, seed {run['seed']}: {run['score']:.2f}"
+        c.marker("circle", p.x(of[run["method"]]), p.y(run["score"]), "faint", r=3, tip=tip)
+    means = [(row["number"], row["score"]) for row in rows]
+    series(p, 1, means, [f"{row['method']}: {row['score']:.1f}" for row in rows])
+    entries.append((f"{found['baseline_name']} ({trivial:.1f})", "reference", ""))
+    c.height = legend(c, entries, p.bottom + 46, width)
+    return c

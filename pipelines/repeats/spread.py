@@ -22,16 +22,31 @@ def spread(folders: Sequence[str]) -> dict[str, Any]:
         folders: as of `read_method`, one at least.
 
     Returns:
-        ``task``, ``metric``, ``baseline`` (per cent; None where the metric has none to tell) and
-        ``baseline_name`` of all; ``rows``, one for each method; ``runs``, one for each seed of
-        each; ``unfinished``, the seeds without a score, with the ``command`` that makes it.
+        See `compare_methods`.
 
     Raises:
         WorkspaceError: as of `read_method`, or a method is of another task, data or metric.
         UnknownNameError: no seed has a system that is named, or several are meant.
         InputError: a folder is a file, or a method is named twice.
     """
-    methods = [read_method(text) for text in folders]
+    return compare_methods([read_method(text) for text in folders])
+
+
+def compare_methods(methods: Sequence[Method]) -> dict[str, Any]:
+    """Compare each method with the first.
+
+    Args:
+        methods: one at least.
+
+    Returns:
+        ``task``, ``metric``, ``baseline`` (per cent; None where the metric has none to tell) and
+        ``baseline_name`` of all; ``rows``, one for each method; ``runs``, one for each seed of
+        each; ``unfinished``, the seeds without a score, with the ``command`` that makes it.
+
+    Raises:
+        WorkspaceError: a method is of another task, data or metric than the first.
+        InputError: one is named twice.
+    """
     check_comparable(methods)
     names = _names(methods)
     first = methods[0]

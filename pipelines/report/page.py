@@ -1,25 +1,178 @@
-"""The page: sections rendered into one HTML file that needs nothing beside itself."""
+"""The folder of a report: one HTML file that needs nothing beside itself, tables and figures."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.drawing.figures import THEME
+from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.text import fill, size
 
 GENERATOR = "bertvision report"
 """Content of the page's ``meta name="generator"``, which tells a report from any other folder."""
+PAGE, TABLES, FIGURES = "index.html", "tables", "figures"
+_LEFT_OUT = (
+    "These files are not as they were written, or of other weights than there are now. What "
+    "follows from them is not in this report."
+)
+_KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    page: Path
+    """The HTML file."""
+    tables: list[str]
+    """Names of the tables; each is there as CSV and JSON."""
+    figures: list[str]
+    """Names of the figures; each is also there as SVG."""
+    bytes: int
+    """Size of the page."""
+    results: int
+    """Results that it shows."""
+    missing: list[str]
+    """Titles of the sections whose data are not in the workspace."""
+    left_out: list[str]
+    """Each file that is left out: whether it is damaged or of other weights than there are now, and
+    what makes it again."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name, the page as text."""
+        return {**self._asdict(), "page": str(self.page)}
+
+    def __repr__(self) -> str:
+        lines = [
+            f"page    {self.page} ({size(self.bytes)}, {self.results} results)",
+            fill(f"tables  {', '.join(self.tables)}", 8),
+            fill(f"figures {', '.join(self.figures)}", 8),
+        ]
+        if self.missing:
+            missing = ", ".join(self.missing)
+            lines.append(fill(f"no data for: {missing}; the page says what makes them"))
+        lines += [fill(f"left out: {message}", 10) for message in self.left_out]
+        return "\n".join(lines)
+
+
+def write_page(
+    target: Path,
+    *,
+    name: str,
+    subject: str,
+    heading: str,
+    facts: Sequence[tuple[str, Sequence[str]]],
+    headline: Sequence[str],
+    sections: Sequence[Section],
+    files: Sequence[Path],
+    results: int,
+    left_out: list[str],
+) -> Report:
+    """Write the folder of a report, whole or not at all.
+
+    Args:
+        target: the folder, which `check_place` passed.
+        name: of what it is about.
+        subject: what it shows of that.
+        heading: of the facts.
+        facts: names and lines of the header.
+        headline: sentences.
+        sections: in order.
+        files: the scores that it shows; the newest tells its time.
+        results: how many results these are.
+        left_out: see `Report`.
+    """
+    if left_out:
+        sections = [*sections, Section("left-out", "Left out", _LEFT_OUT, notes=left_out)]
+        count = counted(len(left_out), "file") + (" is" if len(left_out) == 1 else " are")
+        first = f"{count} left out of all that follows; the last section says why."
+        headline = [first, *headline]
+    page = render(
+        name=name,
+        subject=subject,
+        heading=heading,
+        facts=facts,
+        headline=headline,
+        sections=sections,
+        newest=_newest(files),
+    ).encode("utf-8")
+    figures = [figure for section in sections for figure in section.figures]
+    tables = [table for section in sections for table in section.tables]
+    with new_folder(target) as folder:
+        (folder / TABLES).mkdir()
+        for table in tables:
+            (folder / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
+            (folder / TABLES / f"{table.name}.json").write_text(table.json(), encoding="utf-8")
+        (folder / FIGURES).mkdir()
+        for figure in figures:
+            path = folder / FIGURES / f"{figure.ident}.svg"
+            path.write_text(figure.file, encoding="utf-8")
+        (folder / PAGE).write_bytes(page)
+    return Report(
+        page=target / PAGE,
+        tables=[table.name for table in tables],
+        figures=[figure.ident for figure in figures],
+        bytes=len(page),
+        results=results,
+        missing=[section.title for section in sections if section.missing],
+        left_out=left_out,
+    )
+
+
+def check_place(target: Path) -> None:
+    """Refuse to replace anything but a report.
+
+    Raises:
+        InputError: ``target`` is a file, or a folder that holds something else.
+    """
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise InputError(f"--out {target} is a file: give a folder, new or of an older report")
+    names = sorted(path.name for path in target.iterdir())
+    if not names:
+        return
+    foreign = [name for name in names if name not in (PAGE, *_KINDS)]
+    for name, kinds in _KINDS.items():
+        if (target / name).is_dir():
+            inside = sorted(path.name for path in (target / name).iterdir())
+            foreign += [f"{name}/{n}" for n in inside if not n.endswith(kinds)]
+    mark = f'<meta name="generator" content="{GENERATOR}">'
+    if not foreign and not _holds(target / PAGE, mark):
+        foreign = [PAGE]
+    if foreign:
+        raise InputError(
+            f"--out {target} is a folder that holds {foreign[0]}, which is no part of a report: "
+            "give a new folder, or one of an older report"
+        )
+
+
+def _holds(path: Path, mark: str) -> bool:
+    try:
+        return mark in path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _newest(files: Sequence[Path]) -> str:
+    """When the newest result was written, the only time that the report knows."""
+    seconds = max(path.stat().st_mtime for path in files)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def render(
     *,
     name: str,
+    subject: str,
+    heading: str,
     facts: Sequence[tuple[str, Sequence[str]]],
     headline: Sequence[str],
     sections: Sequence[Section],
@@ -28,7 +181,9 @@ def render(
     """The HTML of the whole page.
 
     Args:
-        name: of the workspace.
+        name: of what it is about, such as a workspace.
+        subject: what it shows of that.
+        heading: of the facts.
         facts: names and lines of the header.
         headline: sentences.
         sections: in order.
@@ -49,6 +204,8 @@ def render(
         generator=GENERATOR,
         style=Markup(style),  # a file of the package
         name=name,
+        subject=subject,
+        heading=heading,
         facts=facts,
         headline=headline,
         sections=sections,

@@ -23,7 +23,7 @@ ORACLE_NOTE = (
 )
 """What a missing oracle F1 says, where other systems have it."""
 
-Kind = Literal["text", "code", "count", "number", "signed", "size"]
+Kind = Literal["text", "code", "count", "number", "signed", "size", "share"]
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,24 @@ class Column:
                 return f"{value:,}"
             case "size":
                 return size(value)
+            case "share":
+                return f"{100 * value:.0f}%"
         if self.kind == "signed":
-            return signed(value, self.digits)
+            return signed(value, self.digits) + self._ends(row)
         sd = row.get(f"{self.key}_sd") if self.sd else None
         written = f"{value:,.{self.digits}f}" + ("" if sd is None else f" ± {sd:.{self.digits}f}")
         if self.gain and (gain := row.get(f"{self.key}_difference")) is not None:
             written += f" ({signed(gain, self.digits)})"
+        return (written + self._ends(row)).replace("-", "−")
+
+    def _ends(self, row: Mapping[str, Any]) -> str:
+        """The interval in brackets, where it is shown and known."""
         low, high = (row.get(f"{self.key}_{end}") for end in ("low", "high"))
-        if self.interval and low is not None and high is not None:
-            written += (
-                f" ({low:.{self.digits}f}{'–' if low >= 0 else ' to '}{high:.{self.digits}f})"
-            )
-        return written.replace("-", "−")
+        if not self.interval or low is None or high is None:
+            return ""
+        if self.kind == "signed":
+            return f" ({signed(low, self.digits)} to {signed(high, self.digits)})"
+        return f" ({low:.{self.digits}f}{'–' if low >= 0 else ' to '}{high:.{self.digits}f})"
 
 
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:

@@ -1,0 +1,161 @@
+"""The section of methods with several seeds: what `bertvision spread` says and draws of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertvision.errors import InputError, counted
+from bertvision.featurestore.format.records import first_difference
+from bertvision.pipelines.repeats.drawing import SEEN, draw_runs, title_of
+from bertvision.pipelines.repeats.methods import Method, read_method
+from bertvision.pipelines.repeats.numbered import curve, numbered
+from bertvision.pipelines.repeats.spread import compare_methods
+from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
+from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.text import signed
+from bertvision.pipelines.workspace.workspace import Workspace
+
+_SOURCE = "seed-*/*/*/metrics.json of each folder"
+_PICKED = " The highest mean was picked by these same scores, so that it looks better than it is."
+
+
+class Compared(NamedTuple):
+    """Methods that were read and compared."""
+
+    methods: list[Method]
+    """As they were named."""
+    found: dict[str, Any]
+    """Fields of `spread.spread`."""
+    command: str
+    """What prints the same."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The scores of all runs."""
+        return [Path(run["folder"]) / "metrics.json" for run in self.found["runs"]]
+
+
+def read_compared(folders: Sequence[str]) -> Compared:
+    """Read methods, and compare each with the first.
+
+    Args:
+        folders: as of `methods.read_method`, one at least.
+
+    Raises:
+        WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
+            scored, or they are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: a folder is a file, or a method is named twice.
+    """
+    methods = [read_method(text) for text in folders]
+    found = compare_methods(methods)
+    return Compared(methods, found, shlex.join(["bertvision", "spread", *folders]))
+
+
+def check_same_data(workspace: Workspace, compared: Compared) -> None:
+    """Refuse methods that were scored on something else than the workspace of the report.
+
+    Raises:
+        InputError: their task is another, or their dev.
+    """
+    first, dev = compared.methods[0], workspace.config.data.get("dev")
+    of_runs = {"task": first.task, "dev": first.compared["data"]["dev"]}
+    own = {"task": workspace.config.task.name, "dev": dev.sha256 if dev else None}
+    if difference := first_difference(own, of_runs):
+        name, there, here = difference
+        raise InputError(
+            f"{first.root} does not belong in the report of {workspace.root}: its {name} is "
+            f"{here!r}, there it is {there!r}; `{compared.command.replace('spread', 'report', 1)} "
+            f"--workspace {shlex.quote(str(first.root))}` writes a page of the methods alone"
+        )
+
+
+def methods_section(compared: Compared) -> Section:
+    """The runs as points, a curve for each variant with numbers, methods and runs as tables.
+
+    Args:
+        compared: what it shows.
+    """
+    found, tables = compared.found, [_methods(compared), _runs(compared)]
+    lead = LEGEND + (_PICKED if len(found["rows"]) > 1 else "")
+    title = "Fine-tuned with several seeds"
+    return Section("methods", title, lead, figures=_figures(compared), tables=tables)
+
+
+def methods_sentence(found: Mapping[str, Any]) -> str:
+    """The method that scores highest in the mean, and how far it is from the first.
+
+    Args:
+        found: fields of `spread.spread`.
+    """
+    rows = found["rows"]
+    best, several = max(rows, key=lambda row: row["score"]), len(rows) > 1
+    sd = "" if best["score_sd"] is None else f" ± {best['score_sd']:.1f}"
+    who = f"Of {len(rows)} methods of fine-tuning {best['method']}" if several else best["method"]
+    text = f"{who} scores {'highest in the mean, ' if several else ''}{best['score']:.1f}{sd} "
+    text += f"{name_of(found['metric'])} over {counted(best['runs'], 'run')}"
+    if best["difference"] is not None:
+        text += f", {signed(best['difference'])} from {rows[0]['method']}"
+    if best["difference_low"] is not None:
+        ends = (signed(best[f"difference_{end}"]) for end in ("low", "high"))
+        text += f" (95 % interval {' to '.join(ends)})"
+    return f"{text}."
+
+
+def _methods(compared: Compared) -> Table:
+    found = compared.found
+    return Table(
+        "methods",
+        "Methods",
+        columns(found),
+        shown(found),
+        _SOURCE,
+        compared.command,
+        more=("system", "unfinished", "difference_low", "difference_high", "no_interval"),
+        basis=basis(found),
+        remarks=remarks(found),
+    )
+
+
+def _runs(compared: Compared) -> Table:
+    """A row for each method, a column for each seed."""
+    found = compared.found
+    rows: dict[str, dict[str, Any]] = {}
+    for run in found["runs"]:
+        row = rows.setdefault(run["method"], {"method": run["method"]})
+        row[f"seed_{run['seed']}"] = run["score"]
+    seeds = sorted({run["seed"] for run in found["runs"]})
+    return Table(
+        "method_runs",
+        f"Each run: {name_of(found['metric'])}",
+        [
+            Column("method", "method", "text"),
+            *(Column(f"seed_{seed}", f"seed {seed}", digits=2) for seed in seeds),
+        ],
+        list(rows.values()),
+        _SOURCE,
+        compared.command,
+        basis=basis(found),
+    )
+
+
+def _figures(compared: Compared) -> list[Figure]:
+    found = compared.found
+    make = partial(make_figure, source=_SOURCE, command=f"{compared.command} --plot FILE.svg")
+    title = title_of(found)
+    figures = [
+        make("methods", title, f"{title}. {SEEN}", draw=lambda width: draw_runs(found, width))
+    ]
+    for name, rows in numbered(found["rows"]).items():
+        title = f"{name_of(found['metric'])} over the number of {name}"
+        seen = "Points are runs, the line is their mean; dashed is fine-tuning without a variant."
+        ident = f"methods-{name.replace('.', '-')}"
+        draw = partial(curve, found, rows)
+        figures.append(make(ident, title, f"{title}. {seen}", draw=draw))
+    return figures
