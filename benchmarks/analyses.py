@@ -10,9 +10,10 @@ first: an analysis that says something else is an error. In seconds of wall time
   decomposition of each layer and singular values for each pair. bertvision gives PWCCA beside it;
 - *rsa*: of a sample of tokens, layer with layer; the peer correlates upper triangles of
   scikit-learn's cosine similarities. bertvision gives the variant by token beside it;
-- *isotropy*: mean cosine and principal components; the peer has the closed form of the one and
-  scikit-learn's PCA of the other. bertvision gives its other statistics beside these, among them
-  isotropy by the partition function before and after the correction.
+- *isotropy*: all that `bertvision isotropy` prints of the tokens and of [CLS]; the peer computes
+  the same numbers, layer by layer;
+- *mean cosine and PCA alone*: two of these numbers, of the tokens; the peer has the closed form of
+  the one and scikit-learn's PCA for the other. bertvision computes the others too.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ import dask.array as da
 import numpy as np
 import numpy.typing as npt
 from common.data import Synthetic, lengths
-from sklearn.decomposition import PCA
+from peers import isotropy as in_numpy
 from sklearn.metrics.pairwise import cosine_similarity
-from sklearn.preprocessing import normalize
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.cca import cca
 from bertvision.pipelines.analysis.alike.cka import cka
 from bertvision.pipelines.analysis.alike.rsa import Paired, rsa
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
+from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 
 Array = npt.NDArray[Any]
 OURS, PEER = "bertvision", "in memory, NumPy and scikit-learn"
-COMPONENTS = 10
+COMPONENTS, OUTLIER_SD = (1, 3, 10), 6.0
 
 
 def main() -> None:
@@ -103,28 +104,56 @@ def sides(
     def arrays() -> list[da.Array]:
         return [ActivationSplit(s.storage, s.tag, s.split).dask() for s in splits]
 
-    def in_memory(n: int | None = None) -> list[Array]:
-        return [x[:n].compute(scheduler="threads") for x in arrays()]
+    def in_memory(states: list[da.Array], n: int | None = None) -> list[Array]:
+        return [x[:n].compute(scheduler="threads") for x in states]
 
     def our_rsa() -> Array:
         x, y = arrays()
         return rsa({"train": Paired(x, y, rows, rows)}, n_tokens=tokens, repeats=1).of_pairs[0, 0]
 
+    n_tokens = splits[0].plan.n_tokens.astype(np.int64)
+    first = np.cumsum(n_tokens) - n_tokens
+
+    def measured(**options: Any) -> IsotropyResult:
+        states = {"0e": arrays()[0]}
+        asked = {"components": COMPONENTS, "outlier_sd": OUTLIER_SD, "max_tokens": None}
+        return isotropy(states, **asked, **options)
+
     def our_isotropy() -> Array:
-        found = isotropy({"0e": arrays()[0]}, components=(COMPONENTS,), max_tokens=None)
-        return np.stack([found.mean_cosine[0, 0], found.explained_variance[0, 0, :, 0]])
+        found = measured(first={"0e": first})
+        values = [getattr(found, name)[0] for name in in_numpy.NAMES]
+        far = np.zeros((2, *splits[0].dask().shape[1:]), bool)
+        for j, layers in enumerate(found.outlier_channels[0]):
+            for i, channels in enumerate(layers):
+                far[j, i, list(channels)] = True
+        return np.concatenate([np.ravel(value) for value in (*values, far)])
+
+    def peer_isotropy() -> Array:
+        (x,) = in_memory(arrays()[:1])
+        sets = [in_numpy.statistics(of, COMPONENTS, OUTLIER_SD) for of in (x, x[first])]
+        names = (*in_numpy.NAMES, "outlier_channels")
+        return np.concatenate([np.ravel([of[name] for of in sets]) for name in names])
+
+    def our_two() -> Array:
+        found = measured()
+        return np.stack([found.mean_cosine[0, 0], found.explained_variance[0, 0, :, -1]])
+
+    def peer_two() -> Array:
+        (x,) = in_memory(arrays()[:1])
+        return in_numpy.cosine_and_components(x, COMPONENTS[-1])
 
     return {
         "cka": (
             lambda: cka(*arrays(), unbiased=False, drop_channels=0, max_tokens=None).cka,
-            lambda: peer_cka(*in_memory()),
+            lambda: peer_cka(*in_memory(arrays())),
         ),
         "cca": (
             lambda: cca(*arrays(), keep=1, ridge=0, max_tokens=None).svcca,
-            lambda: peer_cca(*in_memory()),
+            lambda: peer_cca(*in_memory(arrays())),
         ),
-        "rsa": (our_rsa, lambda: peer_rsa(*in_memory(tokens))),
-        "isotropy": (our_isotropy, lambda: peer_isotropy(in_memory()[0])),
+        "rsa": (our_rsa, lambda: peer_rsa(*in_memory(arrays(), tokens))),
+        "isotropy": (our_isotropy, peer_isotropy),
+        "mean cosine and PCA alone": (our_two, peer_two),
     }
 
 
@@ -170,17 +199,6 @@ def peer_rsa(x: Array, y: Array) -> Array:
         [cosine_similarity(side[:, i])[upper] for i in range(side.shape[1])] for side in (x, y)
     ]
     return np.corrcoef(*kernels)[: x.shape[1], x.shape[1] :]
-
-
-def peer_isotropy(x: Array) -> Array:
-    """(2, layers) mean cosine of two tokens, and variance in the first principal components."""
-    n = len(x)
-    cosines, shares = [], []
-    for i in range(x.shape[1]):
-        total = normalize(x[:, i]).sum(axis=0)
-        cosines.append((total @ total - n) / (n * (n - 1)))
-        shares.append(PCA(COMPONENTS).fit(x[:, i]).explained_variance_ratio_.sum())
-    return np.array([cosines, shares])
 
 
 if __name__ == "__main__":

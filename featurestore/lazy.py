@@ -122,23 +122,29 @@ def read_shard(
     split = source.open()
     shape = (split.plan.tokens_of(int(shard[0])), len(positions), split.record.hidden_size)
     states = np.empty(shape, np.float32)
-    for i, layer in enumerate(decoded_layers(split, int(shard[0]), positions)):
-        states[:, i] = layer
+    for _ in decoded_layers(split, int(shard[0]), positions, out=states):
+        pass
     return states
 
 
 def decoded_layers(
-    split: SplitReader, shard: int, positions: Sequence[int], *, any_order: bool = False
+    split: SplitReader,
+    shard: int,
+    positions: Sequence[int],
+    *,
+    any_order: bool = False,
+    out: npt.NDArray[np.float32] | None = None,
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The real tokens of a shard, decoded layer by layer: (tokens, hidden) each.
 
-    Beside the codes only one layer is in memory.
+    Beside the codes only one layer is in memory, where there is no room for all.
 
     Args:
         split: with the shard.
         shard: its number.
         positions: on the stored layer axis.
         any_order: take a split of shuffled tokens as well.
+        out: room for all, (tokens, layers, hidden).
     """
     reader = split.open_shard(shard, any_order=any_order)
     codes, scale = split.buffers(reader.tokens, len(positions))
@@ -147,7 +153,8 @@ def decoded_layers(
     for i, position in enumerate(positions):
         of_layer = None if scale is None else scale[:, i : i + 1]
         stats = split.stats_of([position])
-        yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding)[:, 0]
+        room = None if out is None else out[:, i : i + 1]
+        yield decode_numpy(codes[i][:, None], of_layer, stats, split.encoding, room)[:, 0]
 
 
 def pooled_dataset(

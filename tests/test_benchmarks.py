@@ -204,7 +204,7 @@ def test_analyses_are_measured_beside_peers_that_say_the_same(module: Any, tmp_p
     run("analyses.py", "--quick", "--folder", tmp_path, "--json", report_path)
     report = json.loads(report_path.read_text())
     sides = {"bertvision", "in memory, NumPy and scikit-learn"}
-    kinds = {"cka", "cca", "rsa", "isotropy"}
+    kinds = {"cka", "cca", "rsa", "isotropy", "mean cosine and PCA alone"}
     assert set(report["results"]) == {f"{side} | {kind}" for side in sides for kind in kinds}
     assert all(len(figures) == 2 and min(figures) > 0 for figures in report["results"].values())
     assert len(report["ratios"]) == len(kinds)

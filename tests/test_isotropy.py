@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
+from bertvision.pipelines.analysis.sums import moments
 
 
 def gaussian(n: int, layers: int, hidden: int, seed: int = 0) -> np.ndarray:
@@ -199,6 +200,24 @@ def test_isotropy_and_its_correction_are_those_of_the_definition() -> None:
         assert of(result, "corrected_cosine")[layer] == pytest.approx(pairs.mean(), abs=1e-12)
     assert result.removed == 1
     assert run(gaussian(150, 1, 250)).removed == 2
+
+
+@pytest.mark.parametrize("slab", [2**10, 2**22])
+def test_states_in_float32_give_the_digits_of_float64(
+    slab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "SLAB_BYTES", slab)
+    x = (gaussian(900, 2, 64) * np.linspace(0.2, 3, 64) + 1).astype(np.float32)
+    x[:, :, 17] += 30  # as outlier channels are: far from zero
+    x[:, :, 5] *= 20
+    one, other = run(x), run(x.astype(np.float64))
+    for name in ("log_ratio", "corrected_ratio"):
+        np.testing.assert_allclose(of(one, name), of(other, name), rtol=1e-6)
+    np.testing.assert_allclose(
+        of(one, "corrected_cosine"), of(other, "corrected_cosine"), atol=1e-7
+    )
+    for name in ("mean_cosine", "explained_variance", "gamma", "sd", "mean_correlation"):
+        np.testing.assert_allclose(of(one, name), of(other, name), rtol=1e-11)
 
 
 def test_large_exponents_do_not_overflow() -> None:

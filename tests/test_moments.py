@@ -148,6 +148,18 @@ def test_blocks_follow_the_first_array_where_chunks_differ() -> None:
     np.testing.assert_array_equal(np.concatenate([b for _, b in blocks]), y)
 
 
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any), st.integers(1, 40))
+@settings(deadline=None, max_examples=20)
+def test_large_blocks_are_cut_into_even_parts_in_order(held: list[int], size: int) -> None:
+    x = np.arange(sum(held), dtype=np.float32).reshape(-1, 1, 1)
+    array = da.from_array(x, (tuple(held), 1, 1))
+    with use_scheduler("threads"):
+        blocks = [compute(block) for (block,) in aligned_blocks((array,), size)]
+    np.testing.assert_array_equal(np.concatenate(blocks), x)
+    assert len(blocks) == sum(max(1, -(-n // size)) for n in held)
+    assert max(map(len, blocks)) <= size
+
+
 def test_the_sample_takes_the_same_distinct_tokens_of_each_array_for_any_chunks() -> None:
     x = np.arange(N, dtype=np.float32).reshape(N, 1, 1)
     drawn = []

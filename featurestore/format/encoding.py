@@ -181,6 +181,7 @@ def decode_numpy(
     scale: npt.NDArray[Any] | None,
     stats: ChannelStats | None,
     encoding: Encoding,
+    out: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Decode stored codes (bfloat16 as uint16 bits) to float32 in numpy, as Dask tasks do.
 
@@ -189,29 +190,40 @@ def decode_numpy(
         scale: (tokens, layers, …), for the quantised encodings.
         stats: channel statistics, for the quantised encodings.
         encoding: from `layout.get_encoding`.
+        out: room for the result, (tokens, layers, hidden) of any strides; new memory by default.
 
     Raises:
         InputError: quantised codes without their scale or statistics.
     """
-    if encoding.name == "bfloat16":
-        return (codes.astype(np.uint32) << 16).view(np.float32)
     quantiser = _QUANTISERS.get(encoding.name)
-    if quantiser is None:
-        return codes.astype(np.float32)
-    if scale is None or stats is None:
+    if quantiser is not None and (scale is None or stats is None):
         raise InputError(f"{encoding.name} codes need their scale and channel statistics")
-    hidden_states = quantiser.dequantise_numpy(codes, scale)
-    hidden_states *= stats.std.numpy()
-    hidden_states += stats.mean.numpy()
-    return hidden_states
+    hidden = codes.shape[2] if stats is None or quantiser is None else stats.mean.shape[-1]
+    shape = (*codes.shape[:2], hidden)
+    states = np.empty(shape, np.float32) if out is None else out
+    for block in _blocks(len(codes), _block_tokens(shape)):
+        if encoding.name == "bfloat16":
+            states[block] = (codes[block].astype(np.uint32) << 16).view(np.float32)
+        elif quantiser is None or scale is None or stats is None:
+            states[block] = codes[block]
+        else:
+            h = quantiser.dequantise_numpy(codes[block], scale[block])
+            h *= stats.std.numpy()
+            np.add(h, stats.mean.numpy(), out=states[block])
+    return states
 
 
 def _scratch(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Room for the float32 form of as many tokens as fit the cache; of all on an accelerator."""
     tokens, *rest = shape
     if device.type == "cpu":
-        tokens = max(1, _BLOCK_BYTES // (4 * rest[0] * rest[1]))
+        tokens = _block_tokens(shape)
     return torch.empty((tokens, *rest), device=device)
+
+
+def _block_tokens(shape: tuple[int, ...]) -> int:
+    """How many tokens of float32 hidden states (tokens, layers, hidden) fit the cache."""
+    return max(1, _BLOCK_BYTES // max(1, 4 * shape[1] * shape[2]))
 
 
 def _blocks(tokens: int, size: int) -> Iterator[slice]:

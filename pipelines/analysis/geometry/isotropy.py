@@ -37,6 +37,9 @@ from bertvision.pipelines.scheduler import compute, use_scheduler
 
 Rows = NDArray[np.int64]
 
+ROWS = 2048
+"""Vectors of a block: partial results hold covariances, and are worth so many."""
+
 
 class _Measured(NamedTuple):
     """What the passes over a set of vectors give."""
@@ -60,9 +63,9 @@ def isotropy(
 ) -> IsotropyResult:
     """Isotropy of every layer of snapshots, of their tokens and of [CLS].
 
-    Costs 6 · vectors · layers · hidden² operations in float64 for each snapshot and set, and two
-    eigenvalue problems of hidden size for each layer; a partial result holds the covariances,
-    layers · hidden² · 8 bytes.
+    Costs vectors · layers · hidden² operations in float64 and 4 times as many in the type of the
+    activations for each snapshot and set, and two eigenvalue problems of hidden size for each
+    layer; a partial result holds the covariances, layers · hidden² · 8 bytes.
 
     Args:
         snapshots: by name (token, layer, hidden) float32 activations, chunked along the tokens, all
@@ -96,7 +99,7 @@ def isotropy(
         for snapshot, states in snapshots.items():
             rows = [np.arange(states.shape[0]), *([first[snapshot]] if first else [])]
             sets = _blocks(states, rows, max_tokens, seed)
-            found.append([_measured(blocks, states.shape[1:], components) for blocks in sets])
+            found.append([_measured(blocks, states, components) for blocks in sets])
 
     def each(value: Any) -> Array:
         return np.array([[value(of) for of in sets] for sets in found])
@@ -146,22 +149,25 @@ def _blocks(
 ) -> list[Blocks]:
     """The blocks of each set: what is sampled is read once for all and held, else streamed."""
     sampled = [of[sampled_rows(len(of), max_tokens, seed)] for of in rows]
-    whole = aligned_blocks((states,))
+    whole = aligned_blocks((states,), ROWS)
     parts = [
-        whole if len(of) == states.shape[0] else chosen_blocks((states,), [of]) for of in sampled
+        whole if len(of) == states.shape[0] else chosen_blocks((states,), [of], ROWS)
+        for of in sampled
     ]
     held = iter(hold(*(part for part in parts if part is not whole)))
     return [part if part is whole else next(held) for part in parts]
 
 
-def _measured(blocks: Blocks, shape: tuple[int, int], components: Sequence[int]) -> _Measured:
-    moments = compute(tree_reduce(blocks, partial(_moments, shape=shape), Moments.merge))
+def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _Measured:
+    leaf = partial(_moments, shape=states.shape[1:])
+    moments = compute(tree_reduce(blocks, leaf, Moments.merge))
     if moments.n < 2:
         raise InputError("isotropy compares vectors; there is only one")
     check_finite(moments.m2)
-    bases = delayed(Bases.of(moments))  # one object in the graph, not one in each task
-    partition = compute(tree_reduce([(*block, bases) for block in blocks], Partition.of, merged))
-    return _Measured(moments, Spread.of(moments, components), partition)
+    bases = Bases.of(moments, np.result_type(states.dtype, np.float32))
+    shared = delayed(bases)  # one object in the graph, not one in each task
+    partition = compute(tree_reduce([(*block, shared) for block in blocks], Partition.of, merged))
+    return _Measured(moments, Spread.of(moments, bases.variances, components), partition)
 
 
 def _moments(block: Block, shape: tuple[int, int]) -> Moments:

@@ -7,15 +7,20 @@ hidden states are large, so log Z is summed (log-sum-exp), and log I is what is 
 The same pass has the correction of that paper: the mean and the first principal components are
 taken out of every vector. In the coordinates of the principal components that is leaving the first
 ones out.
+
+Products and exponentials are in the type of the hidden states, which is float32 of a store; sums of
+them are in float64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, slabs
+from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, parts
 from bertvision.pipelines.scheduler import map_here
 
 
@@ -25,17 +30,18 @@ class Bases(NamedTuple):
     Attributes:
         mean: (layers, hidden) of the vectors.
         raw: (layers, hidden, hidden) eigenvectors of Σ x xᵀ, a column each.
-        centred: (layers, hidden, hidden) principal components, by falling variance.
-        removed: components that the correction takes out.
+        centred: (layers, hidden, hidden − removed) principal components, by falling variance,
+            without the first ones, which the correction takes out.
+        variances: (layers, hidden) of all principal components, falling, float64.
     """
 
-    mean: Array
-    raw: Array
-    centred: Array
-    removed: int
+    mean: Block
+    raw: Block
+    centred: Block
+    variances: Array
 
     @classmethod
-    def of(cls, moments: Moments) -> Bases:
+    def of(cls, moments: Moments, dtype: DTypeLike) -> Bases:
         """The directions of vectors with these moments.
 
         As many components are removed as a hundredth of the channels, one at least: the rule of
@@ -43,13 +49,20 @@ class Bases(NamedTuple):
 
         Args:
             moments: with covariances.
+            dtype: in which vectors are projected; the directions are found in float64.
         """
-        hidden = moments.mean.shape[1]
-        covariances = moments.covariance()
-        means = np.einsum("lc,ld->lcd", moments.mean, moments.mean)
-        raw = map_here(lambda of: np.linalg.eigh(of)[1], list(covariances + means))
-        centred = map_here(lambda of: np.linalg.eigh(of)[1][:, ::-1], list(covariances))
-        return cls(moments.mean, np.stack(raw), np.stack(centred), max(1, round(hidden / 100)))
+        layers, hidden = moments.mean.shape
+        removed = max(1, round(hidden / 100))
+        about_mean = list(moments.covariance())
+        about_zero = [c + np.outer(m, m) for c, m in zip(about_mean, moments.mean, strict=True)]
+        found = map_here(np.linalg.eigh, about_mean + about_zero)
+        raw = np.empty((layers, hidden, hidden), dtype)
+        centred = np.empty((layers, hidden, hidden - removed), dtype)
+        for i in range(layers):
+            centred[i] = found[i].eigenvectors[:, ::-1][:, removed:]
+            raw[i] = found[layers + i].eigenvectors
+        variances = np.stack([of.eigenvalues[::-1] for of in found[:layers]])
+        return cls(moments.mean.astype(dtype), raw, centred, variances)
 
 
 class LogSum(NamedTuple):
@@ -59,10 +72,15 @@ class LogSum(NamedTuple):
     total: Array
 
     @classmethod
-    def of(cls, values: Array) -> LogSum:
-        """Over the first axis."""
-        largest: Array = values.max(axis=0)
-        return cls(largest, np.exp(values - largest).sum(axis=0))
+    def of(cls, values: Block) -> LogSum:
+        """Over the first axis, of the values and behind them of their negatives."""
+        most, least = values.max(axis=0), values.min(axis=0)
+        room = np.subtract(values, most)
+        above = np.exp(room, out=room).sum(axis=0, dtype=np.float64)
+        np.subtract(least, values, out=room)
+        below = np.exp(room, out=room).sum(axis=0, dtype=np.float64)
+        largest = np.concatenate([most, -least]).astype(np.float64)
+        return cls(largest, np.concatenate([above, below]))
 
     def merge(self, other: LogSum) -> LogSum:
         """The sum of the values of both."""
@@ -100,12 +118,13 @@ class Partition(NamedTuple):
             block: (vectors, layers, hidden).
             bases: of all vectors.
         """
-        found: Partition | None = None
         # what came from another worker may begin at any byte, and products of it round otherwise
-        planes = [np.require(of, requirements=("C", "A")) for of in (bases.raw, bases.centred)]
-        for (slab,) in slabs(block):
-            part = _slab(slab, bases.mean, planes, bases.removed)
-            found = part if found is None else found.merge(part)
+        planes = [np.require(of, requirements=("C", "A")) for of in bases[:3]]
+        found: Partition | None = None
+        for part in parts(block):
+            layers = [_layer(part[:, i], *of) for i, of in enumerate(zip(*planes, strict=True))]
+            of_part = _stacked(layers)
+            found = of_part if found is None else found.merge(of_part)
         return found
 
     def merge(self, other: Partition) -> Partition:
@@ -140,20 +159,23 @@ def merged(one: Partition | None, other: Partition | None) -> Partition | None:
     return one.merge(other)
 
 
-def _slab(slab: Array, mean: Array, planes: list[Array], removed: int) -> Partition:
-    raw, centred = planes
-    along = np.stack([slab[:, i] @ plane for i, plane in enumerate(raw)], axis=1)
-    slab -= mean
-    left = np.stack([slab[:, i] @ plane[:, removed:] for i, plane in enumerate(centred)], axis=1)
-    norm = np.linalg.norm(left, axis=2)
-    unit = left / np.where(norm > 0, norm, 1)[..., None]
-    return Partition(_both(along), _both(left), (norm > 0).sum(axis=0), unit.sum(axis=0))
+def _layer(vectors: Block, mean: Block, raw: Block, centred: Block) -> Partition:
+    """Sums over the (vectors, hidden) of a layer, without an axis of layers."""
+    left = (vectors - mean) @ centred
+    norm = np.sqrt(np.einsum("nc,nc->n", left, left))
+    inverse = np.divide(1, norm, out=np.zeros_like(norm), where=norm > 0)
+    unit = (inverse @ left).astype(np.float64)
+    return Partition(LogSum.of(vectors @ raw), LogSum.of(left), (norm > 0).sum(), unit)
 
 
-def _both(values: Array) -> LogSum:
-    """The sums in each direction and in its negative."""
-    parts = [LogSum.of(sign * values) for sign in (1, -1)]
-    return LogSum(*(np.concatenate(pair, axis=-1) for pair in zip(*parts, strict=True)))
+def _stacked(layers: Sequence[Partition]) -> Partition:
+    """Sums of several layers, with an axis of layers in front."""
+    raw, corrected = (
+        LogSum(np.stack([of.largest for of in sums]), np.stack([of.total for of in sums]))
+        for sums in ([of.raw for of in layers], [of.corrected for of in layers])
+    )
+    n_unit, sum_unit = (np.stack(of) for of in zip(*(of[2:] for of in layers), strict=True))
+    return Partition(raw, corrected, n_unit, sum_unit)
 
 
 def _ratio(of: LogSum) -> Array:

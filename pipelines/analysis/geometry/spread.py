@@ -38,7 +38,7 @@ class Spread(NamedTuple):
     dominant: Array
 
     @classmethod
-    def of(cls, moments: Moments, components: Sequence[int]) -> Spread:
+    def of(cls, moments: Moments, variances: Array, components: Sequence[int]) -> Spread:
         """The spread of vectors with these moments.
 
         The statistics are those that Zhou et al. (2021), *IsoBN: Fine-Tuning BERT with Isotropic
@@ -46,9 +46,10 @@ class Spread(NamedTuple):
 
         Args:
             moments: with covariances.
+            variances: (layers, hidden) of the principal components, falling.
             components: numbers of principal components.
         """
-        layers = zip(moments.mean, moments.covariance(), strict=True)
+        layers = zip(moments.mean, moments.covariance(), variances, strict=True)
         found = map_here(lambda of: _layer(*of, components), list(layers))
         return cls(*(np.array(column) for column in zip(*found, strict=True)))
 
@@ -67,15 +68,17 @@ def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
     return [np.flatnonzero(layer).tolist() for layer in far]
 
 
-def _layer(mean: Array, covariance: Array, components: Sequence[int]) -> tuple[object, ...]:
+def _layer(
+    mean: Array, covariance: Array, variances: Array, components: Sequence[int]
+) -> tuple[object, ...]:
     variance = covariance.diagonal()
     total, length = variance.sum(), variance.sum() + mean @ mean
     share = mean @ mean / length if length > 0 else np.nan
     if not total > 0:
         none = np.full(len(QUANTILES), np.nan)
         return np.full(len(components), np.nan), share, none, none, np.nan, np.nan
-    eigenvalues = np.linalg.eigvalsh(covariance)[::-1].clip(min=0)
-    explained = np.cumsum(eigenvalues)[np.array(components) - 1] / eigenvalues.sum()
+    held = np.cumsum(variances.clip(min=0))
+    explained = held[np.array(components) - 1] / held[-1]
     sd = np.sqrt(variance)
     varies = sd > 0  # a channel that does not has no correlation
     rho = covariance[np.ix_(varies, varies)] / np.outer(sd[varies], sd[varies])

@@ -62,7 +62,7 @@ class Centring(NamedTuple):
         """(tokens, layers, hidden) centred and scaled, of type `PRODUCTS`."""
         centred = np.empty(block.shape, PRODUCTS)
         start = 0
-        for (slab,) in slabs(block):
+        for slab in slabs(block):
             slab -= self.mean
             slab *= self.factor[:, None]
             centred[start : start + len(slab)] = slab

@@ -125,7 +125,7 @@ def _units(block: Block) -> NDArray[Any]:
     """(tokens, layers, hidden) of length 1; NaN of what has no direction."""
     units = np.empty(block.shape, centring.PRODUCTS)
     start = 0
-    for (slab,) in slabs(block):
+    for slab in slabs(block):
         norm = np.linalg.norm(slab, axis=2, keepdims=True)
         slab /= np.where(norm > 0, norm, np.nan)
         units[start : start + len(slab)] = slab

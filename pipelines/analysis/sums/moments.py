@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Block = NDArray[np.floating[Any]]
 
-SLAB_BYTES = 2**26
-"""A block is turned into float64 in slabs of about this size, whatever the size of the block."""
+SLAB_BYTES = 2**22
+"""A block is turned into float64 in slabs of about this size, whatever the size of the block: what
+is done to a slab, one thing after another, finds it in the cache of the processor."""
 
 
 class State:
@@ -60,7 +61,7 @@ class ChannelMoments(State):
             block: (tokens, layers, hidden) hidden states.
         """
         moments = cls(0, np.zeros(block.shape[1:]), np.zeros(block.shape[1:]))
-        for (slab,) in slabs(block):
+        for slab in slabs(block):
             mean = slab.mean(axis=0)
             slab -= mean
             moments._absorb(len(slab), mean, np.einsum("nlc,nlc->lc", slab, slab))
@@ -132,22 +133,32 @@ class Moments(ChannelMoments):
         Args:
             block: (tokens, layers, hidden) hidden states.
         """
-        for (slab,) in slabs(block):
-            n = len(slab)
-            norm2 = np.einsum("nlc,nlc->nl", slab, slab)
-            norm = np.sqrt(norm2)
-            unit = slab / np.where(norm > 0, norm, 1)[..., None]
-            self.n_unit += (norm > 0).sum(axis=0)
-            self.sum_norm += norm.sum(axis=0)
-            self.sum_unit += unit.sum(axis=0)
-            self.sum_unit2 += np.einsum("nlc,nlc->lc", unit, unit)
-            mean = slab.mean(axis=0)
-            deviation = np.subtract(slab, mean, out=slab)
-            comoment = None
-            if self.comoment is not None:
-                per_layer = [d.T @ d for d in deviation.transpose(1, 0, 2)]
-                comoment = np.stack(per_layer)
-            self._add(n, mean, np.einsum("nlc,nlc->lc", deviation, deviation), comoment)
+        for part in parts(block):
+            n = len(part)
+            mean, m2 = np.empty_like(self.mean), np.empty_like(self.m2)
+            for i in range(part.shape[1]):
+                room = np.empty((n + 1, part.shape[2]))
+                slab = room[:n]
+                slab[:] = part[:, i]
+                self._add_units(i, slab)
+                mean[i] = slab.mean(axis=0)
+                slab -= mean[i]
+                m2[i] = np.einsum("nc,nc->c", slab, slab)
+                if self.comoment is not None:
+                    # the term between what was and what comes enters the product as one more row
+                    room[n] = np.sqrt(self.n * n / (self.n + n)) * (mean[i] - self.mean[i])
+                    self.comoment[i] += room.T @ room
+            self._absorb(n, mean, m2)
+
+    def _add_units(self, layer: int, slab: Array) -> None:
+        """Adds lengths and directions of (tokens, hidden) of a layer."""
+        squares = slab * slab
+        norm = np.sqrt(squares.sum(axis=1))
+        inverse = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
+        self.n_unit[layer] += (norm > 0).sum()
+        self.sum_norm[layer] += norm.sum()
+        self.sum_unit[layer] += inverse @ slab
+        self.sum_unit2[layer] += inverse**2 @ squares
 
     def merge(self, other: Moments) -> Moments:  # type: ignore[override]  # of its own kind
         """The moments of the tokens of both; neither operand changes."""
@@ -156,15 +167,15 @@ class Moments(ChannelMoments):
         merged.sum_norm += other.sum_norm
         merged.sum_unit += other.sum_unit
         merged.sum_unit2 += other.sum_unit2
-        merged._add(other.n, other.mean, other.m2, other.comoment)
+        if merged.comoment is not None and other.comoment is not None and other.n:
+            weight = self.n * other.n / (self.n + other.n)
+            for total, comoment, delta in zip(
+                merged.comoment, other.comoment, other.mean - self.mean, strict=True
+            ):
+                total += comoment
+                total += np.outer(weight * delta, delta)
+        merged._absorb(other.n, other.mean, other.m2)
         return merged
-
-    def _add(self, n: int, mean: Array, m2: Array, comoment: Array | None) -> None:
-        if n and self.comoment is not None and comoment is not None:
-            delta, weight = mean - self.mean, self.n * n / (self.n + n)
-            self.comoment += comoment
-            self.comoment += weight * delta[:, :, None] * delta[:, None, :]
-        self._absorb(n, mean, m2)
 
     def covariance(self) -> Array:
         """(layers, hidden, hidden) covariance, with n in the denominator.
@@ -190,9 +201,30 @@ class Moments(ChannelMoments):
         return result
 
 
-def slabs(*blocks: Block) -> Iterator[list[Array]]:
-    """Paired pieces of blocks of equal length, as fresh float64 arrays of about ``SLAB_BYTES``."""
-    row = max(block[:1].size for block in blocks) * 8
-    step = max(1, SLAB_BYTES // max(1, row))
-    for start in range(0, len(blocks[0]), step):
-        yield [np.array(block[start : start + step], dtype=np.float64) for block in blocks]
+def slabs(block: Block) -> Iterator[Array]:
+    """Pieces of a block, all layers of some tokens, as fresh float64 arrays."""
+    for part in parts(block, block.shape[1]):
+        yield np.array(part, dtype=np.float64)
+
+
+def layer_slabs(block: Block) -> Iterator[tuple[slice, int, Array]]:
+    """Tokens, layer and (tokens, hidden) of the pieces of a block, as fresh float64 arrays."""
+    start = 0
+    for part in parts(block):
+        rows = slice(start, start + len(part))
+        start += len(part)
+        for i in range(part.shape[1]):
+            yield rows, i, np.array(part[:, i], dtype=np.float64)
+
+
+def parts(block: Block, layers: int = 1) -> Iterator[Block]:
+    """Views of a block, all layers of some tokens.
+
+    Args:
+        block: (tokens, layers, hidden).
+        layers: how many of them are to be about `SLAB_BYTES` in float64.
+    """
+    row = max(1, layers * block.shape[2]) * 8
+    step = max(1, SLAB_BYTES // row)
+    for start in range(0, len(block), step):
+        yield block[start : start + step]

@@ -25,11 +25,13 @@ SAMPLE_ROWS = 1024
 be fast and blocks numerous enough to be shared out."""
 
 
-def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
+def aligned_blocks(arrays: Sequence[da.Array], size: int | None = None) -> Blocks:
     """The blocks of arrays that hold the same tokens, one tuple per block of the first array.
 
     Args:
         arrays: (token, layer, hidden) each; layers and hidden sizes may differ, tokens may not.
+        size: tokens of a block, at most: larger ones are cut into even parts, so that few blocks
+            can be shared out evenly too. None leaves them as they are.
 
     Raises:
         InputError: an array has not three axes, no tokens, or another number of tokens.
@@ -46,7 +48,10 @@ def aligned_blocks(arrays: Sequence[da.Array]) -> Blocks:
             f"the activations hold different numbers of tokens ({sorted(lengths)}); compare splits "
             f"that were extracted from the same data with the same tokenizer and lengths"
         )
-    chunks = {0: arrays[0].chunks[0], 1: -1, 2: -1}
+    tokens = arrays[0].chunks[0]
+    if size is not None:
+        tokens = tuple(part for held in tokens for part in _even(held, size))
+    chunks = {0: tokens, 1: -1, 2: -1}
     columns = [array.rechunk(chunks).to_delayed().ravel() for array in arrays]  # type: ignore[no-untyped-call]
     return list(zip(*columns, strict=True))
 
@@ -69,7 +74,7 @@ def sampled_blocks(
         arrays: (token, layer, hidden) each, with the same tokens.
         max_tokens: sample size; None takes all tokens.
         seed: seed of the sample, which depends on nothing else.
-        size: about how many sampled tokens a block holds.
+        size: tokens of a block, at most.
         places: (tokens,) row of the second array that holds the token of each row of the first;
             None is the same row.
 
@@ -78,13 +83,19 @@ def sampled_blocks(
     """
     if max_tokens is not None and max_tokens < 2:
         raise InputError(f"max_tokens is {max_tokens}; give at least 2, or None for all tokens")
-    blocks = aligned_blocks(arrays)
+    blocks = aligned_blocks(arrays, size)
     n_tokens = arrays[0].shape[0]
     drawn = sampled_rows(n_tokens, max_tokens, seed)
     if len(drawn) == n_tokens and places is None:
         return blocks
     rows = [drawn] * len(arrays) if places is None else [drawn, places[drawn]]
     return gathered_blocks(arrays, rows, size)
+
+
+def _even(tokens: int, size: int) -> list[int]:
+    """Tokens of the parts of a block, which differ by one at most."""
+    parts = max(1, -(-tokens // size))
+    return [tokens // parts + (i < tokens % parts) for i in range(parts)]
 
 
 def sampled_rows(available: int, most: int | None, seed: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.pipelines.analysis.sums import centring
-from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, slabs
+from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, layer_slabs
 from bertvision.pipelines.analysis.sums.reduce import check_finite
 
 NULL = 1e-12
@@ -95,10 +95,7 @@ class Whitening(NamedTuple):
         found = np.empty(block.shape, centring.PRODUCTS)
         # what came from another worker may begin at any byte, and products of it round otherwise
         planes = np.require(self.directions, requirements=("C", "A"))
-        start = 0
-        for (slab,) in slabs(block):
-            slab -= self.mean
-            for i, directions in enumerate(planes):
-                found[start : start + len(slab), i] = slab[:, i] @ directions
-            start += len(slab)
+        for rows, i, slab in layer_slabs(block):
+            slab -= self.mean[i]
+            found[rows, i] = slab @ planes[i]
         return found
