@@ -152,7 +152,7 @@ def test_sentences_are_cut_and_counted_where_the_window_is_short(
         TASK.windows([many], tokenizer, TaskConfig(name="ordering", max_length=16))
 
 
-def test_paragraphs_without_room_are_said_before_a_workspace_is_made(
+def test_paragraphs_without_room_are_said_before_a_workspace_is_made_or_left_out(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     many = tmp_path / "dev.txt"
@@ -161,6 +161,11 @@ def test_paragraphs_without_room_are_said_before_a_workspace_is_made(
     with pytest.raises(InputError, match="has 10 sentences, and a window of 16 tokens no room"):
         bertvision.finetune(workspace=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+    many.write_text(f"{many.read_text()}\n{WORDS[0]} .\n{WORDS[1]} .\n")
+    given |= {"epochs": 0.1, "save_at": ("0.1e",), "skip_bad": True}
+    bertvision.finetune(workspace=tmp_path / "run", **given)
+    (item,) = Workspace.find(tmp_path / "run").items("dev")
+    assert len(item.sentences) == 2
 
 
 @pytest.fixture(scope="module")

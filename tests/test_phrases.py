@@ -148,9 +148,53 @@ def test_a_phrase_outside_its_window_is_an_error_with_its_name(tiny_bert: Path) 
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     with pytest.raises(
         InputError,
-        match="1 phrase of 1 pair have no token in their window of 16.*'london' of 'far'",
+        match="1 of 1 pair do not fit.*'london' of 'far' has no token in its window of 16: give",
     ):
         TASK.windows([item], tokenizer, TaskConfig(name="phrases", max_length=16))
+
+
+def test_pairs_that_do_not_fit_are_refused_or_left_out_with_their_number(
+    options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    far = "anna " * 30 + "london"
+    for split, (count, seed) in {"train": (12, 1), "dev": (6, 2)}.items():
+        rows = generated(count, seed)
+        for row in rows[1:3]:
+            row |= {"text": far, "first": [len(far) - 6, len(far)]}
+        write(folder / f"{split}.jsonl", rows)
+    given = {**options, "data": str(folder), "epochs": 0.2, "save_at": ("0.2e",), "max_length": 16}
+    given |= {"tune_fraction": 0.2, "workspace": tmp_path / "run"}
+    with pytest.raises(InputError, match="2 of 12 items of train do not fit.*--skip-bad leaves"):
+        bertvision.finetune(**given)
+    assert not (tmp_path / "run").exists()
+    bertvision.finetune(**given, skip_bad=True)
+    assert "left out: 2 of 6 items of dev do not fit, the first: the phrase 'london'" in caplog.text
+    space = Workspace.find(tmp_path / "run")
+    assert [item.id for item in space.items("dev")] == ["2-0", "2-3", "2-4", "2-5"]
+    held = [item.id for split in ("train", "tune") for item in space.items(split)]
+    assert sorted(held) == sorted(f"1-{i}" for i in range(12) if i not in (1, 2))
+    assert {name: data.questions for name, data in space.config.data.items()} == {
+        "train": 8,
+        "tune": 2,
+        "dev": 4,
+    }
+    said = json.loads((space.bert_dir("0.2e") / "predictions.json").read_text())
+    assert set(said) == {item.id for item in space.items("dev")}
+    bertvision.report(workspace=space.root)
+    assert "2 that fit no window left out" in (space.root / "report/index.html").read_text()
+
+
+def test_where_no_pair_fits_nothing_is_left_out(options: dict[str, Any], tmp_path: Path) -> None:
+    rows, far = generated(4, 1), "anna " * 30 + "london"
+    short = [{**row, "text": far, "first": [len(far) - 6, len(far)]} for row in rows]
+    for split in ("train", "dev"):
+        write(tmp_path / f"{split}.jsonl", rows if split == "train" else short)
+    given = {**options, "data": str(tmp_path), "max_length": 16, "skip_bad": True}
+    with pytest.raises(InputError, match="4 of 4 items of dev do not fit.* larger --max-length$"):
+        bertvision.finetune(workspace=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_pair_is_the_largest_values_of_each_phrase_compared(tiny_bert: Path) -> None:
@@ -314,7 +358,7 @@ def test_a_phrase_outside_its_window_is_said_before_a_workspace_is_made(
     rows[0] |= {"text": text, "first": [len(text) - 1, len(text)]}
     far = write(tmp_path / "dev.jsonl", rows)
     given = {**options, "max_length": 16, "dev": str(far)}
-    with pytest.raises(InputError, match="1 phrase of 8 pairs have no token in their window of 16"):
+    with pytest.raises(InputError, match="1 of 8 items of dev do not fit.* its window of 16"):
         bertvision.finetune(workspace=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
 

@@ -6,6 +6,7 @@ of Turc et al. (2019, arXiv:1908.08962) and, of DistilBERT, Sanh et al. (2019, a
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 
 from bertvision.errors import ProvenanceError
@@ -69,9 +70,10 @@ def check_teacher(workspace: Workspace) -> TeacherFile | None:
     if difference := first_difference(_items(other.config), _items(workspace.config)):
         name, there, here = difference
         raise ProvenanceError(
-            f"the teacher {settings.distil} learned from other items: with {name} = {there!r}, "
-            f"this workspace with {here!r}; {_ALIKE if name == 'seed' else ''}start a new "
-            "--workspace with the teacher's data, --seed and parts of them"
+            f"the teacher {settings.distil} learned from other items: with {name} = "
+            f"{reprlib.repr(there)}, this workspace with {reprlib.repr(here)}; "
+            f"{_ALIKE if name == 'seed' else ''}start a new --workspace with the teacher's data, "
+            "--seed and parts of them"
         )
     return held
 

@@ -211,6 +211,7 @@ def _compared(workspace: Workspace, result: Result) -> dict[str, Any]:
     return {
         "task": {name: task[name] for name in _TASK},
         "data": {split: config.data[split].sha256 for split in ("train", "dev")},
+        "misfits": config.data["dev"].misfits,
         "metric": headline_metric(config.task.name, metrics),
         "threshold_tuned": not result.untuned,
     }

@@ -33,6 +33,7 @@ def facts(
     data = [
         f"{name}: {split.questions:,} {results.items} of {split.source}, sha256 "
         f"{split.sha256[:12]}…"
+        + (f", {len(split.misfits):,} that fit no window left out" if split.misfits else "")
         for name, split in config.data.items()
     ]
     loaded = load_task(task.name)

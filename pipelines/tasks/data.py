@@ -30,3 +30,5 @@ class TaskData:
     """Malformed parts that were left out, a line each."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty where there are none: spans, scores."""
+    misfits: tuple[str, ...] = ()
+    """Ids of items that were left out because no window holds them."""

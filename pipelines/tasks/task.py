@@ -125,19 +125,18 @@ class Task(ABC):
     def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:
         """Make the windows of items, in their order."""
 
-    def check_windows(  # noqa: B027
-        self, items: Sequence[Any], tokenizer: Any, config: TaskConfig
-    ) -> None:
-        """Refuse items that no window of this length can hold, before a workspace has the length.
+    def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
+        """Tell the items that no window of this length can hold, before a workspace has the length.
 
         Args:
-            items: of a split's source.
+            items: of a split's source, each with an ``id``.
             tokenizer: of the encoder.
             config: settings of the task.
 
-        Raises:
-            InputError: names such an item; of most tasks there are none.
+        Returns:
+            Why they do not fit, by id; of most tasks there are none.
         """
+        return {}
 
     @abstractmethod
     def table(self, items: Sequence[Any]) -> pa.Table:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import reprlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -55,6 +57,16 @@ class DataConfig(Settings):
     """Digest of the whole source, before any selection."""
     questions: int
     """Number of items of the split, questions or sentences, after selection."""
+    misfits: tuple[str, ...] = ()
+    """Ids of items of the source that are left out because no window holds them (``skip_bad``); the
+    file does not say it where there are none."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if not self.misfits:
+            del values["misfits"]
+        return values
 
 
 class FinetuneConfig(Settings):

@@ -34,7 +34,7 @@ from bertvision.pipelines.workspace.config import (
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import check_starts, checkpoint_for
 from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.selection import selected_data, source_split
+from bertvision.pipelines.workspace.selection import fitting, selected_data, source_split
 from bertvision.pipelines.workspace.snapshots import (
     library_versions,
     of_teacher,
@@ -137,8 +137,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
     tokenizer = load_tokenizer(checkpoint.folder)
-    for found in read.values():
-        kind.check_windows(found.items, tokenizer, task)
+    read = fitting(read, kind, tokenizer, task)
     report_doubts(name, {k: list(map(kind.example, found.items)) for k, found in read.items()})
     return _config(checkpoint, task, finetune, selected_data(sources, read, task, finetune))
 

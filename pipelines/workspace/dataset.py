@@ -110,7 +110,9 @@ class Dataset:
             )
         if self.finetune is None:
             return found.items
-        return select_items(found.items, split, self.config, self.finetune, self.task)
+        out = set(recorded.misfits)
+        items = [item for item in found.items if item.id not in out] if out else found.items
+        return select_items(items, split, self.config, self.finetune, self.task)
 
     def source(self, split: str) -> str:
         """Where a split comes from: a path, or a name on the hub.

@@ -104,7 +104,7 @@ class FinetuneOptions(Options):
         float | None, Option("Part of the training data to score on, where there is no dev.")
     ] = None
     answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
-    skip_bad: Annotated[bool | None, Option("Skip malformed questions and count them.")] = None
+    skip_bad: Annotated[bool | None, Option("Skip what is malformed or fits no window.")] = None
     max_length: Annotated[
         int | None, Option("Tokens of a window (default 386, of sentences 128).")
     ] = None

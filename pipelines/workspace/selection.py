@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.featurestore.format.records import first_difference
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from bertvision.pipelines.tasks.task import Task
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 HEAD_TOKENS: Final[dict[str, TokenPooling]] = {"span": "all", "classification": "cls"}
@@ -95,6 +99,29 @@ def select_items(
     return kept if split == "train" else held
 
 
+def fitting(
+    read: Mapping[str, TaskData], kind: Task, tokenizer: Any, task: TaskConfig
+) -> dict[str, TaskData]:
+    """What was read of each split, without the items that no window holds.
+
+    Raises:
+        InputError: there are some, and they are not to be skipped, or nothing is left.
+    """
+    found = dict(read)
+    for split, data in read.items():
+        if not (misfits := kind.misfits(data.items, tokenizer, task)):
+            continue
+        first, what = next(iter(misfits.values())), kind.words[1]
+        many = f"{len(misfits):,} of {len(data.items):,} {what} of {split} do not fit, the first: "
+        kept = [item for item in data.items if item.id not in misfits]
+        if not task.skip_bad or not kept:
+            others = "" if task.skip_bad else f"; --skip-bad leaves such {what} out"
+            raise InputError(f"{many}{first}: give a larger --max-length{others}")
+        log.warning("left out: %s%s", many, first)
+        found[split] = replace(data, items=kept, misfits=tuple(misfits))
+    return found
+
+
 def selected_data(
     sources: Mapping[str, str | None],
     read: Mapping[str, TaskData],
@@ -114,7 +141,10 @@ def selected_data(
         count = len(select_items(read[origin].items, split, task, finetune, kind))
         if count:
             data[split] = DataConfig(
-                source=str(sources[origin]), sha256=read[origin].sha256, questions=count
+                source=str(sources[origin]),
+                sha256=read[origin].sha256,
+                questions=count,
+                misfits=read[origin].misfits,
             )
         elif split != "tune":
             raise InputError(
@@ -135,6 +165,7 @@ def trained_on(config: WorkspaceConfig) -> dict[str, object]:
         "linked": task.linked,
         "train_questions": finetune.train_questions,
         "nested": finetune.nested,
+        "misfits": config.data["train"].misfits,
         **({"seed": finetune.seed} if chosen else {}),
     }
 
@@ -167,9 +198,10 @@ def check_unlearned(config: WorkspaceConfig, start: WorkspaceConfig, place: str)
     if difference := first_difference(there, {"task": config.task.name, **trained_on(config)}):
         name, before, now = difference
         raise ProvenanceError(
-            f"{place} was trained on other parts of the same data: with {name} = {before!r}, this "
-            f"workspace with {now!r}, so that it learned from what is held out here; choose the "
-            "same parts, or --tune-fraction 0 and a --dev of its own"
+            f"{place} was trained on other parts of the same data: with {name} = "
+            f"{reprlib.repr(before)}, this workspace with {reprlib.repr(now)}, so that it learned "
+            "from what is held out here; choose the same parts, or --tune-fraction 0 and a --dev "
+            "of its own"
         )
 
 

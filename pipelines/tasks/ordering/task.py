@@ -113,10 +113,9 @@ class OrderingTask(Task):
             token_labels={"positions": np.array(positions, np.int32)},
         )
 
-    def check_windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> None:
-        """Refuse paragraphs of more sentences than a window has room for."""
-        for item in items:
-            _room(item, config.max_length)
+    def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
+        """Paragraphs of more sentences than a window has room for."""
+        return {item.id: why for item in items if (why := _without_room(item, config.max_length))}
 
     def table(self, items: Sequence[Any]) -> pa.Table:
         """Paragraphs as the store's text side, a row each, sentences in their right order."""
@@ -234,13 +233,19 @@ def _room(item: Paragraph, max_length: int) -> int:
     Raises:
         InputError: they are fewer than its sentences.
     """
+    if why := _without_room(item, max_length):
+        raise InputError(f"{why}: give a larger --max-length")
+    return max_length - 1 - len(item.sentences)
+
+
+def _without_room(item: Paragraph, max_length: int) -> str:
+    """Why a window cannot have a token of each sentence; empty where it can."""
     count = len(item.sentences)
-    if (room := max_length - 1 - count) < count:
-        raise InputError(
-            f"{item.id!r} has {count} sentences, and a window of {max_length} tokens no room for "
-            "them: give a larger --max-length"
-        )
-    return room
+    if max_length - 1 - count >= count:
+        return ""
+    return (
+        f"{item.id!r} has {count} sentences, and a window of {max_length} tokens no room for them"
+    )
 
 
 def _longest(lengths: Sequence[int], room: int) -> int:

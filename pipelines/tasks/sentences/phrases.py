@@ -103,30 +103,18 @@ class PhraseTask(SentenceTask):
             InputError: a phrase has no token in its window, because it is cut off or the tokenizer
                 drops all its characters; names the first, and says how many there are.
         """
-        windows = sentence_windows(items, tokenizer, max_length=config.max_length)
-        marks = np.full(len(windows.input_ids), -1, np.int32)
-        lost = []
-        for item, begin, count in zip(items, windows.first_token, windows.n_tokens, strict=True):
-            tokens = slice(begin, begin + count)
-            offsets = windows.offset_mapping[tokens]
-            sentence = _sentences(offsets)
-            for which, (start, end) in ((FIRST, item.first), (SECOND, item.second)):
-                inside = (offsets[:, 0] < end) & (offsets[:, 1] > start) & (sentence == which)
-                marks[tokens][inside] = which
-                if not inside.any():
-                    lost.append((item, item.phrases[which]))
+        windows, lost = _marked(items, tokenizer, config)
         if lost:
-            item, phrase = lost[0]
             raise InputError(
-                f"{counted(len(lost), 'phrase')} of {counted(len(items), 'pair')} have no token in "
-                f"their window of {config.max_length}, the first being {phrase!r} of {item.id!r}: "
-                "give a larger --max-length, or leave such rows out of the data"
+                f"{len(lost):,} of {counted(len(items), 'pair')} do not fit, the first: "
+                f"{next(iter(lost.values()))}: give a larger --max-length, or leave such rows out "
+                "of the data"
             )
-        return replace(windows, marks={"phrases": marks})
+        return windows
 
-    def check_windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> None:
-        """Refuse phrases without a token in their window (see `windows`)."""
-        self.windows(items, tokenizer, config)
+    def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
+        """Pairs with a phrase that has no token in its window (see `windows`)."""
+        return _marked(items, tokenizer, config)[1]
 
     def table(self, items: Sequence[Any]) -> pa.Table:
         """The pairs as the store's text side, a row each."""
@@ -143,6 +131,28 @@ class PhraseTask(SentenceTask):
             PhrasePair(**{**row, "first": tuple(row["first"]), "second": tuple(row["second"])})
             for row in table.to_pylist()
         ]
+
+
+def _marked(
+    items: Sequence[Any], tokenizer: Any, config: TaskConfig
+) -> tuple[Windows, dict[str, str]]:
+    """The windows with the tokens of both phrases marked; why a pair has none to mark, by id."""
+    windows = sentence_windows(items, tokenizer, max_length=config.max_length)
+    marks = np.full(len(windows.input_ids), -1, np.int32)
+    lost = {}
+    for item, begin, count in zip(items, windows.first_token, windows.n_tokens, strict=True):
+        tokens = slice(begin, begin + count)
+        offsets = windows.offset_mapping[tokens]
+        sentence = _sentences(offsets)
+        for which, (start, end) in ((FIRST, item.first), (SECOND, item.second)):
+            inside = (offsets[:, 0] < end) & (offsets[:, 1] > start) & (sentence == which)
+            marks[tokens][inside] = which
+            if not inside.any():
+                lost[item.id] = (
+                    f"the phrase {item.phrases[which]!r} of {item.id!r} has no token in its window "
+                    f"of {config.max_length}"
+                )
+    return replace(windows, marks={"phrases": marks}), lost
 
 
 def _sentences(offsets: Int32Array) -> Int32Array:
