@@ -313,6 +313,9 @@ def test_the_score_of_all_layers_is_the_encoders_own(space: Workspace, tmp_path:
     assert kept == found.to_json()
     row = found.shown()[-1]
     assert row["fixed"] == row["entropy"] == row["patience"]
+    report = bertvision.report(workspace=space.root, out=tmp_path / "report")
+    assert "exits-1e-dev" in report.figures
+    assert "exits" in report.tables
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
-_SOURCE = "seed-*/*/*/metrics.json of each folder"
+_SOURCE = "FOLDER/seed-*/**/metrics.json"
 _PICKED = " The highest mean was picked by these same scores, so that it looks better than it is."
 
 
