@@ -3,10 +3,10 @@
     python benchmarks/tokens.py --json docs/performance/tokens.json
 
 Batches have 4,096 tokens. 'float32' is a batch as a trainer on a CPU takes it, 'stored' as it is
-sent to a device: codes and scales, or float16. The limit reads the same int8 bytes in the order of
-their file, without checksums or shuffling, into one buffer, and decodes them by the same function
-into another; 'in memory' permutes float32 rows that were read before. 'cold' drops the files from
-the page cache.
+sent to a device: codes and scales, or float16. Two limits check and shuffle nothing, and decode by
+the same function: one reads the chunks of a store like ours with two threads, the other the same
+int8 bytes from one file, in its order and into one buffer. 'in memory' permutes float32 rows that
+were read before. 'cold' drops the files from the page cache.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from peers.vectors import (
     BUFFER,
     OURS,
     Bertvision,
+    Chunks,
     InMemory,
     MemMap,
     Pair,
@@ -85,14 +86,14 @@ def measured(side: Side, condition: str, seconds: float) -> Callable[[], float]:
 def main() -> None:
     """Prepare all sides, check that they give the same, measure, report."""
     parser = harness.arguments(__doc__)
-    parser.add_argument("--examples", type=int, default=1200)
+    parser.add_argument("--examples", type=int, default=3600)
     options = parser.parse_args()
     layers, hidden, seconds = 5, 768, 1.0
     if options.quick:
         layers, hidden, options.examples, seconds, options.repeats = 2, 64, 120, 0.05, 2
     synthetic = Synthetic(lengths(options.examples), layers=layers, hidden=hidden)
     folder = options.folder / f"tokens-{options.examples}x{layers}x{hidden}"
-    kinds: list[type[Side]] = [Bertvision, Preadv, MemMap, InMemory]
+    kinds: list[type[Side]] = [Bertvision, Chunks, Preadv, MemMap, InMemory]
     notes = []
     if find_spec("sae_lens") is None:
         notes.append("not installed: sae-lens")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,9 @@ from torch import Tensor
 
 from bertvision.featurestore.format.encoding import decode, encode
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.plan import SHARD_TOKENS
+from bertvision.featurestore.format.shard import shard_key
+from bertvision.featurestore.format.shardfile import read_spans
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.tokens.stream import TokenStream
 
@@ -127,6 +132,62 @@ class Preadv(Side):
                 parts = [scale[:n].reshape(-1), codes[:n].reshape(-1)]
                 offset += os.preadv(file.fileno(), parts, offset)
                 yield Pair(torch.from_numpy(codes[:n]), torch.from_numpy(scale[:n]))
+
+
+class Chunks(Bertvision):
+    """The limit on the same bytes: two threads read the chunks of the store, and check nothing."""
+
+    name = "limit: preadv of the store's chunks, 2 threads"
+
+    @cached_property
+    def _places(self) -> list[tuple[Path, Path, int, int]]:
+        """Of each shard the files of codes and scales, where the layer begins, and its tokens."""
+        split = ActivationSplit(self.folder, "1e", "train")
+        found = []
+        for shard in range(split.plan.n_shards):
+            codes, scale = (
+                self.folder / shard_key(split.record, name, shard)
+                for name in ("hidden_states", "scale")
+            )
+            file = split.storage.open(shard_key(split.record, "hidden_states", shard))
+            offset = read_spans(file, len(split.record.layers))[-1].offset
+            file.close()
+            found.append((codes, scale, offset, split.plan.tokens_of(shard)))
+        return found
+
+    def vectors(self, seed: int) -> Iterator[Tensor]:
+        """Shard after shard."""
+        stats = type(self.synthetic.stats)(*(x[-1:] for x in self.synthetic.stats))
+        out = torch.empty(SHARD_TOKENS, 1, self.synthetic.hidden)
+        for codes, scale in self.stored(seed):
+            yield decode(codes, scale, stats, out=out[: len(codes)])[:, 0]
+
+    def stored(self, seed: int) -> Iterator[Pair]:
+        """Codes and scale of each shard."""
+        layers, hidden = self.synthetic.pool.shape[1:]
+        memory = [
+            (
+                np.empty((SHARD_TOKENS, layers), np.float32),
+                np.empty((SHARD_TOKENS, hidden), np.int8),
+            )
+            for _ in range(4)
+        ]
+
+        def read(place: tuple[Path, Path, int, int], scale: Any, codes: Any) -> Pair:
+            files, offset, n = place[:2], place[2], place[3]
+            for path, out, begin in zip(files, (codes, scale), (offset, 0), strict=True):
+                with path.open("rb", buffering=0) as file:
+                    os.preadv(file.fileno(), [out], begin)
+            return Pair(torch.from_numpy(codes[:n, None]), torch.from_numpy(scale[:n, -1:]))
+
+        with ThreadPoolExecutor(2) as threads:
+            waiting: deque[Future[Pair]] = deque()
+            for number, place in enumerate(self._places):
+                if len(waiting) == 3:  # the memory of the fourth is in use outside
+                    yield waiting.popleft().result()
+                waiting.append(threads.submit(read, place, *memory[number % 4]))
+            for pair in waiting:
+                yield pair.result()
 
 
 class MemMap(Side):

@@ -56,8 +56,10 @@ class LocalStorage(Storage):
 
     def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:  # noqa: D102
         path = self._inside(key)
-        self._make_folder(path.parent)
+        missing = self._make_folders(path.parent)
         write_durably(path, content)
+        # behind the file, whose own flush has taken most of it to the disk by now
+        self._flush_folders(missing)
         return self.version(key)
 
     def version(self, key: str) -> str:  # noqa: D102
@@ -113,7 +115,7 @@ class LocalStorage(Storage):
 
     def lock(self, key: str, what: str, wait: bool = False) -> AbstractContextManager[None]:  # noqa: D102
         path = self._inside(key)
-        self._make_folder(path.parent)
+        self._flush_folders(self._make_folders(path.parent))
         return exclusive(path, what, wait=wait)
 
     def free_bytes(self) -> int | None:  # noqa: D102
@@ -122,20 +124,28 @@ class LocalStorage(Storage):
             path = path.parent
         return shutil.disk_usage(path).free
 
-    def _make_folder(self, path: Path) -> None:
-        """Make a folder of the storage; its name, and those above it, are on the disk then.
+    def _make_folders(self, path: Path) -> list[Path]:
+        """Make a folder of the storage and those above it.
 
-        Those of folders that are there too: who made them may have died before it came to that, or
-        be another thread that is about to.
+        Returns:
+            Those whose names may not be on the disk yet, from above. Some of them are there too:
+            who made them may have died before it came to that, or be another thread that is about
+            to.
         """
         missing = []
         while path != self._real.parent and path not in self._flushed:
             missing.append(path)
             path = path.parent
         make_folder(self._real.parent)
-        for folder in reversed(missing):
-            with self._flushing:  # or a thread that removes it would leave it as flushed
+        with self._flushing:  # or a thread that removes them would leave them as flushed
+            for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
+        return missing[::-1]
+
+    def _flush_folders(self, folders: list[Path]) -> None:
+        """Take the names of folders to the disk, unless somebody has removed them meanwhile."""
+        for folder in folders:
+            with self._flushing, suppress(FileNotFoundError):
                 with suppress(PermissionError):  # the folder above may be another user's
                     fsync(folder.parent)
                 self._flushed.add(folder)
