@@ -18,7 +18,7 @@ from processes import warm_pool
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.pipelines.analysis.alike import cka as cka_module
 from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
-from bertvision.pipelines.analysis.sums import centring, features, gram
+from bertvision.pipelines.analysis.sums import centring, features, gram, pairs
 from bertvision.pipelines.analysis.sums.forms import FEATURES, GRAM, Form, cheaper_form
 
 
@@ -70,11 +70,15 @@ def gram_cka(x: np.ndarray, y: np.ndarray, *, unbiased: bool) -> np.ndarray:
     )
 
 
-@pytest.fixture(params=[FEATURES, GRAM], ids=["features", "gram"])
+@pytest.fixture(
+    params=[(FEATURES, 2**31), (FEATURES, 0), (GRAM, 0)], ids=["held", "streamed", "gram"]
+)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
-    """Either form, whatever the shapes."""
-    monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: request.param)
-    return request.param
+    """Either form, whatever the shapes; that of features with all tokens held, and streamed."""
+    form, held = request.param
+    monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: form)
+    monkeypatch.setattr(features, "HELD_BYTES", held)
+    return form
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in float64, so that nothing is left but the formula; of tiles and cut blocks."""
     monkeypatch.setattr(centring, "PRODUCTS", np.float64)
     monkeypatch.setattr(gram, "ROWS", 24)
-    monkeypatch.setattr(features, "CHUNK", 24)
+    monkeypatch.setattr(pairs, "CHUNK", 24)
 
 
 @pytest.mark.usefixtures("form", "exact")
@@ -209,10 +213,32 @@ def test_any_cut_into_blocks_gives_the_same_cka(cut: list[int]) -> None:
 def test_groups_of_layers_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = related()
     monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: FEATURES)
+    monkeypatch.setattr(features, "HELD_BYTES", 0)
     whole = run(x, y)
-    monkeypatch.setattr(features, "GROUP_BYTES", 2 * 8 * 8 * 2 * 6)
+    monkeypatch.setattr(pairs, "GROUP_BYTES", 2 * 8 * 8 * 2 * 6)
     for name in ("cka", "cka_dropped"):
         np.testing.assert_allclose(getattr(run(x, y), name), getattr(whole, name), rtol=1e-13)
+
+
+def test_what_is_not_held_is_read_once_for_the_means_and_once_for_each_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = related()
+    reads: list[int] = []
+    arrays = [
+        da.from_array(a, chunks=(50, *a.shape[1:])).map_blocks(
+            lambda b: reads.append(len(b)) or b, dtype=a.dtype, meta=a[:0]
+        )
+        for a in (x, y)
+    ]
+    monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: FEATURES)
+    tokens = 2 * len(x)
+    for held, group, passes in ((2**31, 2**29, 2), (0, 2**29, 2), (0, 8 * (2 * 8 * 6 + 8 * 8), 5)):
+        monkeypatch.setattr(features, "HELD_BYTES", held)
+        monkeypatch.setattr(pairs, "GROUP_BYTES", group)
+        reads.clear()
+        cka(*arrays)
+        assert sum(reads) == passes * tokens
 
 
 def test_a_sample_is_seeded_and_close_to_the_whole() -> None:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.analysis.alike.maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.fields import Axes
-from bertvision.pipelines.analysis.sums.features import Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.sums.forms import FEATURES
 from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.sums.pairs import Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.sums.reduce import Blocks, sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.sums.whitening import WhiteLayer, Whitening
 from bertvision.pipelines.records import Count

@@ -94,7 +94,9 @@ def cka(
     Costs 2 · tokens · (layers_x · hidden_x) · (layers_y · hidden_y) operations in float32, or
     tokens² · (layers_x · hidden_x + layers_y · hidden_y) where these are fewer; half of it where x
     is y. The sample keeps that in bounds and is read from the splits once. With ``max_tokens=None``
-    all tokens enter, and the blocks are read once for the means and once per group of layers.
+    all tokens enter, and the blocks are read twice, for the means and then centred. Up to 2 GiB of
+    centred tokens are held, on each worker of a cluster; of more the blocks are let go, and read
+    once per group of layers.
 
     Args:
         x: (token, layer, hidden) float32 activations, chunked along the tokens.

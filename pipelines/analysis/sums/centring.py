@@ -17,7 +17,7 @@ from bertvision.pipelines.analysis.sums.reduce import check_finite
 
 PRODUCTS: Any = np.float32
 """What products are computed in; sums of them are float64."""
-CHUNK = 1024
+CHUNK = 4096
 """Products of at most so many tokens are summed in `PRODUCTS`."""
 
 
@@ -25,12 +25,14 @@ class Centring(NamedTuple):
     """How the hidden states of one side are centred, and which channels a variant leaves out.
 
     Attributes:
+        n: tokens that there are.
         mean: (layers, hidden) subtracted.
         factor: (layers,) multiplied with: a power of two that brings the mean length of a token
             near 1, so that nothing overflows. It is exact, and no ratio of kernels depends on it.
         dropped: per layer, the channels of largest variance, largest first; may be none.
     """
 
+    n: int
     mean: Array
     factor: Array
     dropped: tuple[tuple[int, ...], ...]
@@ -51,7 +53,7 @@ class Centring(NamedTuple):
         length = np.sqrt(moments.variance().sum(axis=1))
         _, exponent = np.frexp(np.where(length > 0, length, 1.0))
         dropped = tuple(map(tuple, order.tolist()))
-        return cls(moments.mean, np.ldexp(1.0, -exponent), dropped)
+        return cls(moments.n, moments.mean, np.ldexp(1.0, -exponent), dropped)
 
     @property
     def variants(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -81,12 +82,14 @@ def _tiles(*blocks: _Parts, sides: int) -> KernelSums:
     tokens, others = len(one[0].rest), len(other[0].rest)
     shape = variants, layers, layers
     sums = KernelSums(itself * tokens, np.zeros(shape), np.zeros(shape[:2]), np.zeros(shape))
+    # memory that is used again: each product in new memory would take a sixth longer
+    room = np.empty(layers * min(ROWS, tokens) * min(ROWS, others), one[0].rest.dtype)
     for start in range(0, tokens, ROWS):
         # what lies left of the diagonal is what lies right of it
         for begin in range(start if itself else 0, others, ROWS):
             rows, columns = slice(start, start + ROWS), slice(begin, begin + ROWS)
             diagonal = itself and start == begin
-            for v, kernels in _kernels(one, other, rows, columns):
+            for v, kernels in _kernels(one, other, rows, columns, room):
                 if diagonal:
                     lengths = np.einsum("ltt->lt", kernels).astype(np.float64)
                     sums.norms[v] += lengths.sum(axis=1)
@@ -97,7 +100,11 @@ def _tiles(*blocks: _Parts, sides: int) -> KernelSums:
 
 
 def _kernels(
-    one: Sequence[_Parts], other: Sequence[_Parts], rows: slice, columns: slice
+    one: Sequence[_Parts],
+    other: Sequence[_Parts],
+    rows: slice,
+    columns: slice,
+    room: NDArray[Any],
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """The number of each variant and its kernels (layers, rows, columns), in memory used again.
 
@@ -108,7 +115,10 @@ def _kernels(
         for x, y in zip(one, other, strict=True)
         for i in range(x.rest.shape[1])
     ]
-    kernels = np.stack([x @ y.T for x, y, _, _ in pairs])
+    shape = len(pairs), len(pairs[0][0]), len(pairs[0][1])
+    kernels = room[: math.prod(shape)].reshape(shape)
+    for kernel, (x, y, _, _) in zip(kernels, pairs, strict=True):
+        np.matmul(x, y.T, out=kernel)
     if not pairs[0][2].shape[1]:
         yield 0, kernels
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertvision.pipelines.analysis.sums.moments import Array, State
+from bertvision.pipelines.analysis.sums.moments import Array, Block, State, slabs
 
 
 @dataclass(slots=True, eq=False)
@@ -74,13 +74,14 @@ class KernelSums(State):
         return values
 
 
-def squared_lengths(hidden: Array, keep: Array) -> Array:
+def squared_lengths(hidden: Block, keep: Array) -> Array:
     """(variants, tokens, layers) squared lengths over the channels that each variant keeps.
 
     Args:
         hidden: (tokens, layers, hidden) centred.
         keep: (variants, layers, hidden) 1 for a channel that is kept, else 0.
     """
-    squares = np.square(hidden, dtype=np.float64)
-    found: Array = np.einsum("nlc,vlc->vnl", squares, keep, optimize=False)
-    return found
+    found = [
+        np.einsum("nlc,vlc->vnl", np.square(slab), keep, optimize=False) for slab in slabs(hidden)
+    ]
+    return np.concatenate(found, axis=1) if found else np.zeros((len(keep), *hidden.shape[:2]))
