@@ -23,6 +23,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,8 @@ def write_plain(folder: Path, examples: Examples) -> None:
 def write_direct(folder: Path, examples: Examples) -> None:
     """Write as many bytes past the page cache, a file for as many examples as a shard has."""
     room = mmap.mmap(-1, 1 << 23, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room.madvise(mmap.MADV_HUGEPAGE)  # which the disk takes faster
+    with suppress(OSError):  # a kernel without huge pages, which the disk takes faster
+        room.madvise(mmap.MADV_HUGEPAGE)
     room.write(np.random.default_rng(0).bytes(len(room)))  # zeros might be written as holes
     for number, block in enumerate(_blocks(examples)):
         whole, rest = divmod(sum(states.nbytes for states in block), len(room))

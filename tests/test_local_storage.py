@@ -12,7 +12,9 @@ import pytest
 from faults import in_memory
 
 from bertvision.errors import CorruptStoreError
+from bertvision.featurestore.storage import local
 from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.storage.storage import ABSENT
 
 
 @pytest.fixture
@@ -38,6 +40,24 @@ def test_threads_make_and_remove_folders_of_one_storage(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(work, range(4))) == [None] * 4
         assert storage.names("0") == []
+
+
+def test_a_folder_that_is_removed_while_a_file_is_written_is_made_again_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, real = LocalStorage(tmp_path / "store"), local.write_durably
+
+    def write_and_lose(path: Path, content: bytes) -> None:
+        real(path, content)
+        storage.remove("a")
+
+    monkeypatch.setattr(local, "write_durably", write_and_lose)
+    assert storage.write("a/b/file", b"1") == ABSENT
+    monkeypatch.undo()
+    storage.write("a/b/file", b"2")
+    assert storage.read("a/b/file") == b"2"
+    with storage.lock("a/c/lock", "it"):
+        pass
 
 
 @pytest.mark.parametrize("key", ["../out", "in/../../out", "in/..", "/etc/hosts", "gone/../../out"])

@@ -177,7 +177,8 @@ class Chunks(Bertvision):
             files, offset, n = place[:2], place[2], place[3]
             for path, out, begin in zip(files, (codes, scale), (offset, 0), strict=True):
                 with path.open("rb", buffering=0) as file:
-                    os.preadv(file.fileno(), [out], begin)
+                    if os.preadv(file.fileno(), [out], begin) != out.nbytes:
+                        raise OSError(f"{path} ends within the chunk")
             return Pair(torch.from_numpy(codes[:n, None]), torch.from_numpy(scale[:n, -1:]))
 
         with ThreadPoolExecutor(2) as threads:

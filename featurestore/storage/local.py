@@ -143,12 +143,13 @@ class LocalStorage(Storage):
         return missing[::-1]
 
     def _flush_folders(self, folders: list[Path]) -> None:
-        """Take the names of folders to the disk, unless somebody has removed them meanwhile."""
+        """Take the names of folders to the disk, but of those that were removed meanwhile."""
         for folder in folders:
             with self._flushing, suppress(FileNotFoundError):
                 with suppress(PermissionError):  # the folder above may be another user's
                     fsync(folder.parent)
-                self._flushed.add(folder)
+                if folder.is_dir():
+                    self._flushed.add(folder)
 
     def _inside(self, key: str) -> Path:
         """The path of a key, which neither leads out of the storage nor is reached by a link."""

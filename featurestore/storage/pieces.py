@@ -68,9 +68,10 @@ def _aligned(size: int) -> memoryview:
     Private: the memory that processes share has huge pages on few systems.
     """
     room = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            room.madvise(mmap.MADV_HUGEPAGE)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a child would copy what is being written
+        if hasattr(mmap, advice):
+            with suppress(OSError):  # a kernel without huge pages
+                room.madvise(getattr(mmap, advice))
     first = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % _HUGE_PAGE
     return memoryview(room)[first : first + size]
 

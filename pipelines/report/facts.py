@@ -15,6 +15,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.records import read_run_config, read_snapshot_info
+from bertvision.pipelines.workspace.selection import source_split
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
@@ -33,7 +34,12 @@ def facts(
     data = [
         f"{name}: {split.questions:,} {results.items} of {split.source}, sha256 "
         f"{split.sha256[:12]}…"
-        + (f", {len(split.misfits):,} that fit no window left out" if split.misfits else "")
+        # once: they are of the source, of which other splits are parts, too
+        + (
+            f", {len(split.misfits):,} of the source that fit no window left out"
+            if split.misfits and source_split(name, task) == name
+            else ""
+        )
         for name, split in config.data.items()
     ]
     loaded = load_task(task.name)

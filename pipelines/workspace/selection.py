@@ -200,8 +200,8 @@ def check_unlearned(config: WorkspaceConfig, start: WorkspaceConfig, place: str)
         raise ProvenanceError(
             f"{place} was trained on other parts of the same data: with {name} = "
             f"{reprlib.repr(before)}, this workspace with {reprlib.repr(now)}, so that it learned "
-            "from what is held out here; choose the same parts, or --tune-fraction 0 and a --dev "
-            "of its own"
+            "from what is held out here; choose the same parts (for misfits the same tokenizer and "
+            "--max-length), or --tune-fraction 0 and a --dev of its own"
         )
 
 

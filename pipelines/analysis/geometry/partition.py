@@ -28,14 +28,14 @@ class Bases(NamedTuple):
     """The directions in which Z is measured.
 
     Attributes:
-        mean: (layers, hidden) of the vectors.
+        mean: (layers, hidden) of the vectors, float64.
         raw: (layers, hidden, hidden) eigenvectors of Σ x xᵀ, a column each.
         centred: (layers, hidden, hidden − removed) principal components, by falling variance,
             without the first ones, which the correction takes out.
         variances: (layers, hidden) of all principal components, falling, float64.
     """
 
-    mean: Block
+    mean: Array
     raw: Block
     centred: Block
     variances: Array
@@ -62,7 +62,7 @@ class Bases(NamedTuple):
             centred[i] = found[i].eigenvectors[:, ::-1][:, removed:]
             raw[i] = found[layers + i].eigenvectors
         variances = np.stack([of.eigenvalues[::-1] for of in found[:layers]])
-        return cls(moments.mean.astype(dtype), raw, centred, variances)
+        return cls(moments.mean, raw, centred, variances)
 
 
 class LogSum(NamedTuple):
@@ -159,9 +159,10 @@ def merged(one: Partition | None, other: Partition | None) -> Partition | None:
     return one.merge(other)
 
 
-def _layer(vectors: Block, mean: Block, raw: Block, centred: Block) -> Partition:
+def _layer(vectors: Block, mean: Array, raw: Block, centred: Block) -> Partition:
     """Sums over the (vectors, hidden) of a layer, without an axis of layers."""
-    left = (vectors - mean) @ centred
+    # the mean of a channel that hardly varies has more digits than its vectors
+    left = (vectors - mean).astype(vectors.dtype) @ centred
     norm = np.sqrt(np.einsum("nc,nc->n", left, left))
     inverse = np.divide(1, norm, out=np.zeros_like(norm), where=norm > 0)
     unit = (inverse @ left).astype(np.float64)

@@ -41,7 +41,8 @@ def write_methods(folders: Sequence[str], out: Path) -> Report:
     about = facts(first, read_rows(first, left_out=left_out), left_out)
     return write_page(
         target,
-        name=Path(os.path.commonpath([method.root for method in compared.methods])).name,
+        name=Path(os.path.commonpath([method.root for method in compared.methods])).name
+        or compared.methods[0].name,
         subject="fine-tuning with several seeds",
         heading=f"The first run: {first.root.parent.name}, seed {first.config.finetune.seed}",
         facts=about,

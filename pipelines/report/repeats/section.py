@@ -62,11 +62,22 @@ def check_same_data(workspace: Workspace, compared: Compared) -> None:
     """Refuse methods that were scored on something else than the workspace of the report.
 
     Raises:
-        InputError: their task is another, or their dev.
+        InputError: their task is another, its settings, their dev, or what was left out of it.
     """
     first, dev = compared.methods[0], workspace.config.data.get("dev")
-    of_runs = {"task": first.task, "dev": first.compared["data"]["dev"]}
-    own = {"task": workspace.config.task.name, "dev": dev.sha256 if dev else None}
+    task, runs = workspace.config.task.model_dump(mode="json"), first.compared
+    own = {
+        "task": workspace.config.task.name,
+        "dev": dev.sha256 if dev else None,
+        "misfits": dev.misfits if dev else (),
+        **{name: task[name] for name in runs["task"]},
+    }
+    of_runs = {
+        "task": first.task,
+        "dev": runs["data"]["dev"],
+        "misfits": runs["misfits"],
+        **runs["task"],
+    }
     if difference := first_difference(own, of_runs):
         name, there, here = difference
         raise InputError(
