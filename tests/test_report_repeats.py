@@ -96,6 +96,9 @@ def test_methods_are_a_section_of_the_report_of_a_run(
     text = found.page.read_text()
     assert text.index('id="learning-curve"') < text.index('<section id="methods"')
     assert "Of 4 methods of fine-tuning plain scores highest in the mean" in text
+    failed = sum(run["failed"] for run in bertvision.spread(folders).to_json()["runs"])
+    assert (f". {failed} of 8 runs are not above the trivial answer." in text) == bool(failed)
+    assert "of the 3 others the 95 % interval is wholly below it" in text
 
 
 def test_a_seed_without_a_score_is_named_with_what_finishes_it(methods: Path) -> None:

@@ -296,4 +296,4 @@ def _moved(config: WorkspaceConfig, options: FinetuneOptions) -> WorkspaceConfig
 
 
 def _show(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)

@@ -100,7 +100,7 @@ def methods_section(compared: Compared) -> Section:
 
 
 def methods_sentence(found: Mapping[str, Any]) -> str:
-    """The method that scores highest in the mean, and how far it is from the first.
+    """The method that scores highest in the mean, how it differs from the first, and failed runs.
 
     Args:
         found: fields of `spread.spread`.
@@ -116,6 +116,11 @@ def methods_sentence(found: Mapping[str, Any]) -> str:
     if best["difference_low"] is not None:
         ends = (signed(best[f"difference_{end}"]) for end in ("low", "high"))
         text += f" (95 % interval {' to '.join(ends)})"
+    elif several and best is rows[0]:
+        told = sum((row["difference_high"] or 0) < 0 for row in rows)
+        text += f"; of {told} of the {len(rows) - 1} others the 95 % interval is wholly below it"
+    if failed := sum(run["failed"] for run in found["runs"]):
+        text += f". {failed} of {len(found['runs'])} runs are not above the trivial answer"
     return f"{text}."
 
 
