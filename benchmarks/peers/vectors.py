@@ -141,7 +141,7 @@ class Chunks(Bertvision):
 
     @cached_property
     def _places(self) -> list[tuple[Path, Path, int, int]]:
-        """Of each shard the files of codes and scales, where the layer begins, and its tokens."""
+        """Files of codes and scales of each shard, where the layer begins, and its tokens."""
         split = ActivationSplit(self.folder, "1e", "train")
         found = []
         for shard in range(split.plan.n_shards):
