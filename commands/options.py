@@ -80,7 +80,7 @@ MaxLength = Annotated[
 ]
 SkipBad = Annotated[
     bool | None,
-    typer.Option("--skip-bad", help="Skip malformed rows of added data, and count them."),
+    typer.Option("--skip-bad", help="Skip rows of added data that are malformed or fit no window."),
 ]
 Scored = Annotated[str, typer.Option("--split", help="Split that was scored.")]
 HeadDevices = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertvision.pipelines.encoders.sites.names import check_patterns
@@ -14,7 +15,7 @@ from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.selection import check_split
 from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
-from bertvision.verbs.arguments.data import check_data, open_data
+from bertvision.verbs.arguments.data import adding_data, check_data
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import StrPath, Tags, parse_tags, path_of, text_of
 from bertvision.verbs.rows import Rows
@@ -67,7 +68,7 @@ def extract(
         max_length: tokens of a window of added data (default 128; text 512, chat 1024).
         windows: what becomes of documents (task text): a window each, ``cut`` off at its length
             (default), as many as they fill (``split``), or several in one (``pack``).
-        skip_bad: skip malformed rows of added data, and count them.
+        skip_bad: skip rows of added data that are malformed or fit no window, and count them.
         model: make a workspace for the hidden states of this encoder alone.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL: the workspace's from then on.
@@ -91,21 +92,28 @@ def extract(
     check_names(options, tags, check_data(root, model, task, data, columns), task)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows}
-    space, dataset = open_data(root, model, task, data, **settings)
-    if tags is None:
-        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
+    options = replace(options, store=text_of(store) or options.store)
+    with adding_data(root, model, task, data, store=options.store, **settings) as (space, named):
+        done = _extract(space, tags, replace(options, dataset=named or options.dataset))
+    return Rows(done, extracted_table)
+
+
+def _extract(
+    space: Workspace, tags: Sequence[str] | None, options: ExtractOptions
+) -> list[Extracted]:
     from bertvision.pipelines.extraction.extract import extract as run
     from bertvision.pipelines.progress import parts
     from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
+    if tags is None:
+        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
-    dataset, store = dataset or options.dataset, text_of(store) or options.store
     done: list[Extracted] = []
     for tag, part in zip(tags, parts([1.0] * len(tags), "snapshot"), strict=True):
         with part:
-            done += run(space, tag, options, dataset=dataset, store=store)
-    return Rows(done, extracted_table)
+            done += run(space, tag, options)
+    return done
 
 
 def check_names(

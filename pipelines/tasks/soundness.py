@@ -37,6 +37,19 @@ class SplitSoundness(Record):
         return max([self.contradicting, *self.shared.values()]) > _SERIOUS * self.rows
 
 
+def report_skipped(split: str, skipped: Sequence[str]) -> None:
+    """Say how many malformed parts of a split were left out, and the first of them.
+
+    Args:
+        split: its name.
+        skipped: what was wrong with each.
+    """
+    if skipped:
+        log.warning(
+            "skipped %d malformed parts of %s, the first: %s", len(skipped), split, skipped[0]
+        )
+
+
 def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundness]:
     """Count the contradictions of each split, and the texts that it shares with those before it.
 

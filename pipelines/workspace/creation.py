@@ -22,7 +22,7 @@ from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
-from bertvision.pipelines.tasks.soundness import report_doubts
+from bertvision.pipelines.tasks.soundness import report_doubts, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.variants.registry import fitting_depth
 from bertvision.pipelines.workspace.config import (
@@ -126,13 +126,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         read[split] = found = kind.read(str(source), split, task)
         if split == "train":  # dev is read by its classes
             task = task.model_copy(update={"classes": found.classes})
-        if found.skipped:
-            log.warning(
-                "skipped %d malformed parts of %s, the first: %s",
-                len(found.skipped),
-                split,
-                found.skipped[0],
-            )
+        report_skipped(split, found.skipped)
     if not options.own_task and not any(q.is_impossible for q in read["train"].items):
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))

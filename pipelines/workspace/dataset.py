@@ -6,8 +6,7 @@ comes from is kept in ``datasets/<name>.json``, with digests, so that it need be
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,28 +16,27 @@ from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.registry import (
-    NAMED_BY_FILE,
-    TASKS,
-    find_task,
-    name_task,
-    path_name,
-)
+from bertvision.pipelines.tasks.registry import find_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
-from bertvision.pipelines.tasks.soundness import report_doubts
+from bertvision.pipelines.tasks.soundness import report_doubts, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.dataset_record import (
     DatasetRecord,
+    dataset_name,
     read_dataset_record,
     record_path,
 )
-from bertvision.pipelines.workspace.selection import check_split, select_items, source_split
+from bertvision.pipelines.workspace.selection import (
+    check_split,
+    fitting,
+    select_items,
+    source_split,
+)
 
 if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.data import TaskData
     from bertvision.pipelines.tasks.windows import Windows
-
-_RESERVED = ("train", "tune", "dev", "test", "all")
 
 
 @dataclass(frozen=True)
@@ -108,10 +106,10 @@ class Dataset:
                 f"{found.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
                 "or start another --workspace"
             )
-        if self.finetune is None:
-            return found.items
         out = set(recorded.misfits)
         items = [item for item in found.items if item.id not in out] if out else found.items
+        if self.finetune is None:
+            return items
         return select_items(items, split, self.config, self.finetune, self.task)
 
     def source(self, split: str) -> str:
@@ -136,13 +134,18 @@ class Dataset:
         """
         return self.task.windows(self.items(split), tokenizer, self.config)
 
-    def keep(self) -> None:
-        """Write down where an added data set comes from, if that is not known yet."""
+    def keep(self) -> bool:
+        """Write down where an added data set comes from, if that is not known yet.
+
+        Returns:
+            Whether it was not.
+        """
         if self.name is None or (path := record_path(self.root, self.name)).is_file():
-            return
+            return False
         examples = {split: list(map(self.task.example, self.items(split))) for split in self.data}
         report_doubts(self.name, examples)
         write_record(path, DatasetRecord(task=self.config, data=dict(self.data)))
+        return True
 
 
 def own_dataset(root: Path, config: WorkspaceConfig) -> Dataset:
@@ -179,18 +182,28 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     return added
 
 
-def planned_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
+def planned_dataset(
+    root: Path,
+    task: str,
+    source: str,
+    *,
+    tokenizer: Callable[[], Any] | None = None,
+    **settings: Any,
+) -> Dataset:
     """A data set as it would be added, or as it was added before; nothing is written.
 
     Args:
         root: of the workspace.
-        task: name of its task; of one of `NAMED_BY_FILE` the data set is named by the file.
+        task: name of its task, which also names the data set, or the file does (`dataset_name`).
         source: path of a file or folder, or a name on the hub.
+        tokenizer: loads that of the encoder, by which items that no window holds are found in a
+            data set that is new; None does not look for them.
         **settings: fields of `TaskConfig`: columns, ``max_length``, ``windows``; without the
             latter two they are as the data set was added, or else the task's own.
 
     Raises:
-        InputError: the data cannot be read, or there is no such task.
+        InputError: the data cannot be read, there is no such task, or items fit no window and are
+            not to be skipped.
         WorkspaceError: a data set of this name was added from something else; names the field.
     """
     entry, kind = find_task(name_task(task)), load_task(task)
@@ -206,14 +219,19 @@ def planned_dataset(root: Path, task: str, source: str, **settings: Any) -> Data
     config = validated(TaskConfig, given)
     config = with_columns(kind, config)
     splits = kind.splits(source)
-    data: dict[str, DataConfig] = {}
-    items = {}
+    read: dict[str, TaskData] = {}
     for split in splits:
-        found = kind.read(source, split, config)
-        items[split] = found.items
-        data[split] = DataConfig(source=source, sha256=found.sha256, questions=len(found.items))
+        read[split] = found = kind.read(source, split, config)
+        report_skipped(split, found.skipped)
         if not config.classes and found.classes:
             config = config.model_copy(update={"classes": found.classes})
+    if tokenizer is not None and not there and type(kind).misfits is not Task.misfits:
+        read = fitting(read, kind, tokenizer(), config)
+    items = {split: found.items for split, found in read.items()}
+    data = {
+        split: DataConfig(source=source, sha256=x.sha256, questions=len(x.items), misfits=x.misfits)
+        for split, x in read.items()
+    }
     added = Dataset(name, kind, config, data, None, root, items)
     if not there:
         return added
@@ -246,26 +264,6 @@ def check_own(own: Dataset, source: str) -> None:
                 f"{recorded.sha256[:12]}…, here {found.sha256[:12]}…): leave --data out to use "
                 "them, or look at the other data in another --workspace"
             )
-
-
-def dataset_name(task: str, source: str) -> str:
-    """The name of a data set: its task's, or of a file of one's own the file's.
-
-    A file that is named like a task is no data set of that task: of ``mr.csv`` it is ``csv_mr``.
-
-    Raises:
-        InputError: the file's name cannot be one.
-    """
-    if task not in NAMED_BY_FILE:
-        return path_name(task)
-    name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
-    name = f"{task}_{name}" if name in TASKS else name
-    if not name or name in _RESERVED or len(name) > 40:
-        raise InputError(
-            f"{source}: a data set is named by its file, and {name!r} cannot be one's name: rename "
-            "the file to something of its own, of at most 40 letters, digits and '_'"
-        )
-    return name
 
 
 def _told(dataset: Dataset) -> dict[str, object]:

@@ -21,6 +21,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.loading import (
+    find_unloaded,
     load_model,
     load_tokenizer,
     quiet_transformers,
@@ -147,6 +148,19 @@ def load_snapshot_tokenizer(folder: Path) -> Any:
         return _tokenizer(folder, info)
     except (InputError, OSError, ValueError) as error:
         raise WorkspaceError(f"snapshot {folder} is damaged: {error}; {SNAPSHOT_REMEDY}") from error
+
+
+def workspace_tokenizer(workspace: Workspace) -> Any:
+    """The tokenizer that all snapshots of a workspace have, before one is made too.
+
+    Raises:
+        InputError: there is no snapshot, and the encoder that it was made with cannot be reached.
+        WorkspaceError: the tokenizer of a snapshot differs from what was recorded.
+    """
+    if made := workspace.snapshots():
+        return load_snapshot_tokenizer(workspace.snapshot_dir(made[0]))
+    model = workspace.config.model
+    return load_tokenizer(find_unloaded(model.name_or_path, model.revision).folder)
 
 
 def _tokenizer(folder: Path, info: SnapshotInfo) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from bertvision.pipelines.probing.options import ProbeOptions
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import csv_text, fill, format_table
 from bertvision.verbs.arguments.checks import check_cluster, check_snapshots
-from bertvision.verbs.arguments.data import check_data, open_data
+from bertvision.verbs.arguments.data import adding_data, check_data
 from bertvision.verbs.arguments.options import chosen, takes
 from bertvision.verbs.arguments.reading import (
     ENCODINGS,
@@ -80,7 +81,7 @@ def probe(
         pair: column of the second texts (task csv).
         label: column of the labels (task csv; default label).
         max_length: tokens of a window of added data (default 128).
-        skip_bad: skip malformed rows of added data, and count them.
+        skip_bad: skip rows of added data that are malformed or fit no window, and count them.
         checkpoint: snapshots, such as ``0e,1e``.
         untrained: also the twin with random weights.
         layers: hidden states, such as ``0,6,12`` (0: embeddings), or all.
@@ -129,26 +130,29 @@ def probe(
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    place, source = text_of(store), text_of(data)
     found = []
-    for space, dataset in [
-        open_data(root, encoder, name, text_of(data), **settings) for name in tasks
-    ]:
-        found += run(
-            space.at(text_of(store)),
-            dataset,
-            tags,
-            layers=wanted,
-            poolings=poolings,
-            concat=parse_names(concat or ()),
-            untrained=untrained,
-            control=control,
-            mdl=mdl,
-            options=options,
-            encoding=encoding,
-            precision=precision,
-            scheduler=scheduler,
-            memory=int(memory * _GIB),
-        )
+    with ExitStack() as added:
+        for space, dataset in [
+            added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
+            for name in tasks
+        ]:
+            found += run(
+                space.at(place),
+                dataset,
+                tags,
+                layers=wanted,
+                poolings=poolings,
+                concat=parse_names(concat or ()),
+                untrained=untrained,
+                control=control,
+                mdl=mdl,
+                options=options,
+                encoding=encoding,
+                precision=precision,
+                scheduler=scheduler,
+                memory=int(memory * _GIB),
+            )
     rows = probe_rows(found)
     if (file := path_of(csv)) is not None:
         write_text(file, csv_text(rows))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertvision.errors import InputError
+from bertvision.errors import BertvisionError, InputError
 from bertvision.pipelines.encoders.checkpoint_path import check_path
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import (
     NAMED_BY_FILE,
     TASKS,
@@ -16,13 +20,17 @@ from bertvision.pipelines.tasks.registry import (
     path_name,
 )
 from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
-from bertvision.pipelines.workspace.dataset_record import is_added, read_dataset_record
+from bertvision.pipelines.workspace.dataset_record import (
+    is_added,
+    read_dataset_record,
+    record_path,
+)
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.dataset import Dataset
 
-_WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa")  # tasks that are read of files with named columns
+_WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa", "phrases")  # read of files with names for their fields
 
 
 def check_data(
@@ -125,6 +133,51 @@ def open_data(
     return space.ensure_written(), dataset.name
 
 
+@contextmanager
+def adding_data(
+    workspace: Path | None,
+    model: str | None,
+    task: str | None,
+    data: str | None,
+    *,
+    store: str | None = None,
+    **settings: Any,
+) -> Iterator[tuple[Workspace, str | None]]:
+    """As `open_data`, around the job that the data are for.
+
+    If the job is refused before anything is stored of data that are new, they are as if they had
+    not been named, so that they can be named with other settings.
+
+    Args:
+        workspace: as there, likewise ``model``, ``task``, ``data`` and ``settings``.
+        model: encoder of a new workspace.
+        task: what the data are.
+        data: where they are.
+        store: place of the activations, where it is not the workspace's.
+        **settings: fields of `TaskConfig`.
+
+    Yields:
+        The workspace, and the name of the data set (None: its own).
+    """
+    space, dataset = planned_data(workspace, model, task, data, **settings)
+    is_new = dataset.keep()
+    try:
+        yield space.ensure_written(), dataset.name
+    except BertvisionError:
+        if is_new and not _is_stored(space.at(store), str(dataset.name)):
+            record_path(space.root, str(dataset.name)).unlink(missing_ok=True)
+        raise
+
+
+def _is_stored(space: Workspace, dataset: str) -> bool:
+    """Whether any of a data set is stored, or may be in a store that cannot be looked into."""
+    try:
+        held = [name for names in space.stored().values() for name in names]
+        return any(StoredName.parse(name).dataset == dataset for name in held)
+    except BertvisionError:
+        return True
+
+
 def planned_data(
     workspace: Path | None,
     model: str | None,
@@ -149,12 +202,14 @@ def planned_data(
 
     Raises:
         WorkspaceError: there is no workspace, or the data are not what it was made with.
-        InputError: there is no such model or task, or the data cannot be read.
+        InputError: there is no such model or task, the data cannot be read, or items fit no window
+            and are not to be skipped.
         UnknownNameError: the data set was not added, and it is not said where it is.
     """
     check_data(workspace, model, task, data)
     from bertvision.pipelines.workspace.creation import planned_workspace
     from bertvision.pipelines.workspace.dataset import check_own, planned_dataset
+    from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 
     space = planned_workspace(workspace, model, weights=weights)
     if data is None and task is not None and is_added(space.root, path_name(task)):
@@ -169,4 +224,5 @@ def planned_data(
     if task == space.config.task.name and task not in NAMED_BY_FILE:
         check_own(space.dataset(), source)
         return space, space.dataset()
-    return space, planned_dataset(space.root, task, source, **settings)
+    tokenizer = partial(workspace_tokenizer, space)
+    return space, planned_dataset(space.root, task, source, tokenizer=tokenizer, **settings)

@@ -1,0 +1,119 @@
+"""Data sets that are added to a workspace: what fits no window, and calls that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertvision
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.workspace.workspace import Workspace
+
+FAR = "anna " * 30 + "london"
+
+
+def phrases(folder: Path) -> Path:
+    """Four pairs of phrases of which the second has one beyond a window of 16 tokens."""
+    near = dict(text="in london", pair="in rome", first=[3, 9], second=[3, 7], label="other")
+    rows = [{**near, "id": str(i)} for i in range(4)]
+    rows[1] |= {"text": FAR, "first": [len(FAR) - 6, len(FAR)]}
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def paragraphs(folder: Path) -> Path:
+    """Two paragraphs of which the first has more sentences than 16 tokens have room for."""
+    path = folder / "train.txt"
+    many = "".join(f"anna lived {letter} .\n" for letter in "abcdefghijkl")
+    path.write_text(f"{many}\nanna lived .\nboris wrote .\n")
+    return path
+
+
+def given(model: Path, folder: Path, task: str, **options: Any) -> dict[str, Any]:
+    source = (phrases if task == "phrases" else paragraphs)(folder)
+    place = {"model": model, "workspace": folder / "w", "checkpoint": "0e"}
+    return {**place, "task": task, "data": source, "max_length": 16, "precision": "32", **options}
+
+
+@pytest.mark.parametrize(
+    ("task", "left", "message"),
+    [
+        ("phrases", ["0", "2", "3"], "1 of 4 items of train do not fit, the first: the phrase"),
+        ("ordering", ["paragraph 2"], "1 of 2 paragraphs of train do not fit, the first: "),
+    ],
+)
+def test_what_fits_no_window_is_refused_or_left_out_with_its_number(
+    task: str,
+    left: list[str],
+    message: str,
+    tiny_bert: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The refused call leaves nothing that the next one would have to agree with."""
+    call = given(tiny_bert, tmp_path, task)
+    with pytest.raises(InputError, match=f"{message}.*--skip-bad leaves such .* out"):
+        bertvision.extract(**call)
+    assert not (tmp_path / "w").exists()
+    (written,) = bertvision.extract(**call, skip_bad=True)
+    assert written.examples == len(left)
+    assert f"left out: {message}" in caplog.text
+    again = Workspace.find(tmp_path / "w").dataset(task)
+    assert [item.id for item in again.items("train")] == left
+    assert again.data["train"].questions == len(left)
+
+
+def test_a_planned_extraction_leaves_out_what_the_extraction_does(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    call = given(tiny_bert, tmp_path, "phrases", skip_bad=True)
+    (row,) = bertvision.dry_run(bertvision.extract, **call).rows
+    assert row["windows"] == 3
+
+
+@pytest.mark.parametrize("verb", ["extract", "probe"])
+def test_a_refused_call_does_not_fix_the_settings_of_its_data(
+    verb: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Of 600 tokens an encoder of 512 positions says so only once there are windows."""
+    source = tmp_path / "long.csv"
+    source.write_text(
+        "text,label\n" + "".join(f"{'anna ' * (600 + i)},{i % 2}\n" for i in range(40))
+    )
+    call = {"model": tiny_bert, "workspace": tmp_path / "w", "checkpoint": "0e", "task": "csv"}
+    call |= {"data": source, "precision": "32"}
+    function = getattr(bertvision, verb)
+    with pytest.raises(InputError, match="a window of the data has 600 tokens"):
+        function(**call, max_length=600)
+    assert not list((tmp_path / "w").glob("datasets/*"))
+    function(**call, max_length=16)
+    held = Workspace.find(tmp_path / "w").dataset("long")
+    assert held.config.max_length == 16
+    with pytest.raises(WorkspaceError, match="was added with max_length = 16"):
+        function(**call, max_length=32)
+    assert Workspace.find(tmp_path / "w").dataset("long").config.max_length == 16
+
+
+def test_data_that_are_stored_stay_known_when_a_later_snapshot_is_missing(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    """What is in the store is read by the record of its data set."""
+    call = given(tiny_bert, tmp_path, "phrases", skip_bad=True)
+    bertvision.extract(**call)
+    with pytest.raises(UnknownNameError, match="has no snapshot 1e"):
+        bertvision.extract(**{**call, "checkpoint": "0e,1e"})
+    assert Workspace.find(tmp_path / "w").dataset("phrases").data["train"].misfits == ("1",)
+
+
+def test_malformed_rows_of_added_data_are_counted(
+    tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = given(tiny_bert, tmp_path, "phrases", skip_bad=True)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write("[1]\n")
+    bertvision.extract(**call)
+    assert "skipped 1 malformed parts of train, the first: " in caplog.text
