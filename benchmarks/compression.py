@@ -67,7 +67,7 @@ class SlowStorage(LocalStorage):
 class _SlowFile:
     def __init__(self, file: OpenFile, storage: SlowStorage) -> None:
         self._file, self._storage = file, storage
-        self.size, self.distant = file.size, file.distant
+        self.size = file.size
 
     def prefetch(self, offset: int, length: int) -> None:
         """Nothing: the device is busy with what is read."""

@@ -31,8 +31,10 @@ from peers.vectors import (
     Chunks,
     InMemory,
     MemMap,
+    MixedChunks,
     Pair,
     Preadv,
+    Resident,
     SAELensCache,
     Side,
 )
@@ -93,7 +95,15 @@ def main() -> None:
         layers, hidden, options.examples, seconds, options.repeats = 2, 64, 120, 0.05, 2
     synthetic = Synthetic(lengths(options.examples), layers=layers, hidden=hidden)
     folder = options.folder / f"tokens-{options.examples}x{layers}x{hidden}"
-    kinds: list[type[Side]] = [Bertvision, Chunks, Preadv, MemMap, InMemory]
+    kinds: list[type[Side]] = [
+        Bertvision,
+        Resident,
+        Chunks,
+        MixedChunks,
+        Preadv,
+        MemMap,
+        InMemory,
+    ]
     notes = []
     if find_spec("sae_lens") is None:
         notes.append("not installed: sae-lens")
@@ -104,7 +114,7 @@ def main() -> None:
     ratios: dict[str, float] = {}
     for side in sides:
         check(side)
-    for condition in ("stored, warm", "float32, warm", "float32, cold"):
+    for condition in ("stored, warm", "float32, warm", "stored, cold", "float32, cold"):
         chosen = [side for side in sides if side.disk or not condition.endswith("cold")]
         if condition.startswith("stored"):
             chosen = [side for side in chosen if side.stored(0) is not None]

@@ -19,6 +19,7 @@ from bertvision.featurestore.order import EpochOrder
 from bertvision.featurestore.reader import SplitReader
 
 _EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
+_LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
 _MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
 _Result = TypeVar("_Result")
 
@@ -176,6 +177,19 @@ def shard_bytes(split: SplitReader, layers: int) -> int:
     width = split.encoding.codes_size(split.record.hidden_size)
     itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
     return int(split.record.shard_tokens * layers * width * itemsize)
+
+
+def default_readers(split: SplitReader, nbytes: int) -> int:
+    """Threads that read, where nobody says how many: two, or one of what is small and near.
+
+    Two threads read more in the same time where each reads for milliseconds. Of small batches they
+    wait for each other and for the interpreter: two read a quarter less than one.
+
+    Args:
+        split: to read.
+        nbytes: codes that one of them reads at a time.
+    """
+    return 2 if split.storage.distant or nbytes >= _LARGE_BYTES else 1
 
 
 def early_shards(split: SplitReader, layers: int, readers: int) -> int:

@@ -24,7 +24,13 @@ from bertvision.errors import InputError, counted
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
-from bertvision.featurestore.readahead import BufferPool, OpenShards, Threads, shard_bytes
+from bertvision.featurestore.readahead import (
+    BufferPool,
+    OpenShards,
+    Threads,
+    default_readers,
+    shard_bytes,
+)
 from bertvision.featurestore.sampler import Sampler, SequentialSampler, ShuffleSampler
 from bertvision.featurestore.split import ActivationSplit
 
@@ -44,7 +50,8 @@ class ActivationLoader:
         seed: of the order.
         rank: of this process among ``world_size``.
         world_size: how many processes share each epoch.
-        readers: threads that read; 0 reads in the caller's thread, without read-ahead.
+        readers: threads that read, by default 2, or 1 where batches are small; 0 reads in the
+            caller's thread, without read-ahead.
         buffer: shards in the shuffle buffer; by default as many as fit in `BUFFER_BYTES`.
         sampler: an order of your own, in place of ``shuffle``, ``seed`` and ``buffer``.
 
@@ -77,15 +84,14 @@ class ActivationLoader:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        readers: int = 2,
+        readers: int | None = None,
         buffer: int | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        if readers < 0:
+        if readers is not None and readers < 0:
             raise InputError(f"readers is {readers}: it must be 0 or more")
         self.split = split.require_complete()
         self._positions = split.layer_positions(layers)
-        self._readers = readers
         if sampler is not None and not isinstance(sampler, Sampler):
             raise InputError(f"sampler is {sampler!r}: give a subclass of bertvision.Sampler")
         if sampler is None:
@@ -104,6 +110,11 @@ class ActivationLoader:
         self.wait_seconds = 0.0
         self._order = 0, epoch_order(split.plan, sampler, epoch=0, **self._options)
         self._length = len(self._order[1])
+        if readers is None:
+            tokens = batch_size * split.record.tokens / len(split)
+            of_shard = shard_bytes(split, len(self._positions))
+            readers = default_readers(split, round(tokens / split.record.shard_tokens * of_shard))
+        self._readers = readers
 
     def __repr__(self) -> str:
         state = self.state_dict()

@@ -260,20 +260,25 @@ def test_what_somebody_kept_is_given_back_with_the_last_batch(tmp_path: Path) ->
     assert held < 8 * vectors
 
 
-@pytest.mark.parametrize(("endless", "most"), [(True, 3 + 2), (False, 3)])
+@pytest.fixture
+def shards_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the shards that are read, in order."""
+    names, real = [], ShardReader.read
+
+    def read(self: ShardReader, *args: Any) -> None:
+        names.append(self.name)
+        real(self, *args)
+
+    monkeypatch.setattr(ShardReader, "read", read)
+    return names
+
+
+@pytest.mark.parametrize("endless", [True, False])
 def test_a_small_split_is_not_read_again_to_fill_a_large_buffer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: bool, most: int
+    tmp_path: Path, shards_read: list[str], endless: bool
 ) -> None:
-    """Nor is memory taken for more shards than there are, and two that are read ahead."""
+    """Nor is memory taken for more shards than there are."""
     split = Made([64] * 3, hidden=256, layers=1).write(tmp_path)
-    monkeypatch.setattr("bertvision.featurestore.readahead._MOST_EARLY", 0)
-    opened, real = [], ActivationSplit.open_shard
-
-    def open_shard(self: ActivationSplit, shard: int, **options: bool) -> ShardReader:
-        opened.append(shard)
-        return real(self, shard, **options)
-
-    monkeypatch.setattr(ActivationSplit, "open_shard", open_shard)
     tracemalloc.start()
     batches = iter(split.tokens(0, batch_size=64, buffer=256, endless=endless))
     first = next(batches)
@@ -281,8 +286,52 @@ def test_a_small_split_is_not_read_again_to_fill_a_large_buffer(
     tracemalloc.stop()
     batches.close()
     assert len(set(places(first))) == 64
-    assert len(opened) <= most
-    assert peak < (most + 3 + 4) * 64 * 256 * 4
+    assert len(shards_read) == len(set(shards_read)) == 3
+    assert peak < (3 + 3 + 4) * 64 * 256 * 4
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+@pytest.mark.parametrize("endless", [True, False])
+def test_shards_that_all_fit_into_the_buffer_are_read_once(
+    split: ActivationSplit, shards_read: list[str], readers: int, endless: bool
+) -> None:
+    """Though iterations were left, and each rank needs other shards in each epoch."""
+    shards = split.record.shards
+    for rank in range(2):
+        options = {"rank": rank, "world_size": 2, "seed": 4, "endless": endless, "batch_size": 30}
+        stream = split.tokens(1, buffer=shards, readers=readers, **options)
+        resumed = split.tokens(1, buffer=shards, readers=0, **options)
+        shards_read.clear()
+        for batches in (3, 17, 1, 40, 40):
+            before, drawn = stream.state_dict(), []
+            for batch in itertools.islice(stream, batches):
+                drawn.append(seen(batch))
+            by_stream = len(shards_read)
+            resumed.load_state_dict(before)
+            assert drawn == [seen(batch) for batch in itertools.islice(resumed, batches)]
+            del shards_read[by_stream:]
+        assert len(shards_read) == len(set(shards_read)) <= shards
+
+
+def test_a_shard_that_could_not_be_read_is_read_again(
+    split: ActivationSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stays in memory holds nothing of a reading that failed."""
+    stream = split.tokens(1, batch_size=50, buffer=split.record.shards)
+    wanted = [seen(batch) for batch in split.tokens(1, batch_size=50, buffer=split.record.shards)]
+    real, calls = ShardReader.read, itertools.count()
+
+    def dying(*args: Any) -> None:
+        if next(calls) == 3:
+            args[4][...] = 77  # the codes
+            raise MemoryError("the reader died")
+        real(*args)
+
+    monkeypatch.setattr(ShardReader, "read", dying)
+    with pytest.raises(MemoryError, match="the reader died"):
+        list(stream)
+    monkeypatch.undo()
+    assert [seen(batch) for batch in stream] == wanted
 
 
 def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(

@@ -28,6 +28,7 @@ from bertvision.featurestore.tokens.stream import TokenStream
 
 BATCH, BUFFER, CONTEXT = 4096, 16, 128
 OURS = "bertvision"
+RESIDENT = "bertvision, all shards in the buffer"
 
 
 class Side(ABC):
@@ -44,13 +45,18 @@ class Side(ABC):
     disk = True
 
     def __init__(self, folder: Path, synthetic: Synthetic) -> None:
-        self.folder = folder / "".join(c if c.isalnum() else "-" for c in self.name)
+        self.folder = folder / "".join(c if c.isalnum() else "-" for c in self.home)
         self.rows = torch.cat([synthetic.rows(i) for i in range(len(synthetic))])
         self.layer = synthetic.pool[:, -1]  # (pool, hidden)
         self.synthetic = synthetic
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
             self.write()
+
+    @property
+    def home(self) -> str:
+        """What its folder is called after; sides of one home read the same files."""
+        return self.name
 
     @abstractmethod
     def write(self) -> None:
@@ -69,6 +75,7 @@ class Bertvision(Side):
     """The token stream, shuffled within 16 shards (65,536 tokens), over one layer of several."""
 
     name = OURS
+    buffer: int | None = BUFFER
 
     def write(self) -> None:
         """Write an int8 split of all layers."""
@@ -77,7 +84,8 @@ class Bertvision(Side):
     @cached_property
     def _stream(self) -> TokenStream:
         split = ActivationSplit(self.folder, "1e", "train")
-        return split.tokens(-1, batch_size=BATCH, buffer=BUFFER)
+        buffer = split.record.shards if self.buffer is None else self.buffer
+        return split.tokens(-1, batch_size=BATCH, buffer=buffer)
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
         """The next epoch of one stream."""
@@ -86,6 +94,19 @@ class Bertvision(Side):
     def stored(self, seed: int) -> Iterator[Sized]:
         """The next epoch of one stream."""
         return iter(self._stream)
+
+
+class Resident(Bertvision):
+    """The same with room for all shards: read and checked once, they stay in memory as int8."""
+
+    name = RESIDENT
+    buffer = None
+    disk = False
+
+    @property
+    def home(self) -> str:
+        """Bertvision's."""
+        return OURS
 
 
 class Pair(NamedTuple):
@@ -189,6 +210,66 @@ class Chunks(Bertvision):
                 waiting.append(threads.submit(read, place, *memory[number % 4]))
             for pair in waiting:
                 yield pair.result()
+
+
+class MixedChunks(Chunks):
+    """The limit with a shuffle: the same reads into memory for 16 shards, and rows out of it.
+
+    Two such buffers take turns: one is filled by the two threads while rows of the other are drawn
+    in a permutation of them all. Nothing is checked.
+    """
+
+    name = "limit: the same, and rows of 16 shards at random"
+
+    @property
+    def home(self) -> str:
+        """That of the chunks."""
+        return Chunks.name
+
+    @cached_property
+    def _memory(self) -> tuple[list[Any], Any, Any]:
+        """Two buffers of codes and scale, and such of a batch."""
+        layers, hidden = self.synthetic.pool.shape[1:]
+
+        def room(tokens: int) -> tuple[Any, Any]:
+            return np.empty((tokens, hidden), np.int8), np.empty((tokens, layers), np.float32)
+
+        return [room(BUFFER * SHARD_TOKENS) for _ in range(2)], *room(BATCH)
+
+    def stored(self, seed: int) -> Iterator[Pair]:
+        """Codes and scale of batches."""
+        buffers, codes, scale = self._memory
+        rng = np.random.default_rng(seed)
+
+        def read(place: tuple[Path, Path, int, int], into: int, slot: int) -> Any:
+            begin = slot * SHARD_TOKENS
+            rows = slice(begin, begin + SHARD_TOKENS)
+            outs = [buffer[rows] for buffer in buffers[into]]
+            for path, out, offset in zip(place[:2], outs, (place[2], 0), strict=True):
+                with path.open("rb", buffering=0) as file:
+                    if os.preadv(file.fileno(), [out], offset) != out.nbytes:
+                        raise OSError(f"{path} ends within the chunk")
+            return np.arange(begin, begin + place[3])
+
+        groups = [self._places[i : i + BUFFER] for i in range(0, len(self._places), BUFFER)]
+        with ThreadPoolExecutor(2) as threads:
+
+            def begin(group: int) -> list[Future[Any]]:
+                places = groups[group] if group < len(groups) else []
+                return [threads.submit(read, place, group % 2, i) for i, place in enumerate(places)]
+
+            waiting = begin(0)
+            for group in range(len(groups)):
+                rows = rng.permutation(np.concatenate([part.result() for part in waiting]))
+                waiting = begin(group + 1)
+                held, held_scale = map(torch.from_numpy, buffers[group % 2])
+                for index in torch.from_numpy(rows).split(BATCH):
+                    n = len(index)
+                    out = torch.from_numpy(codes[:n])
+                    torch.index_select(held, 0, index, out=out)
+                    of_all = torch.from_numpy(scale[:n])
+                    torch.index_select(held_scale, 0, index, out=of_all)
+                    yield Pair(out[:, None], of_all[:, -1:])
 
 
 class MemMap(Side):

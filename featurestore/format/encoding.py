@@ -96,8 +96,11 @@ def encode(
     quantiser = _QUANTISERS.get(encoding.name)
     if quantiser is None:
         total = torch.empty((tokens, layers), dtype=codes.dtype, device=device)
+        as_given = hidden_states.dtype == codes.dtype
         for block in blocks:
-            torch.sum(codes[block].copy_(hidden_states[block]), dim=-1, out=total[block])
+            cast = codes[block].copy_(hidden_states[block])
+            # what was read is nearer than what was just written
+            torch.sum(hidden_states[block] if as_given else cast, dim=-1, out=total[block])
         # Only finite values have a finite sum, and sums take a fortieth of `isfinite` for all.
         # They are of what was cast: so they also find what overflowed in that.
         if bool(torch.isfinite(total).all()):

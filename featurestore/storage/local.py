@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class LocalStorage(Storage):
     """A folder on a local disk."""
 
+    distant = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._real = Path(os.path.realpath(root))
@@ -48,9 +50,7 @@ class LocalStorage(Storage):
                 raise CorruptStoreError(
                     f"{self}/{key} has {file.size} bytes, {most} at most are due"
                 )
-            data = bytearray(file.size)
-            file.fill(memoryview(data), 0)
-            return bytes(data)
+            return file.read()
         finally:
             file.close()
 
@@ -104,14 +104,14 @@ class LocalStorage(Storage):
         return self._open(key)
 
     def _open(self, key: str) -> _LocalFile:
-        path = self._inside(key)
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                # a folder, or a pipe on which a reader would wait for ever
-                raise CorruptStoreError(f"{self.root / key} is no file")
-            return _LocalFile(path)
+            file = _LocalFile(self._path(key))
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from None
+        if not file.is_regular:
+            file.close()
+            raise CorruptStoreError(f"{self.root / key} is no file")
+        return file
 
     def lock(self, key: str, what: str, wait: bool = False) -> AbstractContextManager[None]:  # noqa: D102
         path = self._inside(key)
@@ -152,6 +152,9 @@ class LocalStorage(Storage):
                     self._flushed.add(folder)
 
     def _inside(self, key: str) -> Path:
+        return Path(self._path(key))
+
+    def _path(self, key: str) -> str:
         """The path of a key, which neither leads out of the storage nor is reached by a link."""
         # what is below the folder, part by part: to resolve the whole path takes twice as long, and
         # a shard has three files
@@ -168,7 +171,7 @@ class LocalStorage(Storage):
                 f"{self.root / key} is or lies behind a link: a store is read and written only "
                 "where its own folder lies; copy what the link points to into its place"
             )
-        return Path(path)
+        return path
 
 
 class _LocalFile:
@@ -177,12 +180,12 @@ class _LocalFile:
     Not mapped: a file that shrinks under a mapping kills the process, a read of it raises.
     """
 
-    distant = False
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._descriptor = -1
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._descriptor).st_size
+        # not blocking, or whoever opened a pipe would wait for ever
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(self._descriptor)
+        self.size, self.is_regular = found.st_size, stat.S_ISREG(found.st_mode)
 
     def __reduce__(self) -> str:
         raise TypeError("an open file cannot be sent to another process: open it there")
@@ -209,6 +212,15 @@ class _LocalFile:
             if not more:
                 raise EOFError(f"the file ends at {offset + read}")
             read += more
+
+    def read(self) -> bytes:
+        """All of it."""
+        data = os.pread(self._descriptor, self.size, 0)
+        if len(data) == self.size:  # in one piece, as nearly always
+            return data
+        rest = bytearray(self.size - len(data))
+        self.fill(memoryview(rest), len(data))
+        return data + rest
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -50,6 +50,7 @@ class RemoteStorage(Storage):
             holds what may be a secret.
     """
 
+    distant = True
     range_options: Mapping[str, Any] = {}
     """What the file system is told where a range of a file is read."""
 

@@ -44,8 +44,6 @@ class RemoteFile:
         fetch: gets a range of it; called in threads.
     """
 
-    distant = True
-
     def __init__(self, name: str, size: int, fetch: Fetch) -> None:
         self.size = size
         self._name = name

@@ -42,11 +42,9 @@ class OpenFile(Protocol):
 
     Attributes:
         size: its length in bytes when it was opened.
-        distant: whether each read costs a round trip, so that it pays to say what comes.
     """
 
     size: int
-    distant: bool
 
     def prefetch(self, offset: int, length: int) -> None:
         """Begin to bring a stretch near, where it stays until the file is closed."""
@@ -76,7 +74,13 @@ def _pieces(file: OpenFile) -> Iterator[bytes]:
 
 
 class Storage(ABC):
-    """A folder of files; ``str(storage)`` finds it again and holds no credentials."""
+    """A folder of files; ``str(storage)`` finds it again and holds no credentials.
+
+    Attributes:
+        distant: whether each read costs a round trip, so that it pays to say what comes.
+    """
+
+    distant: bool
 
     @abstractmethod
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:

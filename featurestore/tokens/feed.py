@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from bertvision.featurestore.readahead import BufferPool, early_shards
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.tokens.batch import TokenBatch
 from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
-from bertvision.featurestore.tokens.ring import Piece, ShardRing
+from bertvision.featurestore.tokens.ring import Piece, ShardMemory, ShardRing
 from bertvision.featurestore.tokens.selection import KeptTokens
 
-_KEPT = 4
-"""Buffers of each use that are used again: two batches are gathered while one is in use, and the
-trainer may refer to the one before."""
+_KEPT = 3
+"""Buffers of each use that are used again: one is filled while the one before is in use, and the
+trainer may still refer to the one before that."""
 
 
 class TokenFeed:
@@ -53,7 +53,8 @@ class TokenFeed:
         self._split, self._positions, self._side_by_side = split, positions, side_by_side
         self._kept, self._cuts = kept, cuts
         self._order = lru_cache(maxsize=2)(order_of)  # the ring may be an epoch ahead
-        self._ahead = early_shards(split, len(positions), readers)
+        self._readers, self._early = readers, early_shards(split, len(positions), readers)
+        self._ring: ShardRing | None = None
         self._stats, self._factors = split.stats_of(positions), factors
         if self._stats is not None and factors is not None:
             self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
@@ -64,18 +65,47 @@ class TokenFeed:
         )
 
     def ring(self, first: int) -> ShardRing:
-        """The memory for the batches from ``first`` on."""
+        """The shards for the batches from ``first`` on; the ring before this one is closed."""
+        if self._ring is not None:
+            self._ring.close()
         epoch, drawn = self._cuts.place(first)
         order = self._order(epoch)
         group = order.group_of(drawn)
-        # no more than there are, or an endless stream would read the same shards again and again
-        slots = min(order.buffer, self._cuts.most_pieces(self._kept.counts)) + self._ahead
-        if not self._cuts.endless:
-            slots = min(slots, len(order.shards) - group)
-        pieces = self._pieces(epoch, group)
-        return ShardRing(
-            self._split, self._positions, self._kept, pieces, slots, self._ahead, self._ring_memory
+        if order.buffer >= len(self._shards):
+            memory, slots = self._resident, len(self._shards)
+        else:
+            # no more than there are, or an endless stream would read the same shards again
+            most = min(order.buffer, self._cuts.most_pieces(self._kept.counts))
+            slots = most + max(1, self._readers)
+            if not self._cuts.endless:
+                slots = min(slots, len(order.shards) - group)
+            memory = self._memory(slots)
+        self._ring = ShardRing(
+            self._split,
+            self._positions,
+            self._kept,
+            self._pieces(epoch, group),
+            memory,
+            slots,
+            self._early,
+            self._early if self._split.storage.distant else self._readers,
         )
+        return self._ring
+
+    @cached_property
+    def _shards(self) -> list[int]:
+        """Those that have tokens to stream."""
+        shards: list[int] = np.flatnonzero(self._kept.counts).tolist()
+        return shards
+
+    @cached_property
+    def _resident(self) -> ShardMemory:
+        """Room for all shards, where the buffer is that large: each is read once then."""
+        homes = {shard: slot for slot, shard in enumerate(self._shards)}
+        return self._memory(len(homes), homes)
+
+    def _memory(self, slots: int, homes: dict[int, int] | None = None) -> ShardMemory:
+        return ShardMemory.make(self._split, len(self._positions), slots, self._ring_memory, homes)
 
     def batches(self, ring: ShardRing, first: int) -> Iterator[TokenBatch]:
         """The batches from ``first`` on: without end, or to the end of its epoch."""

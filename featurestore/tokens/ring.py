@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import Threads
 from bertvision.featurestore.reader import Empty, SplitReader
 from bertvision.featurestore.tokens.order import TokenOrder
 from bertvision.featurestore.tokens.selection import KeptTokens
+
+Rows: TypeAlias = Future[npt.NDArray[np.int64]]
+Reader: TypeAlias = Future[ShardReader] | None
+"""An open shard; None where it is in memory already, or about to be."""
 
 
 class Piece(NamedTuple):
@@ -22,22 +31,81 @@ class Piece(NamedTuple):
     order: TokenOrder
     number: int
 
+    @property
+    def shard(self) -> int:
+        """The shard that it is of."""
+        return int(self.order.shards[self.number])
+
+
+@dataclass(eq=False)
+class ShardMemory:
+    """Room for some layers of a number of shards; a row is a token.
+
+    Attributes:
+        codes: (layers, slots · shard_tokens, width).
+        scale: (slots · shard_tokens, layers, …), or None for float encodings.
+        example: (slots · shard_tokens,) int64 the example of each token.
+        position: (slots · shard_tokens,) int64 its place in that.
+        homes: the slot of each shard, where there is one for every shard of the split: what was
+            read once stays.
+        whole: shards that were read into their home.
+    """
+
+    codes: npt.NDArray[Any]
+    scale: npt.NDArray[Any] | None
+    example: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    homes: dict[int, int]
+    whole: set[int] = field(default_factory=set)
+
+    @classmethod
+    def make(
+        cls,
+        split: SplitReader,
+        layers: int,
+        slots: int,
+        empty: Empty,
+        homes: dict[int, int] | None = None,
+    ) -> ShardMemory:
+        """Take memory for so many shards.
+
+        Args:
+            split: whose shards they are.
+            layers: how many of them.
+            slots: shards.
+            empty: makes an uninitialised array of a shape and type.
+            homes: see the attributes.
+        """
+        rows = slots * split.record.shard_tokens
+        codes, scale = split.buffers(rows, layers, empty)
+        places = np.empty((2, rows), np.int64)
+        return cls(codes, scale, places[0], places[1], homes or {})
+
+    @cached_property
+    def layers(self) -> tuple[Tensor, ...]:
+        """The bytes of ``codes``, layer by layer."""
+        return _layers(self.codes)
+
+
+def _layers(codes: npt.NDArray[Any]) -> tuple[Tensor, ...]:
+    return torch.from_numpy(codes.view(np.uint8)).unbind()
+
 
 class ShardRing:
     """Holds the shards of consecutive pieces, each read once and whole, a few of them ahead.
 
-    Rows are tokens; a shard takes ``shard_tokens`` of them. Single tokens cannot be read from a
-    disk at any speed, nor be checked there: a checksum is that of an example in a layer.
+    Single tokens cannot be read from a disk at any speed, nor be checked there: a checksum is that
+    of an example in a layer.
 
     Args:
         split: to read.
         positions: on the stored layer axis.
         kept: the tokens that are streamed.
         pieces: in the order they are needed.
-        slots: pieces that it holds: those that are needed at a time, and those that are read
-            meanwhile.
-        threads: that read; 0 reads in the caller's.
-        empty: makes an uninitialised array of a shape and type.
+        memory: for as many shards as are needed at a time, and for those that are read meanwhile.
+        slots: how many of its slots are used.
+        early: shards that are opened before there is room for them.
+        threads: that open and read; 0 do it in the caller's.
     """
 
     def __init__(
@@ -46,19 +114,20 @@ class ShardRing:
         positions: Sequence[int],
         kept: KeptTokens,
         pieces: Iterator[Piece],
+        memory: ShardMemory,
         slots: int,
+        early: int,
         threads: int,
-        empty: Empty,
     ) -> None:
         self._split, self._positions, self._kept = split, positions, kept
         self._pieces = pieces
-        self._slots = slots
-        rows = self._slots * split.record.shard_tokens
-        self._codes, self._scale = split.buffers(rows, len(positions), empty)
-        self._example, self._position = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        self._memory, self._slots, self._early = memory, slots, early
         self._threads = Threads(threads, "bertvision-tokens")
-        self._held: deque[Future[npt.NDArray[np.int64]]] = deque()
+        self._opened: deque[tuple[Piece, Reader]] = deque()
+        self._held: deque[tuple[Rows, Reader]] = deque()
         self._begun = 0
+        self._reading: dict[int, Rows] = {}  # of the shards that stay
+        self._asked = set(memory.whole)
 
     def first(self, pieces: int) -> list[npt.NDArray[np.int64]]:
         """The rows of the next pieces that are not released, (tokens,) each, as they are dealt out.
@@ -67,11 +136,14 @@ class ShardRing:
             IncompleteSplitError: a shard is not committed.
             CorruptStoreError: what is stored is damaged.
         """
-        while len(self._held) < self._slots and (piece := next(self._pieces, None)) is not None:
-            slot = self._begun % self._slots
-            self._begun += 1
-            self._held.append(self._threads.submit(self._load, piece, slot))
-        return [self._held[i].result() for i in range(pieces)]
+        while len(self._held) < self._slots:
+            self._open(max(1, self._early))
+            if not self._opened:
+                break
+            piece, reader = self._opened.popleft()
+            self._held.append((self._begin(piece, reader), reader))
+        self._open(self._early)
+        return [self._held[i][0].result() for i in range(pieces)]
 
     def release(self, pieces: int) -> None:
         """Let the memory of the first so many pieces be used again."""
@@ -93,31 +165,69 @@ class ShardRing:
             scale: (n, layers, …), for quantised encodings.
             tokens: (2, n) int64: the example of each token, and its place in that.
         """
+        memory = self._memory
+        index = torch.from_numpy(rows)
+        for mine, out in zip(memory.layers, _layers(codes), strict=True):
+            torch.index_select(mine, 0, index, out=out)  # numpy's take uses one core
+        if scale is not None and memory.scale is not None:
+            np.take(memory.scale, rows, axis=0, out=scale, mode="clip")
         # "clip", because "raise" would go by way of another array
-        for mine, out in zip(self._codes, codes, strict=True):
-            np.take(mine, rows, axis=0, out=out, mode="clip")
-        if scale is not None and self._scale is not None:
-            np.take(self._scale, rows, axis=0, out=scale, mode="clip")
-        np.take(self._example, rows, out=tokens[0], mode="clip")
-        np.take(self._position, rows, out=tokens[1], mode="clip")
+        np.take(memory.example, rows, out=tokens[0], mode="clip")
+        np.take(memory.position, rows, out=tokens[1], mode="clip")
 
     def close(self) -> None:
-        """Wait for what is being read."""
+        """Wait for what is being read, and let go of what is open."""
         self._threads.shutdown()
+        for _, reader in (*self._opened, *self._held):
+            if reader is not None and not reader.cancelled() and reader.exception() is None:
+                reader.result().close()
 
-    def _load(self, piece: Piece, slot: int) -> npt.NDArray[np.int64]:
-        order, number = piece
-        shard, plan = int(order.shards[number]), self._split.plan
-        base = slot * plan.shard_tokens
-        rows = slice(base, base + plan.tokens_of(shard))
+    def _open(self, most: int) -> None:
+        """Open what comes next, so that the system or a server can bring it near."""
+        while len(self._opened) < most and (piece := next(self._pieces, None)) is not None:
+            reader = None
+            if piece.shard not in self._asked:
+                reader = self._threads.submit(self._open_shard, piece.shard)
+                if self._memory.homes:
+                    self._asked.add(piece.shard)
+            self._opened.append((piece, reader))
+
+    def _open_shard(self, shard: int) -> ShardReader:
         reader = self._split.open_shard(shard, any_order=True)
+        reader.prefetch(self._positions)
+        return reader
+
+    def _begin(self, piece: Piece, reader: Reader) -> Rows:
+        """Have a piece dealt out, once its shard is read."""
+        homes = self._memory.homes
+        slot = homes[piece.shard] if homes else self._begun % self._slots
+        self._begun += 1
+        before = None if reader is not None else self._reading.get(piece.shard)
+        rows = self._threads.submit(self._load, piece, slot, reader, before)
+        if homes and reader is not None:
+            self._reading[piece.shard] = rows
+        return rows
+
+    def _load(
+        self, piece: Piece, slot: int, reader: Reader, before: Rows | None
+    ) -> npt.NDArray[np.int64]:
+        base = slot * self._split.plan.shard_tokens
+        if reader is not None:
+            self._read(piece.shard, base, reader.result())
+        elif before is not None:
+            before.result()
+        kept = self._kept.of_shard(piece.shard)
+        return base + kept[piece.order.permutation(piece.number, len(kept))]
+
+    def _read(self, shard: int, base: int, reader: ShardReader) -> None:
+        memory, plan = self._memory, self._split.plan
+        rows = slice(base, base + plan.tokens_of(shard))
         try:
-            reader.prefetch(self._positions)
             runs = len(plan.examples_of(shard))
-            scale = None if self._scale is None else self._scale[rows]
-            reader.read(0, runs, self._positions, self._codes[:, rows], scale)
+            scale = None if memory.scale is None else memory.scale[rows]
+            reader.read(0, runs, self._positions, memory.codes[:, rows], scale)
         finally:
             reader.close()
-        self._example[rows], self._position[rows] = self._split.token_places(shard)
-        kept = self._kept.of_shard(shard)
-        return base + kept[order.permutation(number, len(kept))]
+        memory.example[rows], memory.position[rows] = self._split.token_places(shard)
+        if memory.homes:
+            memory.whole.add(shard)

@@ -1,7 +1,7 @@
 """TokenStream: batches of token vectors, shuffled over tokens, with exact resume.
 
-Layers of whole shards are read by a few threads into a ring of bounded size, and another thread
-gathers the rows of the next batches out of it. What comes when is arithmetic (see `order`),
+Layers of whole shards are read by a few threads into a ring of bounded size, and the rows of a
+batch are gathered out of it when it is asked for. What comes when is arithmetic (see `order`),
 whatever the threads do; so the position of a stream is the number of its batches.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, counted, whole_number
-from bertvision.featurestore.readahead import Threads, shard_bytes
+from bertvision.featurestore.readahead import default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
 from bertvision.featurestore.tokens.batch import TokenBatch
@@ -32,7 +30,6 @@ from bertvision.featurestore.tokens.selection import kept_tokens
 
 BUFFER_BYTES = 256 << 20
 """Default bound of the shuffle buffer: bytes of the codes of the shards whose tokens are mixed."""
-_BATCHES_AHEAD = 2
 
 
 class TokenStream:
@@ -63,7 +60,8 @@ class TokenStream:
         keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
             False are left out.
         scaled: vectors are multiplied by `scale_factors`.
-        readers: threads that read; 0 reads in the caller's thread, without read-ahead.
+        readers: threads that read, by default 2, or 1 where a shard's layers are small; 0 reads in
+            the caller's thread, without read-ahead.
 
     Attributes:
         batches: that were given out since the beginning of the first epoch.
@@ -99,7 +97,7 @@ class TokenStream:
         without: Collection[int] = (),
         keep: str | npt.ArrayLike | None = None,
         scaled: bool = False,
-        readers: int = 2,
+        readers: int | None = None,
     ) -> None:
         self.split = split.require_complete(any_order=True)
         self._side_by_side = not is_one_layer(layers)
@@ -113,6 +111,8 @@ class TokenStream:
         if self._rank >= world_size:
             raise InputError(f"rank {rank} is outside the world of {world_size}")
         self._mix = whole_number("mix", mix, 0)
+        if readers is None:
+            readers = default_readers(split, shard_bytes(split, len(self._positions)))
         self._readers = whole_number("readers", readers, 0)
         self._kept = kept_tokens(split, without, keep)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
@@ -245,7 +245,7 @@ class TokenStream:
     def __iter__(self) -> Iterator[TokenBatch]:
         mine = self._iteration = object()
         epoch, _ = self._cuts.place(self.batches)
-        batches = self._read_ahead(self.batches)
+        batches = self._batches(self.batches)
         try:
             while True:
                 if self._iteration is not mine:
@@ -266,28 +266,17 @@ class TokenStream:
         finally:
             batches.close()
 
-    def _read_ahead(
+    def _batches(
         self, first: int, ending: Callable[[], bool] = sys.is_finalizing
     ) -> Generator[TokenBatch, None, None]:
-        """Batches from ``first`` on, gathered in a thread; its errors are raised here."""
+        """Batches from ``first`` on, of shards that threads read; their errors are raised here."""
         ring = self._feed.ring(first)
-        batches = self._feed.batches(ring, first)
-        thread = Threads(min(1, self._readers), "bertvision-gather")
-        pending: deque[Future[TokenBatch | None]] = deque()
         try:
-            while True:
-                while len(pending) < (_BATCHES_AHEAD if self._readers else 1):
-                    pending.append(thread.submit(next, batches, None))
-                batch = pending.popleft().result()
-                if batch is None:
-                    return
-                yield batch
-                del batch
+            yield from self._feed.batches(ring, first)
         finally:
             # where an iterator is left open at the end of the interpreter, the threads have ended
             # and modules are gone, this one too
             if not ending():
-                thread.shutdown()
                 ring.close()
 
 

@@ -64,7 +64,7 @@ class ActivationDataModule(pl.LightningDataModule):
         batch_size: examples per batch and rank.
         layers: indices of hidden states, or all.
         seed: of the shuffling.
-        readers: threads that read shards.
+        readers: threads that read shards; by default chosen by the size of a batch.
         buffer: shards in the shuffle buffer; by default as many as fit in 768 MiB.
         sampler: an order of your own for training, in place of ``seed`` and ``buffer``.
         dtype: of the decoded hidden states.
@@ -94,7 +94,7 @@ class ActivationDataModule(pl.LightningDataModule):
         batch_size: int = 16,
         layers: Sequence[int] | None = None,
         seed: int = 0,
-        readers: int = 2,
+        readers: int | None = None,
         buffer: int | None = None,
         sampler: Sampler | None = None,
         dtype: torch.dtype = torch.float32,

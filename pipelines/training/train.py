@@ -60,7 +60,7 @@ def train(
     *,
     overwrite: bool = False,
     logger: LoggerName | None = None,
-    readers: int = 2,
+    readers: int | None = None,
     resume_every_seconds: float = 120.0,
 ) -> list[RunMetrics]:
     """Train heads on the training split of a snapshot, with one pass over the store per epoch.
@@ -77,7 +77,7 @@ def train(
         options: how to train.
         overwrite: replace heads that were trained otherwise.
         logger: where losses go too, under ``heads/<tag>/`` (see `run_logger`).
-        readers: threads that read shards.
+        readers: threads that read shards; by default chosen by the size of a batch.
         resume_every_seconds: at most this much work is lost when the process is killed.
 
     Returns:
@@ -144,7 +144,10 @@ def plan_passes(
 
 
 def _run(
-    planned: TrainingPass, logger: LoggerName | None, readers: int, resume_every_seconds: float
+    planned: TrainingPass,
+    logger: LoggerName | None,
+    readers: int | None,
+    resume_every_seconds: float,
 ) -> None:
     workspace, tag, options = planned.workspace, planned.tag, planned.options
     heads = planned.build("cpu")
