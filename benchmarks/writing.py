@@ -8,7 +8,8 @@ flushed to the disk:
 
 - *plain files*: the same bytes into files of a shard's size, each flushed when it is written;
 - *the disk*: as many bytes, out of 1 GiB of huge pages and past the page cache (O_DIRECT), 8 MB at
-  a time, each file flushed; on Linux, where the file system knows it;
+  a time, each file flushed; on Linux, where the file system knows it. That memory stays taken while
+  the other sides are measured;
 - *the disk, 8 MB again and again*: the same out of 8 MB, which stay in the processor's cache: data
   of this size do not;
 - *writer, float16* and *writer, int8*: `ActivationStore.writer`, finished, with all its checksums

@@ -87,12 +87,14 @@ class Threads:
     def __init__(self, threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(threads, name) if threads else None
 
-    def submit(self, function: Callable[..., _Result], *args: Any) -> Future[_Result]:
+    def submit(
+        self, function: Callable[..., _Result], *args: Any, **options: Any
+    ) -> Future[_Result]:
         """The result to come of a call, or the one that has come."""
         if self._executor is not None:
-            return self._executor.submit(function, *args)
+            return self._executor.submit(function, *args, **options)
         done: Future[_Result] = Future()
-        done.set_result(function(*args))
+        done.set_result(function(*args, **options))
         return done
 
     def shutdown(self) -> None:
@@ -142,7 +144,8 @@ class OpenShards:
 
     def _begin(self, shard: int) -> None:
         if shard not in self._open:
-            self._open[shard] = self._threads.submit(self._prefetched, shard)
+            positions = self._positions if self._prefetch else ()
+            self._open[shard] = self._threads.submit(prefetched, self._split, shard, positions)
 
     def get(self, shard: int) -> ShardReader:
         """A shard that is open or about to be."""
@@ -165,11 +168,24 @@ class OpenShards:
             if not shard.cancelled() and shard.exception() is None:
                 shard.result().close()
 
-    def _prefetched(self, shard: int) -> ShardReader:
-        reader = self._split.open_shard(shard)
-        if self._prefetch:
-            reader.prefetch(self._positions)
-        return reader
+
+def prefetched(
+    split: SplitReader, shard: int, positions: Sequence[int], *, any_order: bool = False
+) -> ShardReader:
+    """Open a shard, and begin to bring some layers of it near.
+
+    Raises:
+        IncompleteSplitError: it is not committed.
+        CorruptStoreError: it is damaged, as far as that shows.
+    """
+    reader = split.open_shard(shard, any_order=any_order)
+    try:
+        if positions:
+            reader.prefetch(positions)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
 
 
 def shard_bytes(split: SplitReader, layers: int) -> int:

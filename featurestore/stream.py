@@ -50,8 +50,8 @@ class ActivationLoader:
         seed: of the order.
         rank: of this process among ``world_size``.
         world_size: how many processes share each epoch.
-        readers: threads that read, by default 2, or 1 where batches are small; 0 reads in the
-            caller's thread, without read-ahead.
+        readers: threads that read, by default 2, or 1 where batches are small and the store is
+            near; 0 reads in the caller's thread, without read-ahead.
         buffer: shards in the shuffle buffer; by default as many as fit in `BUFFER_BYTES`.
         sampler: an order of your own, in place of ``shuffle``, ``seed`` and ``buffer``.
 

@@ -216,7 +216,12 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
     report = json.loads(report_path.read_text())
     mapped = "np.memmap float16, random rows"
     limit = "limit: preadv of int8 in file order, 1 thread"
-    sides = {"bertvision", mapped, limit, "limit: the same, and rows of 16 shards at random"}
+    sides = {
+        "bertvision",
+        mapped,
+        limit,
+        "limit: preadv of the chunks, rows of 16 shards at random",
+    }
     conditions = {"stored, warm", "float32, warm", "stored, cold", "float32, cold"}
     assert {f"{s} | {c}" for s in sides for c in conditions} <= set(report["results"])
     assert all(len(figures) == 2 and min(figures) > 0 for figures in report["results"].values())

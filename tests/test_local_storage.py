@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,13 +85,17 @@ def test_a_store_may_be_reached_by_a_link_but_nothing_in_it(tmp_path: Path) -> N
                 storage.version(key)
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader of a pipe would wait for ever."""
     storage = LocalStorage(tmp_path)
     os.mkfifo(tmp_path / "pipe")
+    listening = socket.socket(socket.AF_UNIX)
+    with monkeypatch.context() as patch, listening:
+        patch.chdir(tmp_path)  # the path of a socket may have a hundred characters
+        listening.bind("socket")
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    for key in ("pipe", "folder"):
+    for key in ("pipe", "folder", "socket"):
         with pytest.raises(CorruptStoreError, match=f"{key} is no file"):
             storage.open(key)
     for key in ("gone", "gone/file", "file/file"):

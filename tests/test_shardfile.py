@@ -13,6 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from bertvision.errors import CorruptStoreError, InputError
+from bertvision.featurestore.format import shard
 from bertvision.featurestore.format.shardfile import compress, decompress, read_spans, shard_pieces
 from bertvision.featurestore.storage.local import LocalStorage
 
@@ -101,3 +102,34 @@ def test_a_compression_that_cannot_take_the_codes_is_refused_before_anything_is_
     with pytest.raises(InputError, match="pcodec takes values of two bytes.*zstd"):
         Made(LENGTHS, encoding=encoding, compression="pcodec").write(tmp_path)
     assert not list(tmp_path.rglob("split.json"))
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("rows", [0, 1, 20, 33, 10**6])
+def test_examples_read_in_blocks_of_any_size_are_each_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, rows: int
+) -> None:
+    """Whether a block is an example, a few of them, or all."""
+    made = Made(LENGTHS, encoding="int8", compression=compression, shard_tokens=400)
+    split = made.write(tmp_path)
+    whole = split.read(range(len(LENGTHS)))
+    monkeypatch.setattr(shard, "_BLOCK_BYTES", rows * split.record.hidden_size)
+    examples = len(split.plan.examples_of(0))
+    assert examples == len(LENGTHS)
+    reader = split.open_shard(0)
+    for first, last in ((0, examples), (2, 3), (3, examples - 1)):
+        low, high = split.plan.first_token[first], split.plan.first_token[last - 1]
+        high += split.plan.n_tokens[last - 1]
+        codes, scale = split.buffers(int(high - low), 2)
+        reader.read(first, last, [2, 0], codes, scale)
+        assert np.array_equal(codes.transpose(1, 0, 2), whole.codes[low:high, [2, 0]])
+        assert whole.scale is not None
+        assert np.array_equal(scale, whole.scale[low:high, [2, 0]])
+    codes, scale = split.buffers(split.plan.tokens_of(0), 1)
+    for wrong in range(examples):
+        kept = [*reader._checksums[1]]
+        reader._checksums[1][wrong] ^= 1
+        with pytest.raises(CorruptStoreError, match=f"example {wrong} of it, layer 1"):
+            reader.read(0, examples, [1], codes, scale)
+        reader._checksums[1][:] = kept
+    reader.close()

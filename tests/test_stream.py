@@ -144,6 +144,30 @@ def test_an_order_of_ones_own_is_shared_by_ranks_and_resumed_exactly(
     assert drawn == np.argsort(split.plan.n_tokens, kind="stable").tolist()
 
 
+def test_small_batches_of_a_near_store_are_read_by_one_thread_and_large_ones_by_two(
+    split: ActivationSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, int]] = []
+    real = readahead.Threads.__init__
+
+    def counted(self: readahead.Threads, threads: int, name: str) -> None:
+        started.append((name, threads))
+        real(self, threads, name)
+
+    monkeypatch.setattr(readahead.Threads, "__init__", counted)
+
+    def threads(of: ActivationSplit) -> list[int]:
+        started.clear()
+        next(iter(ActivationLoader(of, batch_size=4)))
+        next(iter(of.tokens(0)))
+        names = ("bertvision-batch", "bertvision-tokens")
+        return [count for name, count in started if name in names]
+
+    assert threads(split) == [1, 1]
+    monkeypatch.setattr(readahead, "_LARGE_BYTES", 4 * 16 * 16)  # a batch and a layer have more
+    assert threads(split) == [2, 2]
+
+
 def test_no_more_shards_are_open_than_a_system_allows(
     split: ActivationSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -243,6 +244,41 @@ def test_memory_is_that_of_the_buffer_whatever_the_size_of_the_split(tmp_path: P
     shard = 64 * 256 * 4
     assert small > 4 * shard
     assert large < small + 2 * shard  # of 100 shards more
+
+
+@pytest.mark.parametrize("buffer", [4, 99])
+def test_memory_is_taken_once_however_many_epochs_and_iterations_there_are(
+    tmp_path: Path, buffer: int
+) -> None:
+    made = Made([30] * 40, hidden=1024, layers=6, encoding="int4", shard_tokens=64)
+    split = made.write(tmp_path)
+    shards = min(buffer + 1, split.plan.n_shards)
+    stream = split.tokens(0, batch_size=32, buffer=buffer, readers=1)
+    list(stream)
+    tracemalloc.start()
+    held = []
+    for _ in range(3):
+        list(stream)
+        iterator = iter(stream)
+        next(iterator)
+        iterator.close()
+        held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    # no second ring, and neither scales of all layers nor checksums of what was read
+    ring = shards * 64 * 512
+    assert max(held) < ring // 2
+
+
+def test_without_readers_no_more_is_read_than_the_next_batch_needs(
+    split: ActivationSplit, shards_read: list[str]
+) -> None:
+    next(iter(split.tokens(0, batch_size=5, buffer=4, readers=0)))
+    assert len(shards_read) == 4
+    shards_read.clear()
+    options = {"buffer": 99, "rank": 1, "world_size": 4, "endless": True}
+    next(iter(split.tokens(0, batch_size=5, readers=0, **options)))
+    share = split.record.shards / 4
+    assert share <= len(shards_read) <= share + 2
 
 
 def test_what_somebody_kept_is_given_back_with_the_last_batch(tmp_path: Path) -> None:
@@ -493,6 +529,46 @@ def test_a_reader_that_dies_stops_the_stream_and_its_threads(
     monkeypatch.undo()
     stream.load_state_dict({**stream.state_dict(), "batches": 0})
     assert len(list(stream)) == len(stream)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc")
+@pytest.mark.parametrize("buffer", [2, 99])
+def test_an_iteration_that_ends_anyhow_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
+) -> None:
+    plain = Made(LENGTHS, encoding="int8").write(tmp_path / "plain")
+    packed = Made(LENGTHS, encoding="int8", compression="zstd").write(tmp_path / "packed")
+    options = {"batch_size": 20, "readers": 2, "buffer": buffer}
+
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()
+    gc.disable()  # what is only forgotten would be closed by chance
+    try:
+        before = opened()
+        stream = plain.tokens(0, **options)
+        assert len(list(stream)) == len(stream)
+        assert opened() == before
+        batches = iter(stream)
+        next(batches)
+        batches.close()
+        assert opened() == before
+        for shard in range(packed.plan.n_shards):
+            path = shard_path(packed, "hidden_states", shard)
+            index = path.read_bytes()[-(16 * 3 + 4) :]
+            path.write_bytes(bytes(path.stat().st_size - len(index)) + index)
+        damaged = packed.tokens(0, **options)
+        for _ in range(2):
+            with pytest.raises(CorruptStoreError, match="checksum"):
+                list(damaged)
+        assert opened() == before
+        monkeypatch.setattr(ShardReader, "read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(plain.tokens(0, **options))
+        assert opened() == before
+    finally:
+        gc.enable()
 
 
 def test_leaving_an_iteration_ends_its_threads(split: ActivationSplit) -> None:

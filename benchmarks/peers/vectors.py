@@ -84,7 +84,9 @@ class Bertvision(Side):
     @cached_property
     def _stream(self) -> TokenStream:
         split = ActivationSplit(self.folder, "1e", "train")
-        buffer = split.record.shards if self.buffer is None else self.buffer
+        shards = split.record.shards
+        # a buffer for all of them would be cold once
+        buffer = shards if self.buffer is None else min(self.buffer, shards - 1)
         return split.tokens(-1, batch_size=BATCH, buffer=buffer)
 
     def vectors(self, seed: int) -> Iterator[Tensor]:
@@ -219,7 +221,7 @@ class MixedChunks(Chunks):
     in a permutation of them all. Nothing is checked.
     """
 
-    name = "limit: the same, and rows of 16 shards at random"
+    name = "limit: preadv of the chunks, rows of 16 shards at random"
 
     @property
     def home(self) -> str:
@@ -229,10 +231,10 @@ class MixedChunks(Chunks):
     @cached_property
     def _memory(self) -> tuple[list[Any], Any, Any]:
         """Two buffers of codes and scale, and such of a batch."""
-        layers, hidden = self.synthetic.pool.shape[1:]
+        hidden = self.synthetic.hidden
 
         def room(tokens: int) -> tuple[Any, Any]:
-            return np.empty((tokens, hidden), np.int8), np.empty((tokens, layers), np.float32)
+            return np.empty((tokens, hidden), np.int8), np.empty((tokens, 1), np.float32)
 
         return [room(BUFFER * SHARD_TOKENS) for _ in range(2)], *room(BATCH)
 
@@ -244,11 +246,13 @@ class MixedChunks(Chunks):
         def read(place: tuple[Path, Path, int, int], into: int, slot: int) -> Any:
             begin = slot * SHARD_TOKENS
             rows = slice(begin, begin + SHARD_TOKENS)
-            outs = [buffer[rows] for buffer in buffers[into]]
+            of_all = np.empty((SHARD_TOKENS, self.synthetic.layers), np.float32)
+            outs = buffers[into][0][rows], of_all
             for path, out, offset in zip(place[:2], outs, (place[2], 0), strict=True):
                 with path.open("rb", buffering=0) as file:
                     if os.preadv(file.fileno(), [out], offset) != out.nbytes:
                         raise OSError(f"{path} ends within the chunk")
+            buffers[into][1][rows] = of_all[:, -1:]
             return np.arange(begin, begin + place[3])
 
         groups = [self._places[i : i + BUFFER] for i in range(0, len(self._places), BUFFER)]
@@ -267,9 +271,9 @@ class MixedChunks(Chunks):
                     n = len(index)
                     out = torch.from_numpy(codes[:n])
                     torch.index_select(held, 0, index, out=out)
-                    of_all = torch.from_numpy(scale[:n])
-                    torch.index_select(held_scale, 0, index, out=of_all)
-                    yield Pair(out[:, None], of_all[:, -1:])
+                    scales = torch.from_numpy(scale[:n])
+                    torch.index_select(held_scale, 0, index, out=scales)
+                    yield Pair(out[:, None], scales)
 
 
 class MemMap(Side):

@@ -205,8 +205,8 @@ class ShardReader:
             Of each run its first row, its first example, and where its examples end.
         """
         most = _BLOCK_BYTES // self._row_bytes
-        if len(ends) == 1 or ends[-1] <= most:
-            return [(0, first, ends)]
+        if len(ends) < 2 or ends[-1] <= most:
+            return [(0, first, ends)] if ends else []
         blocks, begin, i = [], 0, 0
         while i < len(ends):
             j = max(i + 1, bisect_right(ends, begin + most))
@@ -215,9 +215,10 @@ class ShardReader:
         return blocks
 
     def close(self) -> None:
-        """Let go of the file and of what was decoded."""
+        """Let go of the file, of what was decoded and of the scales."""
         self._file.close()
         self._decoded.clear()
+        self.scale = None
 
     def _ranges(self, positions: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
         """(offset, length) in the file of tokens ``low`` to ``high``, of layers not decoded yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 class LocalStorage(Storage):
     """A folder on a local disk."""
-
-    distant = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,6 +107,10 @@ class LocalStorage(Storage):
             file = _LocalFile(self._path(key))
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from None
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # of a socket
+                raise
+            raise CorruptStoreError(f"{self.root / key} is no file") from None
         if not file.is_regular:
             file.close()
             raise CorruptStoreError(f"{self.root / key} is no file")

@@ -80,7 +80,7 @@ class Storage(ABC):
         distant: whether each read costs a round trip, so that it pays to say what comes.
     """
 
-    distant: bool
+    distant: bool = False
 
     @abstractmethod
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:

@@ -68,25 +68,22 @@ class TokenFeed:
         """The shards for the batches from ``first`` on; the ring before this one is closed."""
         if self._ring is not None:
             self._ring.close()
+            self._ring = None  # and its memory is free for the next one
         epoch, drawn = self._cuts.place(first)
         order = self._order(epoch)
         group = order.group_of(drawn)
-        if order.buffer >= len(self._shards):
-            memory, slots = self._resident, len(self._shards)
-        else:
-            # no more than there are, or an endless stream would read the same shards again
-            most = min(order.buffer, self._cuts.most_pieces(self._kept.counts))
-            slots = most + max(1, self._readers)
-            if not self._cuts.endless:
-                slots = min(slots, len(order.shards) - group)
-            memory = self._memory(slots)
+        # no more than there are, or an endless stream would read the same shards again
+        pieces = min(order.buffer, self._cuts.most_pieces(self._kept.counts)) + self._readers
+        if not self._cuts.endless:
+            pieces = min(pieces, len(order.shards) - group)
+        resident = order.buffer >= len(self._shards)
         self._ring = ShardRing(
             self._split,
             self._positions,
             self._kept,
             self._pieces(epoch, group),
-            memory,
-            slots,
+            self._resident if resident else self._memory(pieces),
+            pieces,
             self._early,
             self._early if self._split.storage.distant else self._readers,
         )

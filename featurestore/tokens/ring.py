@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from bertvision.featurestore.format.shard import ShardReader
-from bertvision.featurestore.readahead import Threads
+from bertvision.featurestore.readahead import Threads, prefetched
 from bertvision.featurestore.reader import Empty, SplitReader
 from bertvision.featurestore.tokens.order import TokenOrder
 from bertvision.featurestore.tokens.selection import KeptTokens
 
 Rows: TypeAlias = Future[npt.NDArray[np.int64]]
-Reader: TypeAlias = Future[ShardReader] | None
-"""An open shard; None where it is in memory already, or about to be."""
+Opening: TypeAlias = Future[ShardReader] | None
+"""A shard that is open or about to be; None where it is in memory already, or about to be."""
 
 
 class Piece(NamedTuple):
@@ -46,8 +46,8 @@ class ShardMemory:
         scale: (slots · shard_tokens, layers, …), or None for float encodings.
         example: (slots · shard_tokens,) int64 the example of each token.
         position: (slots · shard_tokens,) int64 its place in that.
-        homes: the slot of each shard, where there is one for every shard of the split: what was
-            read once stays.
+        homes: the slot of each shard that has tokens to stream, where there is room for all of
+            them: what was read once stays.
         whole: shards that were read into their home.
     """
 
@@ -102,8 +102,9 @@ class ShardRing:
         positions: on the stored layer axis.
         kept: the tokens that are streamed.
         pieces: in the order they are needed.
-        memory: for as many shards as are needed at a time, and for those that are read meanwhile.
-        slots: how many of its slots are used.
+        memory: of a slot for each piece that is held, or of one for each shard.
+        most: pieces that are held: those that are needed at a time, and those that are read
+            meanwhile.
         early: shards that are opened before there is room for them.
         threads: that open and read; 0 do it in the caller's.
     """
@@ -115,18 +116,18 @@ class ShardRing:
         kept: KeptTokens,
         pieces: Iterator[Piece],
         memory: ShardMemory,
-        slots: int,
+        most: int,
         early: int,
         threads: int,
     ) -> None:
         self._split, self._positions, self._kept = split, positions, kept
         self._pieces = pieces
-        self._memory, self._slots, self._early = memory, slots, early
+        self._memory, self._most, self._early = memory, most, early
         self._threads = Threads(threads, "bertvision-tokens")
-        self._opened: deque[tuple[Piece, Reader]] = deque()
-        self._held: deque[tuple[Rows, Reader]] = deque()
+        self._opened: deque[tuple[Piece, Opening]] = deque()
+        self._held: deque[tuple[Rows, Opening]] = deque()
         self._begun = 0
-        self._reading: dict[int, Rows] = {}  # of the shards that stay
+        self._first: dict[int, Rows] = {}  # of the shards that stay, the piece that reads each
         self._asked = set(memory.whole)
 
     def first(self, pieces: int) -> list[npt.NDArray[np.int64]]:
@@ -136,12 +137,12 @@ class ShardRing:
             IncompleteSplitError: a shard is not committed.
             CorruptStoreError: what is stored is damaged.
         """
-        while len(self._held) < self._slots:
+        while len(self._held) < self._most:
             self._open(max(1, self._early))
             if not self._opened:
                 break
-            piece, reader = self._opened.popleft()
-            self._held.append((self._begin(piece, reader), reader))
+            piece, opening = self._opened.popleft()
+            self._held.append((self._begin(piece, opening), opening))
         self._open(self._early)
         return [self._held[i][0].result() for i in range(pieces)]
 
@@ -176,46 +177,50 @@ class ShardRing:
         np.take(memory.position, rows, out=tokens[1], mode="clip")
 
     def close(self) -> None:
-        """Wait for what is being read, and let go of what is open."""
+        """Wait for what is being read, and let go of what is open and of the memory."""
         self._threads.shutdown()
-        for _, reader in (*self._opened, *self._held):
-            if reader is not None and not reader.cancelled() and reader.exception() is None:
-                reader.result().close()
+        for _, opening in (*self._opened, *self._held):
+            # in a forked process, where the threads are not, some are never done
+            done = opening is not None and opening.done() and not opening.cancelled()
+            if opening is not None and done and opening.exception() is None:
+                opening.result().close()
+        self._opened.clear()
+        self._held.clear()
+        self._first.clear()
 
     def _open(self, most: int) -> None:
         """Open what comes next, so that the system or a server can bring it near."""
         while len(self._opened) < most and (piece := next(self._pieces, None)) is not None:
-            reader = None
+            opening = None
             if piece.shard not in self._asked:
-                reader = self._threads.submit(self._open_shard, piece.shard)
+                opening = self._threads.submit(
+                    prefetched, self._split, piece.shard, self._positions, any_order=True
+                )
                 if self._memory.homes:
                     self._asked.add(piece.shard)
-            self._opened.append((piece, reader))
+            self._opened.append((piece, opening))
 
-    def _open_shard(self, shard: int) -> ShardReader:
-        reader = self._split.open_shard(shard, any_order=True)
-        reader.prefetch(self._positions)
-        return reader
-
-    def _begin(self, piece: Piece, reader: Reader) -> Rows:
+    def _begin(self, piece: Piece, opening: Opening) -> Rows:
         """Have a piece dealt out, once its shard is read."""
         homes = self._memory.homes
-        slot = homes[piece.shard] if homes else self._begun % self._slots
+        slot = homes[piece.shard] if homes else self._begun % self._most
         self._begun += 1
-        before = None if reader is not None else self._reading.get(piece.shard)
-        rows = self._threads.submit(self._load, piece, slot, reader, before)
-        if homes and reader is not None:
-            self._reading[piece.shard] = rows
+        if piece.shard in self._memory.whole:
+            self._first.pop(piece.shard, None)
+        first = None if opening is not None else self._first.get(piece.shard)
+        rows = self._threads.submit(self._load, piece, slot, opening, first)
+        if homes and opening is not None:
+            self._first[piece.shard] = rows
         return rows
 
     def _load(
-        self, piece: Piece, slot: int, reader: Reader, before: Rows | None
+        self, piece: Piece, slot: int, opening: Opening, first: Rows | None
     ) -> npt.NDArray[np.int64]:
         base = slot * self._split.plan.shard_tokens
-        if reader is not None:
-            self._read(piece.shard, base, reader.result())
-        elif before is not None:
-            before.result()
+        if opening is not None:
+            self._read(piece.shard, base, opening.result())
+        elif first is not None:
+            first.result()
         kept = self._kept.of_shard(piece.shard)
         return base + kept[piece.order.permutation(piece.number, len(kept))]
 

@@ -60,8 +60,9 @@ class TokenStream:
         keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
             False are left out.
         scaled: vectors are multiplied by `scale_factors`.
-        readers: threads that read, by default 2, or 1 where a shard's layers are small; 0 reads in
-            the caller's thread, without read-ahead.
+        readers: threads that read, by default 2, or 1 where a shard's layers are small and near; 0
+            reads in the caller's thread, without read-ahead. Of a remote store more of them wait
+            for the server.
 
     Attributes:
         batches: that were given out since the beginning of the first epoch.
