@@ -5,11 +5,11 @@
 Each form is written and read as its users do, from the same float16 states in memory:
 
 - *writing*: vectors (a token in a layer) a second, until all is flushed to the disk;
-- *sequences, cold*: vectors a second of whole examples in random order, as they are stored, out of
-  files that are not in the page cache;
-- *again after a kill*: a writing process is killed (SIGKILL) at a random moment and the same code is
-  run again: the share of what the first had been given that must be given once more;
-- *lost by it*: examples that are then missing, cannot be read, or are wrong, of all, on average;
+- *reading*: vectors a second of whole examples in random order, as they are stored, out of files
+  that are not in the page cache;
+- *given again*: a writing process is killed (SIGKILL) at a random moment and the same code is run
+  again: how many of the examples that the first had been given must be given once more;
+- *lost*: examples that are then missing, cannot be read, or are wrong, on average over the kills;
 - *flipped bits found*: one bit of the stored values is flipped and all examples are read: in how
   many of the tries an error says so.
 
@@ -108,17 +108,17 @@ def main() -> None:
     written = harness.interleave({f.name: writing(f) for f in FORMS}, options.repeats)
     sizes = {f.name: [harness.size_of([folder / f.name]) / vectors] for f in FORMS}
     keep("bytes a vector", sizes, higher_is_better=False)
-    keep("writing", written, higher_is_better=True)
+    keep("writing, vectors/s", written, higher_is_better=True)
     read = harness.interleave({f.name: reading(f) for f in FORMS}, options.repeats)
-    keep("sequences, cold", read, higher_is_better=True)
+    keep("reading, vectors/s", read, higher_is_better=True)
     some = states_of(few, *shape)
     command = [sys.executable, __file__, *sys.argv[1:], "--write"]
     for form in FORMS:
         place = folder / form.name
         killed = [kill(form, place, command, some, seed) for seed in range(options.tries)]
         found = [flip(form, place, len(some), seed) for seed in range(options.tries)]
-        results[f"{form.name} | again after a kill, %"] = [100 * again for again, _ in killed]
-        results[f"{form.name} | lost by it"] = [statistics.mean(lost for _, lost in killed)]
+        results[f"{form.name} | given again after a kill"] = [again for again, _ in killed]
+        results[f"{form.name} | lost by a kill"] = [statistics.mean(lost for _, lost in killed)]
         results[f"{form.name} | flipped bits found, %"] = [100 * statistics.mean(found)]
         print(f"{form.name}: killed {options.tries} times", file=sys.stderr)
     shutil.rmtree(folder)
@@ -132,7 +132,7 @@ def main() -> None:
             "hidden": options.hidden,
             "killed": {"examples": len(some), "tries": options.tries},
         },
-        unit="vectors/s",
+        unit="form",
         results=results,
         ratios=ratios,
     )
@@ -147,11 +147,11 @@ def announced(examples: Iterable[Tensor]) -> Iterable[tuple[int, Tensor]]:
 
 def kill(
     form: Form, folder: Path, command: list[str], examples: list[Tensor], seed: int
-) -> tuple[float, int]:
+) -> tuple[int, int]:
     """Kill a process that writes, run the same code again, and look at every example.
 
     Returns:
-        The share of what the first had taken that the second took again, and how many are lost.
+        Examples that the first had taken and the second took again, and those that are lost.
     """
     fresh(folder)
     rng = random.Random(seed)
@@ -181,7 +181,7 @@ def kill(
             lost += read.shape != states.shape or not bool(off < 0.02)
         except Exception:  # whatever a library says of a file that is cut off
             lost += 1
-    return again / taken, lost
+    return again, lost
 
 
 def flip(form: Form, folder: Path, examples: int, seed: int) -> bool:

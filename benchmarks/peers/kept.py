@@ -212,11 +212,11 @@ class Arrow(Form):
         for number in itertools.count():
             if not (part := list(itertools.islice(taken, _SHARD))):
                 return
-            with pa.OSFile(str(folder / f"{number:05}.arrow"), "wb") as sink:
-                with pa.ipc.new_file(sink, schema) as file:
-                    for key, states in part:
-                        row = [[key], [len(states)], [states.numpy().tobytes()]]
-                        file.write(pa.record_batch(row, schema=schema))
+            sink = pa.OSFile(str(folder / f"{number:05}.arrow"), "wb")
+            with sink, pa.ipc.new_file(sink, schema) as file:
+                for key, states in part:
+                    row = [[key], [len(states)], [states.numpy().tobytes()]]
+                    file.write(pa.record_batch(row, schema=schema))
             self._shape = part[0][1].shape[1:]
 
     def read(self, folder: Path, key: int) -> Tensor:
