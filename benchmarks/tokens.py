@@ -3,10 +3,10 @@
     python benchmarks/tokens.py --json docs/performance/tokens.json
 
 Batches have 4,096 tokens. 'float32' is a batch as a trainer on a CPU takes it, 'stored' as it is
-sent to a device: codes and scales, or float16. Two limits check and shuffle nothing, and decode by
-the same function: one reads the chunks of a store like ours with two threads, the other the same
-int8 bytes from one file, in its order and into one buffer. 'in memory' permutes float32 rows that
-were read before. 'cold' drops the files from the page cache.
+sent to a device: codes and scales, or float16. Three limits check nothing, and decode by the same
+function: one reads the chunks of a store like ours with two threads, one draws rows of 16 such
+chunks at random, and one reads the same int8 bytes from one file, in its order and into one buffer.
+'in memory' permutes float32 rows that were read before. 'cold' drops the files from the page cache.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from importlib.util import find_spec
 
 import torch
 from common.data import Synthetic, lengths
+from peers.vector_limits import Chunks, MixedChunks, Pair, Preadv
 from peers.vectors import (
     BATCH,
     BUFFER,
     OURS,
     Bertvision,
-    Chunks,
     InMemory,
     MemMap,
-    MixedChunks,
-    Pair,
-    Preadv,
     Resident,
     SAELensCache,
     Side,

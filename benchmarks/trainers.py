@@ -8,7 +8,7 @@ Each form is written and read as its users do, from the same float16 states in m
 - *reading*: vectors a second of whole examples in random order, as they are stored, out of files
   that are not in the page cache;
 - *given again*: a writing process is killed (SIGKILL) at a random moment and the same code is run
-  again: how many of the examples that the first had been given must be given once more;
+  again: the share of the examples that the first had been given that must be given once more;
 - *lost*: examples that are then missing, cannot be read, or are wrong, on average over the kills;
 - *flipped bits found*: one bit of the stored values is flipped and all examples are read: in how
   many of the tries an error says so.
@@ -116,8 +116,9 @@ def main() -> None:
     for form in FORMS:
         place = folder / form.name
         killed = [kill(form, place, command, some, seed) for seed in range(options.tries)]
+        form.write(fresh(place), enumerate(some))  # whole, whatever the kills have left
         found = [flip(form, place, len(some), seed) for seed in range(options.tries)]
-        results[f"{form.name} | given again after a kill"] = [again for again, _ in killed]
+        results[f"{form.name} | given again after a kill, %"] = [100 * part for part, _ in killed]
         results[f"{form.name} | lost by a kill"] = [statistics.mean(lost for _, lost in killed)]
         results[f"{form.name} | flipped bits found, %"] = [100 * statistics.mean(found)]
         print(f"{form.name}: killed {options.tries} times", file=sys.stderr)
@@ -147,11 +148,12 @@ def announced(examples: Iterable[Tensor]) -> Iterable[tuple[int, Tensor]]:
 
 def kill(
     form: Form, folder: Path, command: list[str], examples: list[Tensor], seed: int
-) -> tuple[int, int]:
+) -> tuple[float, int]:
     """Kill a process that writes, run the same code again, and look at every example.
 
     Returns:
-        Examples that the first had taken and the second took again, and those that are lost.
+        The share of what the first had taken that the second took again, and examples that are
+        lost.
     """
     fresh(folder)
     rng = random.Random(seed)
@@ -181,7 +183,7 @@ def kill(
             lost += read.shape != states.shape or not bool(off < 0.02)
         except Exception:  # whatever a library says of a file that is cut off
             lost += 1
-    return again, lost
+    return again / taken, lost
 
 
 def flip(form: Form, folder: Path, examples: int, seed: int) -> bool:

@@ -235,7 +235,22 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
     assert "in memory float32" in printed
 
 
-@pytest.mark.parametrize("name", ["performance", "analyses"])
+def test_trainers_says_of_each_form_what_a_kill_and_a_flipped_bit_leave(tmp_path: Path) -> None:
+    report_path = tmp_path / "trainers.json"
+    run("trainers.py", "--quick", "--folder", tmp_path, "--json", report_path)
+    results = json.loads(report_path.read_text())["results"]
+    files = ["safetensors, a file each", "torch.save, a file each", "memory map, float16"]
+    for form in ["bertvision, int8", "bertvision, float16", *files, "data set (Arrow), float16"]:
+        assert min(results[f"{form} | writing, vectors/s"]) > 0
+        assert min(results[f"{form} | reading, vectors/s"]) > 0
+        told = 100 * form.startswith("bertvision")
+        assert results[f"{form} | flipped bits found, %"] == [told]
+    assert results["bertvision, int8 | lost by a kill"] == [0]
+    assert max(results["torch.save, a file each | given again after a kill, %"]) < 10
+    assert min(results["memory map, float16 | given again after a kill, %"]) == 100
+
+
+@pytest.mark.parametrize("name", ["performance", "analyses", "tokens"])
 def test_the_page_shows_what_the_reports_say(module: Any, name: str) -> None:
     page = BENCHMARKS.parent / "docs" / f"{name}.md"
     text = page.read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -115,7 +114,7 @@ class Store(Form):
         split = self._split(folder)
         row = split.encoding.codes_size(split.record.hidden_size)
         row *= np.dtype(split.encoding.zarr_dtype).itemsize
-        files = (folder / "store").glob("arrays.zarr/0e/train/hidden_states/c/*/0/0")
+        files = sorted((folder / "store").glob("arrays.zarr/0e/train/hidden_states/c/*/0/0"))
         return [(path, 0, row * split.plan.tokens_of(int(path.parents[1].name))) for path in files]
 
 
@@ -153,17 +152,9 @@ class Files(Form):
         return load_file(path)["hidden_states"]
 
     def payload(self, folder: Path) -> list[tuple[Path, int, int]]:
-        """The last nine tenths of each file, which are values whatever the container."""
-        if self._suffix == "pt":
-            sizes = ((path, path.stat().st_size) for path in folder.glob("*.pt"))
-            return [(path, size // 10, size * 9 // 10) for path, size in sizes]
-        found = []
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, "pt") as file:
-                shape = file.get_slice("hidden_states").get_shape()
-            size = path.stat().st_size
-            found.append((path, size - 2 * int(np.prod(shape)), size))
-        return found
+        """The values of each file."""
+        paths = sorted(folder.glob(f"hs_*.{self._suffix}"))
+        return [_place(path, self.read(folder, int(path.stem[3:]))) for path in paths]
 
 
 class MemMap(Form):
@@ -230,9 +221,16 @@ class Arrow(Form):
         return torch.from_numpy(data.reshape(batch["seq"][0].as_py(), *self._shape).copy())
 
     def payload(self, folder: Path) -> list[tuple[Path, int, int]]:
-        """The middle of each file."""
-        sizes = ((path, path.stat().st_size) for path in folder.glob("*.arrow"))
-        return [(path, size // 10, size * 9 // 10) for path, size in sizes]
+        """The values of the first example of each file."""
+        paths = sorted(folder.glob("*.arrow"))
+        return [_place(path, self.read(folder, int(path.stem) * _SHARD)) for path in paths]
+
+
+def _place(path: Path, states: Tensor) -> tuple[Path, int, int]:
+    """Where a file has the bytes of an example."""
+    values = states.numpy().tobytes()
+    begin = path.read_bytes().index(values)
+    return path, begin, begin + len(values)
 
 
 FORMS: list[Form] = [
