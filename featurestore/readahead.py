@@ -199,7 +199,7 @@ def default_readers(split: SplitReader, nbytes: int) -> int:
     """Threads that read, where nobody says how many: two, or one of what is small and near.
 
     Two threads read more in the same time where each reads for milliseconds. Of small batches they
-    wait for each other and for the interpreter: two read a quarter less than one.
+    wait for each other and for the interpreter, and two read less than one.
 
     Args:
         split: to read.
