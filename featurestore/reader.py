@@ -171,19 +171,23 @@ class SplitReader(StoredSplit):
             return None
         return (
             f"{self.name} lacks {len(missing)} of {counted(self.record.shards, 'shard')} "
-            f"(first: {missing[0]}): run {self._command} again to finish it"
+            f"(first: {missing[0]}): {self._remedy}"
         )
 
     @property
-    def _command(self) -> str:
-        """The command that goes on with the split."""
+    def _remedy(self) -> str:
+        """What finishes the split."""
+        origin = self.record.provenance
+        command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
         if self.record.is_shuffled:
-            origin = self.record.provenance
+            source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
+            command = f"bertvision store shuffle {source} {self.split} --seed {seed}"
+        elif "data_sha256" not in origin:  # an extraction names its data
             return (
-                f"`bertvision store shuffle {origin.get('shuffled_from')} {self.split} "
-                f"--seed {origin.get('shuffle_seed')}`"
+                "no command wrote it from data of a workspace, so remove it with "
+                f"`bertvision store rm {self.name}`, and store its examples again"
             )
-        return f"`bertvision extract --checkpoint {self.tag} --split {self.split}`"
+        return f"run `{command}` again to finish it"
 
     def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
         """Open a committed shard.
@@ -202,9 +206,7 @@ class SplitReader(StoredSplit):
             self.require_examples()
         committed = self.ledger.find_shard(shard, self.record)
         if committed is None:
-            raise IncompleteSplitError(
-                f"{self.name} shard {shard} is not written: run {self._command} again to finish it"
-            )
+            raise IncompleteSplitError(f"{self.name} shard {shard} is not written: {self._remedy}")
         examples = self.plan.examples_of(shard)
         lengths = self.plan.n_tokens[examples.start : examples.stop]
         return ShardReader(self.storage, self.record, committed, lengths)

@@ -53,7 +53,12 @@ class Made:
             compression=compression,
             layers=tuple(range(layers)),
             hidden_size=hidden,
-            provenance={"model": "tiny", "weights_sha256": "ab", "max_length": max(lengths)},
+            provenance={
+                "model": "tiny",
+                "weights_sha256": "ab",
+                "data_sha256": "cd",
+                "max_length": max(lengths),
+            },
         )
 
     def stats(self) -> Calibration:

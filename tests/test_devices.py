@@ -155,6 +155,10 @@ def test_variants_learn_the_same_with_two_processes(
     exact: dict[str, Any], tmp_path: Path, variant: str
 ) -> None:
     asked = {**exact, "variant": tuple(variant.split(","))}
+    if variant == "lora:2":
+        # one half of it begins at 0 and the other without a gradient, and Adam makes steps of the
+        # rate of whatever little there is: of rounding, which depends on the processor
+        asked["lr"] = exact["lr"] / 5
     finetune(tmp_path / "one", FinetuneOptions(**asked))
     done = ranks(tmp_path / "two", asked)
     assert [each.returncode for each in done] == [0, 0], done

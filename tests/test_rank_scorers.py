@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from rankings import candidates, random_candidates
@@ -115,9 +116,20 @@ def test_inputs_trained_together_learn_what_each_learns_alone(name: ScorerName) 
         alone = train(name, one, parts, training, seed=1)
         assert alone.epochs == [together.epochs[i]]
         np.testing.assert_allclose(alone.curves[0], together.curves[i])
-        np.testing.assert_allclose(
-            score(alone.scorer, one, of)[0], score(together.scorer, given, of)[i], atol=1e-4
-        )
+        scores = score(alone.scorer, one, of)[0], score(together.scorer, given, of)[i]
+        np.testing.assert_allclose(*(centred(s, of.question) for s in scores), atol=1e-4)
+
+
+def centred(
+    scores: npt.NDArray[np.floating], question: npt.NDArray[np.integer]
+) -> npt.NDArray[np.floating]:
+    """Scores about the mean of their question.
+
+    The loss compares candidates of a question alone. So what shifts all of them has no gradient but
+    rounding, which Adam makes whole steps of, in a direction that depends on the processor.
+    """
+    number = np.unique(question, return_inverse=True)[1]
+    return scores - (np.bincount(number, scores) / np.bincount(number))[number]
 
 
 def test_another_seed_is_another_training_and_the_same_seed_the_same() -> None:

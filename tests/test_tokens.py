@@ -226,6 +226,12 @@ def test_vectors_of_a_stream_are_those_of_its_batches(split: ActivationSplit) ->
     assert alone[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["float16", torch.int32, None])
+def test_vectors_of_no_floating_point_type_are_refused(split: ActivationSplit, dtype: Any) -> None:
+    with pytest.raises(InputError, match="dtype is .*such as torch.float32"):
+        next(split.tokens(0).vectors("cpu", dtype))
+
+
 def test_memory_is_that_of_the_buffer_whatever_the_size_of_the_split(tmp_path: Path) -> None:
     def peak(examples: int) -> int:
         made = Made([30] * examples, hidden=256, layers=1, encoding="float32", shard_tokens=64)

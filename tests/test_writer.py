@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import terminal
 import torch
-from stores import Made
+from stores import Made, record_path
 from torch import Tensor
 
 import bertvision
@@ -581,6 +581,21 @@ def test_a_wrong_finish_leaves_the_writer_open(
             writer.finish(**wrong)
         writer.add("d", states("d"))
         assert len(writer.finish(permute=10**30)) == 2
+
+
+def test_a_finished_split_that_lost_a_shard_is_not_whole_to_its_writer_either(
+    store: ActivationStore,
+) -> None:
+    """And who can mend it is said: no command can compute the states of others' code."""
+    write(store)
+    record_path(store["0e/train"], 0).unlink()
+    advice = "0e/train lacks 1 of .*: no command wrote it .*`bertvision store rm 0e/train`, and"
+    with pytest.raises(IncompleteSplitError, match=advice):
+        write(store)
+    with pytest.raises(IncompleteSplitError, match=advice):
+        store["0e/train"].tokens(0)
+    with pytest.raises(IncompleteSplitError, match="shard 0 is not written: no command"):
+        store["0e/train"].read([0])
 
 
 def test_nothing_to_finish_is_said(store: ActivationStore) -> None:

@@ -258,4 +258,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 def _command() -> str:
     """The command line, with absolute paths cut down to their last part."""
     words = [word if not os.path.isabs(word) else Path(word).name for word in sys.argv[1:]]
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    return " ".join(["python", f"benchmarks/{name}", *words])

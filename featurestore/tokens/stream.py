@@ -210,7 +210,14 @@ class TokenStream:
 
         Yields:
             (n, hidden), or (n, layers, hidden) side by side.
+
+        Raises:
+            InputError: the dtype is none of torch's floating-point types.
         """
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(
+                f"dtype is {dtype!r}: give a floating-point type of torch, such as torch.float32"
+            )
         for batch in self:
             # filling fresh memory takes three times as long as decoding
             on_cpu = torch.device(device).type == "cpu"

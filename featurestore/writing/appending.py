@@ -235,7 +235,7 @@ class ActivationWriter:
             InputError: it has no example, or lacks some; a part of it was begun and not closed;
                 this writer's block ended by an error; or it was finished in another order.
             ProvenanceError: another snapshot has the split with other examples.
-            CorruptStoreError: a shard is damaged.
+            CorruptStoreError, IncompleteSplitError: a shard is damaged, or lost since the finish.
             LockedError: another process is adding examples.
         """
         permute = permute if permute is None else as_whole("permute", permute)
@@ -258,7 +258,7 @@ class ActivationWriter:
             raise InputError(
                 f"{split.name} is complete already, with permute={there}: a split keeps its order"
             )
-        return split
+        return split.require_complete()
 
     def _hand_over(self) -> None:
         """Let the shard that was being filled be written, and fill the next."""

@@ -1,0 +1,1 @@
+"""What trainers of sparse autoencoders and draft heads keep hidden states in."""
