@@ -237,7 +237,7 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
 
 def test_trainers_says_of_each_form_what_a_kill_and_a_flipped_bit_leave(tmp_path: Path) -> None:
     report_path = tmp_path / "trainers.json"
-    run("trainers", "--quick", "--folder", tmp_path, "--json", report_path)
+    run("trainers.py", "--quick", "--folder", tmp_path, "--json", report_path)
     results = json.loads(report_path.read_text())["results"]
     files = ["safetensors, a file each", "torch.save, a file each", "memory map, float16"]
     for form in ["bertvision, int8", "bertvision, float16", *files, "data set (Arrow), float16"]:

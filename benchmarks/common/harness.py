@@ -258,6 +258,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 def _command() -> str:
     """The command line, with absolute paths cut down to their last part."""
     words = [word if not os.path.isabs(word) else Path(word).name for word in sys.argv[1:]]
-    script = Path(sys.argv[0])
-    name = script.parent.name if script.name == "__main__.py" else script.name
-    return " ".join(["python", f"benchmarks/{name}", *words])
+    script = Path(sys.argv[0]).resolve()
+    place = script.parent if script.name == "__main__.py" else script
+    return " ".join(["python", str(place.relative_to(Path(__file__).parents[2])), *words])

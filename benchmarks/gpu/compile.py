@@ -1,6 +1,6 @@
 """torch.compile of heads against running them as they are: forward and backward, packed batches.
 
-    python benchmarks/compile.py --json OUT [--quick] [--heads NAME …] [--dimensions 7x384 …]
+    python benchmarks/gpu/compile.py --json OUT [--quick] [--heads NAME …] [--dimensions 7x384 …]
 
 Batches of 16 windows have other token counts each time, as in training, so heads are compiled with
 dynamic shapes. What compiling itself takes is measured once per head, apart from the repetitions.
@@ -10,8 +10,12 @@ Figures are CPU time of all threads, which other work on the machine disturbs le
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where scripts beside this folder stand
 
 import torch
 from common import data, harness

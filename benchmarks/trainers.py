@@ -1,6 +1,6 @@
 """What trainers of sparse autoencoders and draft heads keep hidden states in, side by side.
 
-    python benchmarks/trainers --json docs/tokens/trainers.json
+    python benchmarks/trainers.py --json docs/tokens/trainers.json
 
 Each form is written and read as its users do, from the same float16 states in memory:
 
@@ -29,16 +29,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where scripts beside this folder stand
-
 from common import harness  # first: it sets what torch reads when it is imported
 
 # isort: split
 import numpy as np
 from common.data import hidden_states, lengths
+from peers.kept import FORMS, OURS, Form
 from torch import Tensor
-
-from trainers.forms import FORMS, OURS, Form
 
 _SEED = 0
 

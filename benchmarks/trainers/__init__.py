@@ -1,1 +1,0 @@
-"""What trainers of sparse autoencoders and draft heads keep hidden states in."""
