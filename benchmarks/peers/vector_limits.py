@@ -137,7 +137,7 @@ class MixedChunks(Chunks):
 
     @property
     def home(self) -> str:
-        """That of the chunks."""
+        """The folder of the chunks."""
         return Chunks.name
 
     @cached_property

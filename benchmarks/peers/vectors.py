@@ -98,7 +98,7 @@ class Resident(Bertvision):
 
     @property
     def home(self) -> str:
-        """Bertvision's."""
+        """The folder of `Bertvision`."""
         return OURS
 
 
