@@ -102,6 +102,7 @@ class ShardReader:
         self._record = record
         self._encoding = get_encoding(record.encoding)
         self._offsets: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+        self._all_positions = list(range(len(record.layers)))
         self._checksums = self._decode_checksums(committed)
         self._row_bytes: int = (
             self._encoding.codes_size(record.hidden_size)
@@ -193,7 +194,7 @@ class ShardReader:
                         )
                     begin, example = end, example + 1
         if scale is not None and self.scale is not None:
-            if len(positions) == len(self._record.layers):
+            if [*positions] == self._all_positions:  # as many in another order are not all as they lie
                 scale[...] = self.scale[low:high]
             else:
                 scale[...] = self.scale[low:high, list(positions)]
