@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bertvision.errors import InputError
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder
 from bertvision.featurestore.reader import SplitReader
@@ -22,6 +24,7 @@ _EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they a
 _LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
 _MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
 _Result = TypeVar("_Result")
+_Batch = TypeVar("_Batch")
 
 
 class BufferPool:
@@ -41,13 +44,15 @@ class BufferPool:
     def __init__(self, most: int = 16) -> None:
         self._most = most
         self._buffers: list[npt.NDArray[np.uint8]] = []
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An uninitialised array over a free buffer of at least its size, or over a new one."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if (idle := idle_references()) is None:
             return np.empty(nbytes, np.uint8).view(dtype).reshape(shape)
+        if self._process != os.getpid():  # a thread that a fork left behind may hold the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             for i in range(len(self._buffers)):
                 if sys.getrefcount(self._buffers[i]) == idle:
@@ -101,6 +106,39 @@ class Threads:
         """Wait for the calls that have begun; the others are not made."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class Iteration(Iterator[_Batch]):
+    """The batches of one iteration, drawn by one thread at a time of the process that began it.
+
+    Args:
+        name: Name of the split, for messages.
+        batches: The batches, which threads of this process read ahead.
+
+    Raises:
+        InputError: ``next`` is called in a forked process, or by two threads at once.
+    """
+
+    def __init__(self, name: str, batches: Iterator[_Batch]) -> None:
+        self._name, self._batches = name, batches
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def __next__(self) -> _Batch:
+        if self._process != os.getpid():
+            raise InputError(
+                f"this iteration of {self._name} was begun in process {self._process}, and a fork "
+                "does not carry the threads that read for it: begin an iteration in the process "
+                "that draws from it"
+            )
+        if not self._lock.acquire(blocking=False):
+            raise InputError(
+                f"two threads draw from one iteration of {self._name} at once: give each thread a "
+                "loader or stream of its own, with rank= and world_size= to share an epoch"
+            )
+        try:
+            return next(self._batches)
+        finally:
+            self._lock.release()
 
 
 class OpenShards:
@@ -165,7 +203,8 @@ class OpenShards:
         """Let go of everything."""
         self._threads.shutdown()
         for shard in self._open.values():
-            if not shard.cancelled() and shard.exception() is None:
+            # in a forked process, where the threads are not, some are never done
+            if shard.done() and not shard.cancelled() and shard.exception() is None:
                 shard.result().close()
 
 

@@ -26,6 +26,7 @@ from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
 from bertvision.featurestore.readahead import (
     BufferPool,
+    Iteration,
     OpenShards,
     Threads,
     default_readers,
@@ -41,6 +42,9 @@ _BATCHES_AHEAD = 2
 
 class ActivationLoader:
     """Iterates over the batches of one epoch; each new iteration is the next epoch.
+
+    There is one iteration at a time, in one thread: a new one ends those before it, and whoever
+    draws from them nonetheless is told by an InputError.
 
     Args:
         split: a complete split.
@@ -107,6 +111,7 @@ class ActivationLoader:
         self.epoch = 0
         self.batch = 0
         self._start: tuple[int, int] | None = (0, 0)
+        self._iteration: object | None = None  # the one that counts ``batch``
         self.wait_seconds = 0.0
         self._order = 0, epoch_order(split.plan, sampler, epoch=0, **self._options)
         self._length = len(self._order[1])
@@ -182,11 +187,20 @@ class ActivationLoader:
         self.epoch, self.batch = self._start = epoch, batch
 
     def __iter__(self) -> Iterator[ActivationBatch]:
+        return Iteration(self.split.name, self._iterate())
+
+    def _iterate(self) -> Iterator[ActivationBatch]:
+        mine = self._iteration = object()
         self.epoch, self.batch = self._start or (self.epoch + 1, 0)
         self._start = None
         batches = self._batches(self.order(self.epoch), self.batch)
         try:
             while True:
+                if self._iteration is not mine:
+                    raise InputError(
+                        f"this iteration of {self.split.name} has ended, because another one of "
+                        "the same loader was begun, which counts the position: make a second loader"
+                    )
                 started = time.perf_counter()
                 batch = next(batches, None)
                 self.wait_seconds += time.perf_counter() - started

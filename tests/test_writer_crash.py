@@ -17,7 +17,6 @@ from processes import run_code
 from written import LENGTHS, check, kept, open_writer, states, write
 
 from bertvision.errors import CorruptStoreError, DiskSpaceError
-from bertvision.featurestore.writing import background
 
 
 @pytest.fixture
@@ -349,20 +348,3 @@ def test_a_finish_is_not_ended_with_other_shards_than_it_was_begun_with(memory: 
     (store / "ledger/0e/s/00001.json").unlink()
     with pytest.raises(CorruptStoreError, match="shard 1 came or went while the split was finish"):
         open_writer(store)
-
-
-def test_an_interrupt_while_it_waits_commits_nothing_twice(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(futures: object) -> None:
-        raise KeyboardInterrupt
-
-    with open_writer(memory / "store") as writer:
-        for key in "daf":
-            writer.add(key, states(key))
-        with monkeypatch.context() as patched:
-            patched.setattr(background, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                writer.flush()
-        writer.flush()
-        assert len(writer.finish()) == 3

@@ -194,7 +194,9 @@ class ShardReader:
                         )
                     begin, example = end, example + 1
         if scale is not None and self.scale is not None:
-            if [*positions] == self._all_positions:  # as many in another order are not all as they lie
+            if [
+                *positions
+            ] == self._all_positions:  # as many in another order are not all as they lie
                 scale[...] = self.scale[low:high]
             else:
                 scale[...] = self.scale[low:high, list(positions)]

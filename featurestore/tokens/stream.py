@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, counted, whole_number
-from bertvision.featurestore.readahead import default_readers, shard_bytes
+from bertvision.featurestore.readahead import Iteration, default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
 from bertvision.featurestore.tokens.batch import TokenBatch
@@ -251,6 +251,9 @@ class TokenStream:
         )
 
     def __iter__(self) -> Iterator[TokenBatch]:
+        return Iteration(self.split.name, self._iterate())
+
+    def _iterate(self) -> Iterator[TokenBatch]:
         mine = self._iteration = object()
         epoch, _ = self._cuts.place(self.batches)
         batches = self._batches(self.batches)

@@ -7,8 +7,11 @@ was. `finish` then makes an ordinary split of it, which all readers know.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +23,6 @@ from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
-from bertvision.featurestore.writing.background import Background
 from bertvision.featurestore.writing.buffer import Example, ShardBuffer
 from bertvision.featurestore.writing.columns import as_key, as_states, as_whole, check_same, rows_of
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
@@ -76,17 +78,21 @@ class ActivationWriter:
             self._growing = state if isinstance(state, GrowingRecord) else None
             if self._growing is None:
                 table = ActivationSplit(self._storage, ledger.tag, ledger.split).table()
-                self._keys = set(table["id"].to_pylist())
-                self._held = held.pop_all()
-                return
-            self._committed = Committed(ledger, self._growing)
-            self._committed.refresh()
-            known = known_stats(ledger, self._growing)
+                self._stored = set(table["id"].to_pylist())
+                self._buffers: tuple[ShardBuffer, ...] = ()
+            else:
+                self._committed = Committed(ledger, self._growing)
+                self._committed.refresh()
+                self._stored = self._committed.keys
+                known = known_stats(ledger, self._growing)
+                growing = self._growing
+                self._buffers = tuple(ShardBuffer(growing, nonfinite, known) for _ in range(2))
             self._held = held.pop_all()
-        self._keys = set(self._committed.take_new())
-        self._columns: Mapping[str, Column] | None = self._committed.columns
-        self._buffer, self._spare = (ShardBuffer(self._growing, nonfinite, known) for _ in range(2))
-        self._background = Background(self._commit)
+        # examples fill one of two buffers; the other one is empty, or waits to be committed
+        self._filling = 0
+        self._adding: str | None = None
+        self._thread = ThreadPoolExecutor(1, "bertvision-writer")
+        self._lock, self._process = RLock(), os.getpid()
 
     def __repr__(self) -> str:
         return f"<ActivationWriter {self._ledger.name}: {len(self):,} examples>"
@@ -94,15 +100,22 @@ class ActivationWriter:
     def __contains__(self, key: object) -> bool:
         """Whether an example was added: here, or as far as was committed when this was opened."""
         with suppress(InputError):
-            return as_key(key) in self._keys
+            return self._has(as_key(key))
         return False
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._keys())
 
     def __iter__(self) -> Iterator[str]:
         """Keys of the examples, sorted."""
-        return iter(sorted(self._keys))
+        return iter(sorted(self._keys()))
+
+    def _has(self, key: str) -> bool:
+        # buffers first: what one of them lets go of is among those that are stored by then
+        return any(key in buffer for buffer in self._buffers) or key in self._stored
+
+    def _keys(self) -> set[str]:
+        return {key for buffer in self._buffers for key in buffer.keys}.union(self._stored)
 
     @property
     def unwritten(self) -> list[str]:
@@ -110,7 +123,17 @@ class ActivationWriter:
 
         They are those of the shard that is being filled, and of the one that is being written.
         """
-        return [] if self._growing is None else [*self._background.keys, *self._buffer.keys]
+        return [] if not self._buffers else [*self._full.keys, *self._buffer.keys]
+
+    @property
+    def _buffer(self) -> ShardBuffer:
+        """The buffer that is being filled."""
+        return self._buffers[self._filling]
+
+    @property
+    def _full(self) -> ShardBuffer:
+        """The buffer that is being committed; empty where none is."""
+        return self._buffers[1 - self._filling]
 
     def __enter__(self) -> Self:
         return self
@@ -121,12 +144,15 @@ class ActivationWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._process:
+            return  # a forked process holds nothing
         try:
             if kind is None:
                 self.close()
         finally:
-            if self._open:
-                self._cut_short = True
+            with self._lock:
+                if self._open:
+                    self._cut_short = True
                 self._let_go()
 
     def add(
@@ -156,19 +182,30 @@ class ActivationWriter:
                 dropped; this one is added.
             DiskSpaceError: the disk is full; what was committed stays whole.
         """
-        self._require_open()
-        name, ledger = as_key(key), self._ledger
-        growing = check_new(name, self._growing, self._keys, self._due, ledger.tag, ledger.split)
-        states = as_states(name, hidden_states, growing)
-        rows, columns = rows_of(len(states), input_ids, labels, fields)
-        if self._columns is not None:
-            check_same(columns, self._columns, f"example {name!r}")
-        if not self._buffer.has_room(name, len(states)):
-            self._hand_over()
-        self._buffer.put(Example(name, states, rows))
-        self._columns = columns
-        self._keys.add(name)
-        self._tell_refused()
+        with self._exclusively():
+            self._require_open()
+            name, ledger = as_key(key), self._ledger
+            if self._adding == name and self._buffers:  # a call like this one was interrupted
+                self._buffer.take_back(name)
+            growing = check_new(
+                name, self._growing, self._has(name), self._due, ledger.tag, ledger.split
+            )
+            states = as_states(name, hidden_states, growing)
+            rows, columns = rows_of(len(states), input_ids, labels, fields)
+            if (others := self._columns()) is not None:
+                check_same(columns, others, f"example {name!r}")
+            if not self._buffer.has_room(name, len(states)):
+                self._hand_over()
+            self._use_known_stats()
+            self._adding = name
+            self._buffer.put(Example(name, states, rows, columns))
+            self._tell_refused()
+            self._adding = None
+
+    def _columns(self) -> Mapping[str, Column] | None:
+        """The kinds of arrays that every example has; None as long as there is none."""
+        known = self._committed.columns
+        return known if known is not None else self._full.columns or self._buffer.columns
 
     def flush(self) -> None:
         """Write the examples that are not written yet, as a shard that stays as it is.
@@ -181,25 +218,26 @@ class ActivationWriter:
             NonFiniteError: one does not fit the encoding; it is dropped, the others are written.
             DiskSpaceError: the disk is full; they are kept.
         """
-        self._require_open()
+        with self._exclusively():
+            self._require_open()
+            self._flush()
+
+    def _flush(self) -> None:
         if self._growing is not None:
             if self._buffer.keys:
                 self._hand_over()
-            self._background.settle()
-            self._keys.update(self._committed.take_new())
+            self._settle()
             self._tell_refused()
 
     def discard(self) -> None:
         """Drop the examples that are not written, so that they can be added again."""
-        if self._growing is not None:
-            with suppress(BertvisionError, OSError):  # what can be written is
-                self._background.settle()
-            self._drop_refused()
-            self._keys.difference_update(self.unwritten)
-            self._keys.update(self._committed.take_new())
-            self._columns = self._committed.columns
-            self._background.drop()
-            self._buffer.clear()
+        with self._exclusively():
+            if self._growing is not None and self._open:
+                with suppress(BertvisionError, OSError):  # what can be written is
+                    self._settle()
+                self._drop_refused()
+                for buffer in self._buffers:
+                    buffer.clear()
 
     def close(self) -> None:
         """Write what it holds and let go of the split, which can be gone on with later.
@@ -209,11 +247,12 @@ class ActivationWriter:
         Raises:
             InputError, NonFiniteError, DiskSpaceError: as `flush`.
         """
-        if self._open:
-            self.flush()
-            if self._growing is not None:
-                with full_disk_named(self._storage):
-                    close_part(self._ledger, self._growing, self._part)
+        with self._exclusively():
+            if self._open:
+                self._flush()
+                if self._growing is not None:
+                    with full_disk_named(self._storage):
+                        close_part(self._ledger, self._growing, self._part)
             self._let_go()
 
     def finish(self, permute: int | None = None, examples: int | None = None) -> ActivationSplit:
@@ -240,19 +279,19 @@ class ActivationWriter:
         """
         permute = permute if permute is None else as_whole("permute", permute)
         examples = examples if examples is None else as_whole("examples", examples)
-        if self._cut_short:
-            raise InputError(
-                f"the writer of {self._ledger.name} was closed by an error, and what it held was "
-                "dropped: make another one with the same arguments, and add what it lacks"
-            )
-        if self._open and self._growing is not None:
-            self.flush()
-            self._committed.refresh()
-            self._keys.update(self._committed.take_new())
-        check_all(self._keys, self._due, examples, self._ledger.name)
-        self.close()
-        with full_disk_named(self._storage):
-            finish(self._ledger, permute, self._committed.own if self._growing else None)
+        with self._exclusively():
+            if self._cut_short:
+                raise InputError(
+                    f"the writer of {self._ledger.name} was closed by an error, and what it held "
+                    "was dropped: make another one with the same arguments, and add what it lacks"
+                )
+            if self._open and self._growing is not None:
+                self._flush()
+                self._committed.refresh()
+            check_all(self._keys(), self._due, examples, self._ledger.name)
+            self.close()
+            with full_disk_named(self._storage):
+                finish(self._ledger, permute, self._committed.own if self._growing else None)
         split = ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
         if permute != (there := split.record.permutation_seed):
             raise InputError(
@@ -260,36 +299,70 @@ class ActivationWriter:
             )
         return split.require_complete()
 
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Let one thread at a time change what the writer holds.
+
+        Raises:
+            InputError: the writer was made in another process.
+        """
+        if os.getpid() != self._process:
+            raise InputError(
+                f"the writer of {self._ledger.name} was made in process {self._process}, and this "
+                f"is process {os.getpid()}, to which a fork does not carry its thread and its "
+                "lock: make a writer here, with another part="
+            )
+        with self._lock:
+            yield
+
     def _hand_over(self) -> None:
-        """Let the shard that was being filled be written, and fill the next."""
-        first = self._buffer.waits
-        self._background.begin(self._buffer)
-        self._buffer, self._spare = self._spare, self._buffer
-        if first:  # for the channel statistics
-            self._background.settle()
-            if self._spare.stats is not None:
-                self._buffer.use(self._spare.stats)
+        """Let the shard that was being filled be committed in the thread, and fill the next."""
+        self._settle()
+        self._filling = 1 - self._filling
+        self._begin()
+        if self._full.waits:  # for the channel statistics
+            self._settle()
+
+    def _use_known_stats(self) -> None:
+        """Have both buffers encode with the channel statistics that one of them knows."""
+        if self._buffer.waits and self._full.stats is not None:
+            self._buffer.use(self._full.stats)
+
+    def _settle(self) -> None:
+        """Wait until the full buffer is committed; where that failed before, try it again.
+
+        Raises:
+            BertvisionError: it cannot be; the next call tries again.
+        """
+        if self._full.keys:
+            # an interrupt leaves the call as it is; the next one finds the shard committed
+            self._begin().result()
+        self._full.clear()
+
+    def _begin(self) -> Future[None]:
+        """Begin to commit the full buffer, which does nothing where that was done before."""
+        return self._thread.submit(self._commit, self._full)
 
     def _tell_refused(self) -> None:
         if refused := self._drop_refused():
             raise NonFiniteError(f"{'; '.join(refused.values())}: dropped, all others are kept")
 
     def _drop_refused(self) -> dict[str, str]:
-        refused = self._buffer.refused | self._spare.refused
-        self._buffer.refused, self._spare.refused = {}, {}
-        self._keys.difference_update(refused)
-        self.dropped |= refused
+        refused = {key: why for buffer in self._buffers for key, why in buffer.refused.items()}
+        self.dropped |= refused  # before they are forgotten
+        for buffer in self._buffers:
+            buffer.refused = {}
         return refused
 
     def _commit(self, buffer: ShardBuffer) -> None:
         assert self._growing is not None
         with full_disk_named(self._storage):
-            commit(self._ledger, self._growing, self._committed, buffer, self._columns or {})
+            commit(self._ledger, self._growing, self._committed, buffer)
 
     def _let_go(self) -> None:
+        """Let go of the split; what is left of a call that was interrupted is done again."""
         self._open = False
-        if self._growing is not None:
-            self._background.end()
+        self._thread.shutdown()
         self._held.close()
 
     def _require_open(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout
 from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.featurestore.writing.columns import Rows
+from bertvision.featurestore.writing.growing import Column
 from bertvision.featurestore.writing.shards import ShardContent
 
 _BLOCK_TOKENS = 1024
@@ -24,17 +26,41 @@ _LARGEST = 1e8
 
 
 class Example(NamedTuple):
-    """What is kept of an example until its shard is written.
+    """An example that is offered to a shard.
 
     Attributes:
         key: its name.
         hidden_states: (seq, layers, hidden) as it was given.
         rows: arrays beside them.
+        columns: the kinds of these arrays.
     """
 
     key: str
     hidden_states: Tensor
     rows: Rows
+    columns: Mapping[str, Column]
+
+
+class _Stored(NamedTuple):
+    """An example of a shard that is not written yet.
+
+    Attributes:
+        length: its tokens.
+        end: tokens of the shard up to its last one.
+        said: bytes of the shard's record up to what is said of it.
+        replaced: values that were NaN or infinite and were replaced.
+        rows: arrays beside its hidden states.
+        columns: the kinds of these arrays.
+        waiting: (length, layers, hidden) as long as the channel statistics are not known.
+    """
+
+    length: int
+    end: int
+    said: int
+    replaced: int
+    rows: Rows
+    columns: Mapping[str, Column]
+    waiting: Tensor | None
 
 
 class ShardBuffer:
@@ -43,16 +69,15 @@ class ShardBuffer:
     As long as the channel statistics of a quantised encoding are not known, hidden states wait as
     they were given: they are the sample that `calibrate` takes them from.
 
+    An example is taken in one step, the last of `put`, and dropped with all others in one step, by
+    `clear`: whatever interrupts a caller, an example is there as a whole or not at all.
+
     Args:
         layout: of the split.
         nonfinite: what to do about NaN and infinity (see `encode`).
         stats: channel statistics, where they are known.
 
     Attributes:
-        keys: of the examples it holds.
-        lengths: tokens of each.
-        tokens: of all.
-        rows: arrays beside each.
         stats: channel statistics, once they are known.
         refused: examples that waited and do not fit the encoding, by key why; they are dropped.
     """
@@ -63,20 +88,53 @@ class ShardBuffer:
         encoding = get_encoding(layout.encoding)
         layers, tokens = len(layout.layers), layout.shard_tokens
         width = encoding.codes_size(layout.hidden_size)
-        self.keys: list[str] = []
-        self.lengths: list[int] = []
-        self.rows: list[Rows] = []
-        self.tokens = 0
         self.stats = stats
         self.refused: dict[str, str] = {}
+        self._examples: dict[str, _Stored] = {}
+        self._committed: dict[str, _Stored] | None = None
         self._layout, self._encoding, self._nonfinite = layout, encoding, nonfinite
         self._codes = torch.empty((layers, tokens, width), dtype=encoding.torch_dtype)
         self._scale: Tensor | None = None
         if encoding.quantised:
             shape = (tokens, layers, *encoding.scale_shape(layout.hidden_size))
             self._scale = torch.empty(shape, dtype=encoding.scale_torch_dtype)
-        self._waiting: list[Tensor] = []
-        self._replaced = self._said = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._examples
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the examples it holds."""
+        return list(self._examples)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each."""
+        return [stored.length for stored in self._examples.values()]
+
+    @property
+    def rows(self) -> list[Rows]:
+        """Arrays beside each."""
+        return [stored.rows for stored in self._examples.values()]
+
+    @property
+    def columns(self) -> Mapping[str, Column] | None:
+        """The kinds of arrays that each of them has; None where there is none."""
+        return next((stored.columns for stored in self._examples.values()), None)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all."""
+        return self._examples[next(reversed(self._examples))].end if self._examples else 0
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the shard of the examples that it holds was committed."""
+        return self._committed is self._examples
+
+    def mark_committed(self) -> None:
+        """Note that the shard of the examples that it holds was committed."""
+        self._committed = self._examples
 
     @property
     def waits(self) -> bool:
@@ -86,11 +144,12 @@ class ShardBuffer:
     def has_room(self, key: str, tokens: int) -> bool:
         """Whether an example of so many tokens fits, and what its shard's record says of it."""
         fits = self.tokens + tokens <= self._layout.shard_tokens
-        return fits and self._said + self._says(key) <= SMALL_BYTES // 2
+        return fits and self._said(key) <= SMALL_BYTES // 2
 
-    def _says(self, key: str) -> int:
-        """Bytes that an example takes of its shard's record, at most: key, length, checksums."""
-        return 2 * len(key.encode()) + 32 + 11 * len(self._layout.layers)
+    def _said(self, key: str) -> int:
+        """Bytes of the shard's record with one more example, at most: key, length, checksums."""
+        before = self._examples[next(reversed(self._examples))].said if self._examples else 0
+        return before + 2 * len(key.encode()) + 32 + 11 * len(self._layout.layers)
 
     def put(self, example: Example) -> None:
         """Take an example, for which there is room.
@@ -98,6 +157,7 @@ class ShardBuffer:
         Raises:
             NonFiniteError: names it.
         """
+        waiting, replaced, first = None, 0, self.tokens
         if self.waits:
             if self._nonfinite == "error" and not bool(_usable(example.hidden_states).all()):
                 raise NonFiniteError(
@@ -105,14 +165,26 @@ class ShardBuffer:
                     f"above {_LARGEST:.0e}: look at the model, choose encoding bfloat16 or "
                     'float32, or give nonfinite="record" to have them replaced and counted'
                 )
-            self._waiting.append(example.hidden_states.detach().cpu().clone())
+            waiting = example.hidden_states.detach().cpu().clone()
         else:
-            self._encode(example.key, example.hidden_states, self.tokens, self.stats)
-        self.keys.append(example.key)
-        self.lengths.append(len(example.hidden_states))
-        self.tokens += len(example.hidden_states)
-        self._said += self._says(example.key)
-        self.rows.append(example.rows)
+            replaced = self._encode(example.key, example.hidden_states, first, self.stats)
+        length = len(example.hidden_states)
+        self._examples[example.key] = _Stored(
+            length=length,
+            end=first + length,
+            said=self._said(example.key),
+            replaced=replaced,
+            rows=example.rows,
+            columns=example.columns,
+            waiting=waiting,
+        )
+
+    def take_back(self, key: str) -> bool:
+        """Drop the example that came last, if it has this key; whether it had."""
+        if key not in self._examples or next(reversed(self._examples)) != key:
+            return False
+        del self._examples[key]
+        return True
 
     def calibrate(self) -> Calibration:
         """Channel statistics of the examples that wait, and what the encoding loses of them.
@@ -120,43 +192,46 @@ class ShardBuffer:
         Raises:
             NonFiniteError: all of them hold NaN or infinity.
         """
-        return calibration(self._waiting, self._encoding)
+        waiting = [stored.waiting for stored in self._examples.values()]
+        return calibration([states for states in waiting if states is not None], self._encoding)
 
     def use(self, stats: ChannelStats) -> None:
         """Encode with these statistics from now on, and what waits first.
 
         An example that does not fit the encoding is dropped alone, and stands in ``refused``.
         """
-        kept, first, self._replaced = [], 0, 0
-        for i, (key, states) in enumerate(zip(self.keys, self._waiting, strict=True)):
+        encoded: dict[str, _Stored] = {}
+        first = 0
+        for key, stored in self._examples.items():
+            if stored.waiting is None:
+                raise RuntimeError("channel statistics were given twice")
             try:
-                self._encode(key, states, first, stats)
+                replaced = self._encode(key, stored.waiting, first, stats)
             except NonFiniteError as error:
                 self.refused[key] = str(error)
                 continue
-            kept.append(i)
-            first += len(states)
-        self.keys = [self.keys[i] for i in kept]
-        self.lengths = [self.lengths[i] for i in kept]
-        self.rows = [self.rows[i] for i in kept]
-        # last: before this it waits as a whole, and may be tried again
-        self.tokens, self._waiting, self.stats = first, [], stats
+            first += stored.length
+            encoded[key] = stored._replace(end=first, replaced=replaced, waiting=None)
+        # last: before this all wait, and may be tried again
+        self._examples, self.stats = encoded, stats
 
     def content(self, shard: int) -> ShardContent:
         """What it holds, as the content of a shard."""
-        self._codes[:, self.tokens :].zero_()  # the fill of each chunk
+        tokens = self.tokens
+        self._codes[:, tokens:].zero_()  # the fill of each chunk
         codes = self._codes.transpose(0, 1)
-        scale = None if self._scale is None else self._scale[: self.tokens]
-        return ShardContent(self._layout, shard, self.lengths, codes, scale, self._replaced)
+        scale = None if self._scale is None else self._scale[:tokens]
+        replaced = sum(stored.replaced for stored in self._examples.values())
+        return ShardContent(self._layout, shard, self.lengths, codes, scale, replaced)
 
     def clear(self) -> None:
         """Begin anew; the statistics stay."""
-        self.keys, self.lengths, self.rows = [], [], []
-        self._waiting, self.tokens, self._said, self._replaced = [], 0, 0, 0
+        self._examples = {}
 
     def _encode(
         self, key: str, hidden_states: Tensor, first: int, stats: ChannelStats | None
-    ) -> None:
+    ) -> int:
+        """Encode an example into its place; returns how many values were replaced."""
         stats = stats and ChannelStats(*(s.to(hidden_states.device) for s in stats))
         tokens = slice(first, first + len(hidden_states))
         room = self._codes[:, tokens].transpose(0, 1)
@@ -171,7 +246,7 @@ class ShardBuffer:
             room.copy_(encoded.codes)
         if self._scale is not None and encoded.scale is not None:
             self._scale[tokens].copy_(encoded.scale)
-        self._replaced += encoded.nonfinite
+        return encoded.nonfinite
 
 
 def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:

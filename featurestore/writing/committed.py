@@ -43,7 +43,6 @@ class Committed:
         self._ledger, self._growing = ledger, growing
         self._seen: set[int] = set()
         self._lowest = 0
-        self._new: list[str] = []
 
     def refresh(self) -> None:
         """Take note of shards that were committed since.
@@ -58,11 +57,6 @@ class Committed:
                     "which another shard holds too"
                 )
             self.add(record)
-
-    def take_new(self) -> list[str]:
-        """The keys that came since the call before."""
-        found, self._new = self._new, []
-        return found
 
     def next_shard(self) -> int:
         """The lowest number that no shard has."""
@@ -89,14 +83,13 @@ class Committed:
         """Take note of a shard that was committed."""
         self._seen.add(record.shard)
         self.keys.update(record.keys)
-        self._new += record.keys
         self.columns = record.columns
 
 
 def check_new(
     name: str,
     growing: GrowingRecord | None,
-    keys: Container[str],
+    there: bool,
     due: Container[str] | None,
     tag: str,
     split: str,
@@ -106,7 +99,7 @@ def check_new(
     Args:
         name: the key.
         growing: the split's record; None where it is complete.
-        keys: that the split has.
+        there: whether the split has an example of this key.
         due: that it has in other snapshots, or None.
         tag: of the split.
         split: its name.
@@ -122,7 +115,7 @@ def check_new(
             f"{tag}/{split} is complete and takes no more examples: remove it with "
             f"`store.remove({tag!r}, {split!r})`, or write to another split"
         )
-    if name in keys:
+    if there:
         raise InputError(
             f"{tag}/{split} has an example {name!r} already: leave out what it has, "
             "`if key not in writer`"

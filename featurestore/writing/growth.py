@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from bertvision.errors import InputError, LockedError
@@ -23,7 +21,6 @@ from bertvision.featurestore.writing.columns import write_rows
 from bertvision.featurestore.writing.committed import Committed
 from bertvision.featurestore.writing.growing import (
     ROWS,
-    Column,
     GrowingLedger,
     GrowingRecord,
     GrowingShard,
@@ -96,7 +93,6 @@ def commit(
     begun: GrowingRecord,
     committed: Committed,
     buffer: ShardBuffer,
-    columns: Mapping[str, Column],
 ) -> None:
     """Write what a buffer holds as the next shard, durably, and commit it.
 
@@ -104,8 +100,7 @@ def commit(
         ledger: of the split, a part of which the caller holds.
         begun: its record when that part was opened.
         committed: what its shards hold; the new one is added.
-        buffer: nothing is committed where it holds nothing.
-        columns: the arrays that each of them has.
+        buffer: nothing is committed where it holds nothing, or what was committed already.
 
     Raises:
         InputError: another process committed one of the examples, or other arrays.
@@ -124,7 +119,8 @@ def commit(
             stats = known_stats(ledger, growing)
             assert stats is not None
             buffer.use(stats)
-        if not buffer.keys:
+        columns = buffer.columns
+        if columns is None or buffer.is_committed:
             return
         committed.refresh()
         committed.check(buffer.keys, columns)
@@ -146,6 +142,7 @@ def commit(
         )
         written.commit(record)
         committed.add(record)
+        buffer.mark_committed()
         versions = dict(written.versions)
         if rows:
             versions[ROWS] = ledger.storage.version(ledger.rows_key(shard))
