@@ -54,7 +54,10 @@ def epoch_order(
     """The order of one rank's examples; over all ranks the sampler's sequence comes once.
 
     Ranks take equal, contiguous pieces of it (they differ by at most one example), and yield
-    equally many batches wherever each has at least one example for each.
+    equally many batches, or a distributed trainer would wait for ever for the one that has fewer.
+    Where a rank has no example for its last batch, which happens with ``batch_size=1`` and with
+    fewer examples than ranks, it draws one a second time, as torch's ``DistributedSampler`` does:
+    its own first one, or where it has none the first of the sequence.
 
     Args:
         plan: of the split.
@@ -75,7 +78,10 @@ def epoch_order(
     sequence = checked_sequence(sampler, plan, epoch, world_size)
     mine = piece_of_rank(sequence, rank, world_size)
     largest = -(-sequence.size // world_size)
-    boundaries = _boundaries(mine.size, batch_size, -(-largest // batch_size))
+    batches = -(-largest // batch_size)
+    if mine.size < batches:  # by one: pieces differ by one example
+        mine = np.append(mine, (mine if mine.size else sequence)[0])
+    boundaries = _boundaries(mine.size, batch_size, batches)
     batch_of_example = np.repeat(np.arange(boundaries.size - 1), np.diff(boundaries))
     spans = _shard_spans(plan.shard[mine].astype(np.int64), batch_of_example)
     digest = xxhash.xxh3_128(f"{batch_size} {world_size} ".encode())
@@ -86,8 +92,6 @@ def epoch_order(
 def _boundaries(n: int, batch_size: int, batches: int) -> npt.NDArray[np.int64]:
     """Full batches; where this rank would come one batch short of the others, the last is split."""
     i = np.arange(batches + 1)
-    if n < batches:
-        return np.arange(n + 1)
     return np.minimum(i * batch_size, n - (batches - i))
 
 

@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class Iteration(Iterator[_Batch]):
         InputError: ``next`` is called in a forked process, or by two threads at once.
     """
 
-    def __init__(self, name: str, batches: Iterator[_Batch]) -> None:
+    def __init__(self, name: str, batches: Generator[_Batch, None, None]) -> None:
         self._name, self._batches = name, batches
         self._lock, self._process = threading.Lock(), os.getpid()
 
@@ -139,6 +139,22 @@ class Iteration(Iterator[_Batch]):
             return next(self._batches)
         finally:
             self._lock.release()
+
+    def close(self) -> None:
+        """End the iteration and its threads, as leaving it for good does."""
+        self._batches.close()
+
+
+class EpochSetter(NamedTuple):
+    """Has Lightning call ``set_epoch`` of a loader at the beginning of each of its epochs.
+
+    Lightning looks for ``batch_sampler.sampler.set_epoch``, as torch's loaders have it.
+
+    Attributes:
+        sampler: The loader.
+    """
+
+    sampler: Any
 
 
 class OpenShards:

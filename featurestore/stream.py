@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,6 +26,7 @@ from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
 from bertvision.featurestore.readahead import (
     BufferPool,
+    EpochSetter,
     Iteration,
     OpenShards,
     Threads,
@@ -186,10 +187,27 @@ class ActivationLoader:
             )
         self.epoch, self.batch = self._start = epoch, batch
 
-    def __iter__(self) -> Iterator[ActivationBatch]:
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be of an epoch; a position inside of it stays.
+
+        Lightning calls it at the beginning of each of its epochs, so that a trainer that resumes
+        between two, or asks for its loaders anew, goes on in the order of its own epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
+        if (self._start or (self.epoch + 1, 0))[0] != epoch:
+            self.epoch, self.batch = self._start = epoch, 0
+
+    @property
+    def batch_sampler(self) -> EpochSetter:
+        """The place where Lightning looks for `set_epoch`."""
+        return EpochSetter(self)
+
+    def __iter__(self) -> Iteration[ActivationBatch]:
         return Iteration(self.split.name, self._iterate())
 
-    def _iterate(self) -> Iterator[ActivationBatch]:
+    def _iterate(self) -> Generator[ActivationBatch, None, None]:
         mine = self._iteration = object()
         self.epoch, self.batch = self._start or (self.epoch + 1, 0)
         self._start = None

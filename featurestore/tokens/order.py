@@ -164,8 +164,7 @@ class TokenCuts:
         most: of the rank that has most.
         batch_size: tokens of a batch.
         endless: epochs follow each other without a seam and every batch is full. Otherwise a batch
-            is of one epoch, its last one smaller, and all ranks have equally many, wherever each
-            has a token for each.
+            is of one epoch, its last one smaller, and all ranks have equally many.
 
     Raises:
         InputError: a rank has no token.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, counted, whole_number
-from bertvision.featurestore.readahead import Iteration, default_readers, shard_bytes
+from bertvision.featurestore.readahead import EpochSetter, Iteration, default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
 from bertvision.featurestore.tokens.batch import TokenBatch
@@ -119,6 +119,12 @@ class TokenStream:
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
         self._scaled = scaled
         tokens = int(self._kept.counts.sum())
+        if batch_size == 1 and tokens % world_size and not endless:
+            raise InputError(
+                f"with batch_size 1 some of {world_size} ranks would have one batch more than "
+                f"others of {tokens:,} tokens, and wait for them for ever: give a batch_size of 2 "
+                "or more, or endless=True"
+            )
         low, high = rank_bounds(tokens, self._rank, world_size)
         self._cuts = TokenCuts(high - low, -(-tokens // world_size), batch_size, endless)
         self.batches = 0
@@ -250,10 +256,37 @@ class TokenStream:
             self._readers,
         )
 
-    def __iter__(self) -> Iterator[TokenBatch]:
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be of an epoch; a position inside of it stays.
+
+        Lightning calls it at the beginning of each of its epochs. A stream without end goes on
+        where it is, whatever a trainer calls an epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+
+        Raises:
+            InputError: a trainer goes on with a stream without end whose position was not loaded.
+        """
+        if not self._cuts.endless:
+            if self._cuts.place(self.batches)[0] != epoch:
+                self.batches = epoch * len(self._cuts)
+        elif epoch and not self.batches:
+            raise InputError(
+                f"the trainer is in epoch {epoch}, and this stream of {self.split.name} without "
+                "end at its beginning: Lightning loads positions between epochs only where it was "
+                "given max_steps; give that, or load the position with load_state_dict"
+            )
+
+    @property
+    def batch_sampler(self) -> EpochSetter:
+        """The place where Lightning looks for `set_epoch`."""
+        return EpochSetter(self)
+
+    def __iter__(self) -> Iteration[TokenBatch]:
         return Iteration(self.split.name, self._iterate())
 
-    def _iterate(self) -> Iterator[TokenBatch]:
+    def _iterate(self) -> Generator[TokenBatch, None, None]:
         mine = self._iteration = object()
         epoch, _ = self._cuts.place(self.batches)
         batches = self._batches(self.batches)

@@ -125,8 +125,14 @@ class ActivationDataModule(pl.LightningDataModule):
     __repr__ = __str__
 
     def train_dataloader(self) -> ActivationLoader:
-        """The shuffled stream of the training split, of this rank."""
-        self.train_loader = self._loader(self._train, **self._order)
+        """The shuffled stream of the training split, of this rank.
+
+        A trainer that overfits some batches is given the stored order, as it does with loaders of
+        torch: the same batches in each epoch.
+        """
+        overfits = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+        order = {"shuffle": False} if overfits else self._order
+        self.train_loader = self._loader(self._train, **order)
         if self._position is not None:
             self.train_loader.load_state_dict(self._position)
             self._position = None
@@ -135,8 +141,8 @@ class ActivationDataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """The position of the training stream.
 
-        Lightning saves a loader's own state too, but loads it only inside an epoch, and would
-        begin the order of epochs anew where it stopped between two.
+        Lightning saves a loader's own state too, but does not load it where the optimiser was
+        made with `estimated_stepping_batches`, which asks for the loader too early.
         """
         return {} if self.train_loader is None else dict(self.train_loader.state_dict())
 
