@@ -74,3 +74,29 @@ def test_lengths_that_do_not_fit_are_refused(n: list[int], message: str) -> None
 def test_a_shard_outside_the_plan_is_refused() -> None:
     with pytest.raises(InputError, match="no shard 5: the plan has 1"):
         ShardPlan.make([3]).examples_of(5)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=200),
+    st.sampled_from([40, 64, 200, 5000]),
+    st.sampled_from([None, 3]),
+)
+def test_a_fitted_plan_has_no_more_shards_and_none_larger(
+    lengths: list[int], shard_tokens: int, seed: int | None
+) -> None:
+    plain = ShardPlan.make(lengths, shard_tokens=shard_tokens, seed=seed)
+    fitted = ShardPlan.fitted(lengths, shard_tokens=shard_tokens, seed=seed)
+    fitted.check()
+    assert fitted.n_shards <= plain.n_shards
+    assert fitted.shard_tokens <= shard_tokens
+    assert sorted(fitted.example_id.tolist()) == list(range(len(lengths)))
+    assert fitted.n_tokens.tolist() == [lengths[i] for i in fitted.example_id]
+    if plain.n_shards == 1:
+        assert fitted.fill == 0
+    elif plain.n_shards <= 10 and seed is None:
+        # with one token less the same order would take another shard
+        try:
+            less = ShardPlan.make(lengths, shard_tokens=fitted.shard_tokens - 1)
+        except InputError:
+            return  # the longest example fills a shard
+        assert less.n_shards > plain.n_shards

@@ -529,16 +529,56 @@ def test_what_others_wrote_is_read_again_before_a_split_is_finished_and_the_own_
 
     store = ActivationStore(Noting(tmp_path / "store"))
     writer = store.writer("0e", "train", **SHAPE)
-    for key in "dab":
+    for key in "dafb":  # shards that are nearly full stay as they are
         writer.add(key, states(key))
     writer.flush()
     if not own:
         writer.close()
         writer = store.writer("0e", "train", **SHAPE)
-    writer.add("e", states("e"))
+    for key in "ec":
+        writer.add(key, states(key))
     writer.finish()
     shards = {key for key in opened if "/hidden_states/" in key}
     assert {key.rsplit("/c/")[1] for key in shards} == (set() if own else {"0/0/0", "1/0/0"})
+
+
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("shard_tokens", "flushes"), [(4096, 0), (16, 0), (64, 3), (64, 40)], ids=str
+)
+@pytest.mark.parametrize("permute", [None, 5])
+def test_a_small_split_takes_what_it_holds(
+    tmp_path: Path, encoding: str, shard_tokens: int, flushes: int, permute: int | None
+) -> None:
+    """One part in ten of its shards may be fill, however it was filled."""
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(1, 6, 40).tolist()
+    given = [torch.from_numpy(rng.normal(size=(n, 2, 64))) for n in lengths]
+    store = ActivationStore.create(tmp_path)
+    shape: dict[str, Any] = {"hidden_size": 64, "layers": [0, 1], "shard_tokens": shard_tokens}
+    writer = store.writer("0e", "s", encoding=encoding, **shape)
+    for i, hidden_states in enumerate(given):
+        writer.add(i, hidden_states, labels={"y": i}, fields={"at": np.arange(lengths[i])})
+        if flushes and i % (40 // flushes) == 0:
+            writer.flush()
+    split = writer.finish(permute)
+    assert split.plan.fill <= 0.1
+    assert split.verify() == []
+    ids = split.table()["id"].to_pylist()
+    size = {"float32": 4, "int8": 1}[encoding]
+    token = 2 * 64 * size + (2 * 4 if encoding == "int8" else 0)  # codes, and a scale for a layer
+    shards = [path for path in (tmp_path / "arrays.zarr/0e/s").glob("[hs]*/c/*/**/*")]
+    stored = sum(path.stat().st_size for path in shards if path.is_file())
+    assert stored <= 1.1 * sum(lengths) * token + 200 * split.plan.n_shards
+    for i, row in enumerate(split.plan.example_id.tolist()):
+        key = int(ids[row])
+        first, n = int(split.plan.first_token[i]), lengths[key]
+        assert torch.allclose(split[i].permute(0, 2, 1), given[key].float(), atol=0.1)
+        assert split.array("at")[first : first + n].tolist() == list(range(n))
+        assert int(split.array("y")[i]) == key
+    # it is known as complete, whatever the capacity that it was begun with
+    with pytest.raises(InputError, match="is complete and takes no more examples"):
+        store.writer("0e", "s", encoding=encoding, **shape).add("new", given[0])
 
 
 def test_what_lies_beside_the_states_is_read_once_whatever_the_number_of_arrays(

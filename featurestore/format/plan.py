@@ -21,6 +21,9 @@ SHARD_TOKENS = 4096
 """Tokens per shard: 105 MB at BERT-large in int8, large enough for sequential reads, small enough
 that losing one to a crash costs seconds, and that a shuffle buffer of several fits in memory."""
 
+FEW_SHARDS = 10
+"""Splits of at most so many shards have shards as small as their tokens let them be."""
+
 _WINDOW = 256
 _PLACED_AT_ONCE = 1 << 13  # examples
 
@@ -82,6 +85,46 @@ class ShardPlan:
             shard_tokens=shard_tokens,
             seed=seed,
         )
+
+    @classmethod
+    def fitted(
+        cls, lengths: npt.ArrayLike, *, shard_tokens: int = SHARD_TOKENS, seed: int | None = None
+    ) -> ShardPlan:
+        """Plan as many shards as `make` does, each as small as they then can be.
+
+        A shard takes its capacity on the disk whatever it holds. Of a split of few shards the last
+        one may be nearly empty; with a smaller capacity all of them are nearly full. A split of
+        more than `FEW_SHARDS` is planned as `make` does: its last shard is less than a tenth of it.
+
+        Args:
+            lengths: (examples,) real tokens of each example, in the caller's order.
+            shard_tokens: Largest capacity of a shard.
+            seed: Seed of the permutation, as of `make`.
+
+        Raises:
+            InputError: As of `make`.
+        """
+        plan = cls.make(lengths, shard_tokens=shard_tokens, seed=seed)
+        shards = plan.n_shards
+        if shards > FEW_SHARDS:
+            return plan
+        n = np.asarray(lengths, dtype=np.int64)
+        if seed is not None:
+            n = n[np.random.default_rng(seed).permutation(n.size)]
+        low, high = max(int(n.max()), -(-int(n.sum()) // shards)), shard_tokens
+        while low < high:  # the smallest capacity at which there are no more shards
+            middle = (low + high) // 2
+            if _fill_shards(n, middle)[0][-1] < shards:
+                high = middle
+            else:
+                low = middle + 1
+        smaller = cls.make(lengths, shard_tokens=high, seed=seed)
+        return smaller if smaller.n_shards <= shards else plan
+
+    @property
+    def fill(self) -> float:
+        """Share of the shards' capacity that no token takes, from 0 to 1."""
+        return 1 - self.total_tokens / (self.n_shards * self.shard_tokens)
 
     def check(self) -> None:
         """Check that the arrays of a plan that was read from a store fit together.

@@ -90,6 +90,7 @@ class ActivationWriter:
             self._held = held.pop_all()
         # examples fill one of two buffers; the other one is empty, or waits to be committed
         self._filling = 0
+        self._committing: Future[None] | None = None
         self._adding: str | None = None
         self._thread = ThreadPoolExecutor(1, "bertvision-writer")
         self._lock, self._process = RLock(), os.getpid()
@@ -319,7 +320,7 @@ class ActivationWriter:
         """Let the shard that was being filled be committed in the thread, and fill the next."""
         self._settle()
         self._filling = 1 - self._filling
-        self._begin()
+        self._committing = self._begin()
         if self._full.waits:  # for the channel statistics
             self._settle()
 
@@ -334,9 +335,10 @@ class ActivationWriter:
         Raises:
             BertvisionError: it cannot be; the next call tries again.
         """
-        if self._full.keys:
-            # an interrupt leaves the call as it is; the next one finds the shard committed
-            self._begin().result()
+        # an interrupt leaves the thread at its work; what begins then finds the shard committed
+        while self._full.keys and not self._full.is_committed:
+            commit, self._committing = self._committing or self._begin(), None
+            commit.result()
         self._full.clear()
 
     def _begin(self) -> Future[None]:

@@ -31,13 +31,19 @@ from bertvision.featurestore.creation import (
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
-from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.plan import FEW_SHARDS, ShardPlan
 from bertvision.featurestore.format.records import FORMAT
 from bertvision.featurestore.format.shard import check_record_size
 from bertvision.featurestore.writing.columns import read_column
 from bertvision.featurestore.writing.committed import Versions, find_changed, read_shards
 from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord, GrowingShard
 from bertvision.featurestore.writing.permuting import rearrange
+
+_MOST_FILL = 0.1
+"""Share of a split's bytes that may be fill, before its examples move to fewer or smaller shards.
+
+Those of a split that then has more than `FEW_SHARDS` stay, or all of it would be written again.
+"""
 
 
 def finish(ledger: GrowingLedger, seed: int | None = None, own: Versions | None = None) -> None:
@@ -74,7 +80,7 @@ def _bind(ledger: GrowingLedger, growing: GrowingRecord) -> None:
     """Bind the shards to the final record and commit it; the caller holds the lock."""
     final = growing.final
     assert final is not None
-    if final.permutation_seed is not None:
+    if growing.moves or final.permutation_seed is not None:
         rearrange(ledger, growing, final)
     for shard in sorted(ledger.shards()):
         if record := ledger.read_growing(shard, growing):
@@ -105,12 +111,16 @@ def _with_final(
     if len(pc.unique(keys)) < len(keys):
         raise CorruptStoreError(f"{ledger.name}: two of its shards hold the same example")
     rows = order.to_numpy().astype(np.int64)
-    plan = _plan(shards, rows, growing.shard_tokens)
+    plan = as_filled = _plan(shards, rows, growing.shard_tokens)
     if seed is not None:
         lengths = np.empty(len(plan), np.int64)
         lengths[plan.example_id] = plan.n_tokens
-        plan = ShardPlan.make(lengths, shard_tokens=growing.shard_tokens, seed=seed)
+        plan = ShardPlan.fitted(lengths, shard_tokens=growing.shard_tokens, seed=seed)
         check_record_size(plan, len(growing.layers))
+    elif plan.fill > _MOST_FILL:
+        tight = ShardPlan.fitted(plan.n_tokens, shard_tokens=growing.shard_tokens)
+        if tight.n_shards <= FEW_SHARDS and _has_room(ledger, shards, tight, len(growing.layers)):
+            plan = replace(tight, example_id=plan.example_id)
     spec = SplitSpec(
         tag=growing.tag,
         split=growing.split,
@@ -125,9 +135,22 @@ def _with_final(
     values = _values(ledger, growing, shards, plan, rows)
     with store_lock(ledger.storage):
         final = write_beside(ledger, fields, values, table)
-        finishing = growing.model_copy(update={"final": final})
+        finishing = growing.model_copy(update={"final": final, "moves": plan is not as_filled})
         ledger.commit_growing(finishing)
     return finishing
+
+
+def _has_room(
+    ledger: GrowingLedger, shards: Sequence[GrowingShard], tight: ShardPlan, layers: int
+) -> bool:
+    """Whether shards can be written beside those that are there, and their records be read."""
+    try:
+        check_record_size(tight, layers)
+    except InputError:
+        return False
+    stored = sum(file.bytes for record in shards for file in record.files.values())
+    free = ledger.storage.free_bytes()
+    return free is None or free > stored
 
 
 def _whole_shards(

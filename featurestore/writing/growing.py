@@ -55,12 +55,14 @@ class GrowingRecord(Layout):
         parts: that were begun and have not been closed; they may have more examples to come.
         arrays: channel statistics and what the encoding loses, once they are known.
         final: the split's record, once all examples are there and it is being finished.
+        moves: Whether its examples move to other shards before it is finished.
     """
 
     writing: str = Field(pattern="^[0-9a-f]{32}$")
     parts: tuple[Annotated[int, Field(ge=0)], ...] = ()
     arrays: dict[Identifier, ArrayRecord] = {}
     final: SplitRecord | None = None
+    moves: bool = False
 
     @property
     def identity(self) -> str:

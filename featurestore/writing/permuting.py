@@ -1,4 +1,4 @@
-"""Finish a growing split in another order: its examples move to shards of a plan with a seed.
+"""Finish a growing split in another order, or in smaller shards: its examples move to a new plan.
 
 Stored codes are copied, nothing is encoded again. All new shards are written beside the old ones
 first, then each takes its place; so a kill at any moment loses nothing, and the next finish goes
@@ -74,7 +74,8 @@ def _write_beside(
     table = read_examples(storage, final.split, final.examples_sha256, final.format)
     keys = table["id"].to_pylist()
     places = {key: (shard, i) for shard, record in old.items() for i, key in enumerate(record.keys)}
-    readers = _Readers(ledger, final, old)
+    as_filled = final.model_copy(update={"shard_tokens": growing.shard_tokens})
+    readers = _Readers(ledger, final, as_filled, old)
     # which were replaced is counted by shard, not by example
     replaced = sum(record.nonfinite for record in old.values())
     for shard in sorted(missing):
@@ -93,9 +94,14 @@ class _Readers:
     """The old shards, of which a few are open at a time."""
 
     def __init__(
-        self, ledger: GrowingLedger, final: SplitRecord, old: Mapping[int, GrowingShard]
+        self,
+        ledger: GrowingLedger,
+        final: SplitRecord,
+        as_filled: SplitRecord,
+        old: Mapping[int, GrowingShard],
     ) -> None:
-        self._storage, self._final, self._old = ledger.storage, final, old
+        self._storage, self._final, self._as_filled = ledger.storage, final, as_filled
+        self._old = old
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
 
     def gather(self, shard: int, sources: list[tuple[int, int]], nonfinite: int) -> ShardContent:
@@ -138,9 +144,9 @@ class _Readers:
         reader = self._open.pop(number, None)
         if reader is None:
             record = self._old[number]
-            plain = record.plain(self._final)
+            plain = record.plain(self._as_filled)
             lengths = np.array(record.lengths)
-            reader = ShardReader(self._storage, self._final, plain, lengths)
+            reader = ShardReader(self._storage, self._as_filled, plain, lengths)
         self._open[number] = reader
         if len(self._open) > _OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()

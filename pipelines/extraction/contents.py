@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bertvision.errors import BertvisionError
 from bertvision.featurestore.creation import SplitContents
+from bertvision.featurestore.format.contents import split_names
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
+from bertvision.featurestore.storage.storage import Storage
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.task import Task
@@ -53,7 +58,7 @@ def split_contents(
         items: that they were made from.
         tokens: which are kept.
         seed: permutes the stored order; None keeps that of the data.
-        shard_tokens: capacity of a shard; None is what suits the tokens.
+        shard_tokens: Capacity of a shard; None takes what suits the tokens.
     """
     per_token: dict[str, npt.NDArray[Any]] = {
         "input_ids": windows.input_ids,
@@ -68,12 +73,37 @@ def split_contents(
         lengths = np.ones_like(lengths)
         # all alike, so that hardly any fill is left
         capacity = ceil(len(windows) / max(1, ceil(len(windows) / POOLED_SHARD_WINDOWS)))
+    if shard_tokens is None and tokens == "all":
+        plan = ShardPlan.fitted(lengths, seed=seed, shard_tokens=capacity)
+    else:
+        plan = ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity)
     return SplitContents(
-        ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity),
+        plan,
         per_token=per_token,
         per_example=task.stored(windows),
         examples=task.table(items),
     )
+
+
+def shard_capacity(storage: Storage, tag: str, split: str) -> int | None:
+    """The capacity of the shards of a split that was begun, here or in another snapshot.
+
+    With the same one the split can be finished, and has the same plan in all snapshots, so that
+    their tokens are compared row by row.
+
+    Args:
+        storage: Storage of the store.
+        tag: Tag of the snapshot; its own split comes first.
+        split: Name of the stored split.
+
+    Returns:
+        None where no snapshot has such a split.
+    """
+    names = [(other, name) for other, name in split_names(storage) if name == split]
+    for other, name in sorted(names, key=lambda pair: pair[0] != tag):
+        with suppress(BertvisionError):  # whoever reads a damaged record says so
+            return Ledger(storage, other, name).read_split().shard_tokens
+    return None
 
 
 def provenance(

@@ -28,7 +28,12 @@ from bertvision.featurestore.writer import (
 )
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.sites.choice import check_same_sites
-from bertvision.pipelines.extraction.contents import order_seed, provenance, split_contents
+from bertvision.pipelines.extraction.contents import (
+    order_seed,
+    provenance,
+    shard_capacity,
+    split_contents,
+)
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
@@ -71,14 +76,16 @@ class SplitExtraction:
         self.contents: dict[TokenPooling, SplitContents] = {}
         seed = order_seed(workspace, job.split)
         for kept in self.tokens:
+            name = StoredName(job.split, kept, data.name, bool(job.options.sites)).name
+            known = shard_capacity(self.storage, job.tag, name)
             self.contents[kept] = split_contents(
                 *(data.task, self.windows, items, kept),
                 seed=seed,
-                shard_tokens=job.options.shard_tokens,
+                shard_tokens=job.options.shard_tokens or known,
             )
             self.specs[kept] = SplitSpec(
                 tag=job.tag,
-                split=StoredName(job.split, kept, data.name, bool(job.options.sites)).name,
+                split=name,
                 encoding=job.options.encoding,
                 compression=job.options.compression,
                 layers=loaded.layers[kept],

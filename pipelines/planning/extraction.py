@@ -30,7 +30,12 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.sites.choice import check_same_sites, snapshot_sites
 from bertvision.pipelines.encoders.token_pooling import check_poolings
 from bertvision.pipelines.encoders.weights import weight_names
-from bertvision.pipelines.extraction.contents import order_seed, provenance, split_contents
+from bertvision.pipelines.extraction.contents import (
+    order_seed,
+    provenance,
+    shard_capacity,
+    split_contents,
+)
 from bertvision.pipelines.extraction.extract import wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
 from bertvision.pipelines.extraction.layers import kept_layers
@@ -207,16 +212,16 @@ class _Split:
     def planned(self, storage: Storage, windows: Windows) -> PlannedSplit:
         """What is there of it, and what would be written."""
         job, options = self.job or self.asked, self.asked.options
+        sites = options.sites or ()
+        name = StoredName(job.split, self.kept, self.data.name, bool(sites)).name
         contents = split_contents(
             *(self.data.task, windows, self.data.items(job.split), self.kept),
             seed=order_seed(self.workspace, job.split),
-            shard_tokens=options.shard_tokens,
+            shard_tokens=options.shard_tokens or shard_capacity(storage, job.tag, name),
         )
-        sites = options.sites or ()
         layers = kept_layers(
             options.layers, self.encoder.size.layers, pooler=self.encoder.pooler, tokens=self.kept
         )
-        name = StoredName(job.split, self.kept, self.data.name, bool(sites)).name
         spec = SplitSpec(
             tag=job.tag,
             split=name,
