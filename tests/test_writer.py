@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -681,3 +682,77 @@ def test_heads_of_a_task_are_not_trained_on_states_without_its_labels(
     with pytest.raises(ProvenanceError, match="1e/train was written by `store.writer`"):
         head_activations(space, "1e", "span", "train")
     assert bertvision.status(workspace=root)
+
+
+@pytest.mark.parametrize("exponent", [0, -5, -12, -13, -20, -30])
+@pytest.mark.parametrize(
+    ("encoding", "most"), [("int8", 0.015), ("int4", 0.25), ("bfloat16", 0.01)]
+)
+def test_values_of_any_size_keep_as_much_of_themselves(
+    tmp_path: Path, encoding: str, most: float, exponent: int
+) -> None:
+    rng = np.random.default_rng(4)
+    given = [
+        rng.normal(size=(6, 2, 64)).astype("f4") * np.float32(10.0**exponent) for _ in range(9)
+    ]
+    with ActivationStore.create(tmp_path).writer(
+        "0e", "s", hidden_size=64, layers=[0, 1], encoding=encoding
+    ) as writer:
+        for i, hidden_states in enumerate(given):
+            writer.add(i, hidden_states)
+        split = writer.finish()
+    stored = np.concatenate([split[i].permute(0, 2, 1).numpy() for i in range(9)]).astype(float)
+    true = np.concatenate([given[i] for i in split.plan.example_id]).astype(float)
+    lost = np.linalg.norm(stored - true, axis=-1) / np.linalg.norm(true, axis=-1)
+    assert lost.max() < most
+    for errors in split.encoding_error.values():
+        assert (errors > 0.003).all()  # measured against values of that size
+
+
+def test_a_constant_channel_stays_exact_beside_small_ones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    given = (rng.normal(size=(20, 1, 64)) * 1e-20).astype("f4")
+    given[:, :, 3], given[:, :, 5] = 7.25, 0
+    with ActivationStore.create(tmp_path).writer("0e", "s", hidden_size=64, layers=[0]) as writer:
+        writer.add(0, given)
+        stored = writer.finish()[0].permute(0, 2, 1).numpy()
+    assert (stored[:, :, 3] == 7.25).all()
+    assert (stored[:, :, 5] == 0).all()
+    others = [c for c in range(64) if c not in (3, 5)]
+    assert abs(stored - given)[..., others].max() < 1e-21
+
+
+@pytest.mark.parametrize(
+    ("encoding", "size", "said"),
+    [
+        ("float16", 1e-7, "lose 1[0-9]% of themselves in float16"),
+        ("float16", 1e-10, None),
+        ("int8", 1e-4, None),
+        ("int4", 1e-4, None),
+    ],
+)
+def test_values_that_an_encoding_loses_are_said_or_refused(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    encoding: str,
+    size: float,
+    said: str | None,
+) -> None:
+    """As gradients become: of a usual size in the first shard, small in the others."""
+    rng = np.random.default_rng(4)
+    writer = ActivationStore.create(tmp_path).writer(
+        "0e", "s", hidden_size=64, layers=[0, 1], encoding=encoding, shard_tokens=64
+    )
+    for i in range(16):
+        writer.add(i, rng.normal(size=(6, 2, 64)) + 0.1)
+    assert not caplog.records
+    small = rng.normal(size=(6, 2, 64)) * size
+    if said:
+        writer.add("small", small)
+        assert re.search(said, caplog.text)
+    else:
+        with pytest.raises(NonFiniteError, match="example 'small'.*choose encoding bfloat16"):
+            writer.add("small", small)
+        assert "small" not in writer
+        writer.add("zeros", np.zeros((6, 2, 64)))  # which have nothing to lose
+    writer.finish()

@@ -208,7 +208,7 @@ class ChannelStatsAccumulator:
         self._square += x.square_().sum(dim=0)
 
     def result(self, levels: int | None = None) -> ChannelStats:
-        """Mean and standard deviation; a constant channel gets std 1, so that it stays exact.
+        """Mean and standard deviation; a constant channel gets a usual one, and stays exact.
 
         Args:
             levels: of the codes that they are for; None gives the moments of all tokens alike.
@@ -241,8 +241,11 @@ class ChannelStatsAccumulator:
         mean = mean + self._shift
         if not bool(torch.isfinite(mean).all() and torch.isfinite(std).all()):
             raise NonFiniteError("the calibration sample holds NaN or infinity: check the snapshot")
-        std[std < 1e-6 * mean.abs().clamp_min(1e-6)] = 1.0
-        return mean, std
+        # a channel that is constant but for rounding: its codes are 0, whatever it is divided by
+        constant = std <= 1e-6 * mean.abs()
+        usual = std.masked_fill(constant, torch.nan).nanmedian(dim=1, keepdim=True).values
+        std = torch.where(constant, usual.nan_to_num(nan=1.0), std)
+        return mean, std.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _far_tokens(hidden_states: Tensor) -> Tensor:

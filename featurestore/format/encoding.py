@@ -35,6 +35,15 @@ _QUANTISERS = {
 _BY_DTYPE = {encoding.torch_dtype: encoding for encoding in ENCODINGS.values()}
 
 
+_MOST_LOST = {"float16": 0.02, "int8": 0.05, "int4": 0.4}
+"""Part of its norm that a vector may lose in silence: several times what ordinary ones do."""
+_CHECKED_TOKENS = 8
+_SMALL_FLOAT16 = 2e-4
+"""Where one value is larger, float16's smallest numbers are far below a hundredth of the norm."""
+_SMALL_SCALE = {"int8": 1 / 127, "int4": 42}
+"""Scales of vectors, or of groups, without a value that is a deviation off: ordinary ones have."""
+
+
 class ChannelStats(NamedTuple):
     """Per-channel standardisation of the quantised encodings, from a calibration sample.
 
@@ -133,6 +142,60 @@ def encode(
     quantiser.quantise_(z, new_codes, new_scale, step[token, layer])
     codes[token, layer], scale[token, layer] = new_codes, new_scale
     return Encoded(codes, scale, count)
+
+
+def check_loss(
+    hidden_states: Tensor, encoded: Encoded, encoding: Encoding, stats: ChannelStats | None
+) -> str | None:
+    """Measure on a few tokens what an encoding loses of values that are small.
+
+    float16 has no numbers below 6e-8, and the quantised encodings no digits for vectors that are
+    thousands of times smaller than those of the calibration sample: gradients that shrink while a
+    model trains, say. bfloat16 and float32 keep them.
+
+    Args:
+        hidden_states: (tokens, layers, hidden) as they were given.
+        encoded: Codes that `encode` made of them, without replaced values.
+        encoding: Encoding of the codes.
+        stats: Channel statistics that they were made with, or None.
+
+    Returns:
+        A sentence on the layer in which half of the tokens lose more of their norm than ordinary
+        ones do, by several times; None where there is none.
+
+    Raises:
+        NonFiniteError: Half of the tokens lose half of their norm in a layer.
+    """
+    if encoding.name not in _MOST_LOST:
+        return None
+    some = slice(None, None, -(-len(hidden_states) // _CHECKED_TOKENS))
+    # at first by what is at hand: the rest would double the time that short examples take
+    if encoded.scale is None:
+        usual_size = bool((hidden_states[some].abs().amax(dim=(0, 2)) > _SMALL_FLOAT16).all())
+    else:
+        usual_size = bool((encoded.scale[some] >= _SMALL_SCALE[encoding.name]).all())
+    if usual_size:
+        return None
+    given = hidden_states[some].float()
+    scale = None if encoded.scale is None else encoded.scale[some]
+    lost = decode(encoded.codes[some], scale, stats).sub_(given)
+    given, lost = given.double(), lost.double()  # squares of small numbers have no float32
+    norms, errors = given.square().sum(dim=-1), lost.square().sum(dim=-1)
+    # (tokens, layers); a vector of zeros has nothing to lose
+    part = (errors / norms).sqrt().masked_fill(norms == 0, torch.nan)
+    usual = part.nanmedian(dim=0).values.nan_to_num()
+    layer = int(usual.argmax())
+    if (most := float(usual[layer])) <= _MOST_LOST[encoding.name]:
+        return None
+    small = norms[part[:, layer] >= most, layer].median()
+    said = (
+        f"layer {layer}: values of about {float((small / given.shape[-1]).sqrt()):.1g} lose "
+        f"{min(most, 1):.0%} of themselves in {encoding.name}; choose encoding bfloat16 or "
+        "float32, or bring all values to one size"
+    )
+    if most >= 0.5:
+        raise NonFiniteError(said)
+    return said
 
 
 def decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
-from bertvision.featurestore.format.encoding import ChannelStats, encode
+from bertvision.featurestore.format.encoding import ChannelStats, check_loss, encode
 from bertvision.featurestore.format.layout import Encoding, get_encoding
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout
@@ -19,6 +20,8 @@ from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.featurestore.writing.columns import Rows
 from bertvision.featurestore.writing.growing import Column
 from bertvision.featurestore.writing.shards import ShardContent
+
+log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 1024
 _LARGEST = 1e8
@@ -90,6 +93,7 @@ class ShardBuffer:
         width = encoding.codes_size(layout.hidden_size)
         self.stats = stats
         self.refused: dict[str, str] = {}
+        self._warned = False
         self._examples: dict[str, _Stored] = {}
         self._committed: dict[str, _Stored] | None = None
         self._layout, self._encoding, self._nonfinite = layout, encoding, nonfinite
@@ -240,6 +244,11 @@ class ShardBuffer:
             encoded = encode(
                 hidden_states.detach(), self._encoding, stats, nonfinite=self._nonfinite, out=out
             )
+            if not encoded.nonfinite:
+                said = check_loss(hidden_states.detach(), encoded, self._encoding, stats)
+                if said and not self._warned:
+                    self._warned = True
+                    log.warning("example %r: %s", key, said)
         except NonFiniteError as error:
             raise NonFiniteError(f"example {key!r}: {error}") from None
         if encoded.codes is not room:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import NonFiniteError
-from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode
+from bertvision.featurestore.format.encoding import ChannelStats, Encoded, check_loss, encode
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
+
+log = logging.getLogger(__name__)
 
 _WRITERS = {"cpu": 1, "cuda": 4}
 """Threads that write shards: on a CPU they take time from the encoder, beside a GPU they do not."""
@@ -62,6 +65,7 @@ class ShardWork:
         self._windows = windows
         self._source = source
         self._nonfinite = nonfinite
+        self._checked: set[TokenPooling] = set()
         self._stats = {
             kept: writer.stats and ChannelStats(*(s.to(source.device) for s in writer.stats))
             for kept, writer in writers.items()
@@ -124,8 +128,13 @@ class ShardWork:
         return nonfinite
 
     def _encode(self, kept: TokenPooling, hidden_states: Tensor) -> Encoded:
-        encoding = self._writers[kept].split.encoding
-        return encode(hidden_states, encoding, self._stats[kept], nonfinite=self._nonfinite)
+        encoding, stats = self._writers[kept].split.encoding, self._stats[kept]
+        encoded = encode(hidden_states, encoding, stats, nonfinite=self._nonfinite)
+        if kept not in self._checked and not encoded.nonfinite:
+            if said := check_loss(hidden_states, encoded, encoding, stats):
+                log.warning("%s: %s", self._writers[kept].split.name, said)
+            self._checked.add(kept)
+        return encoded
 
     def _name_window(
         self, kept: TokenPooling, shard: int, hidden_states: Tensor, rows: npt.NDArray[np.int64]
