@@ -25,7 +25,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.calibration import ERROR
-from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.encoding import ChannelStats, squared_steps
 from bertvision.featurestore.format.examples import read_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
@@ -124,6 +124,35 @@ class SplitReader(StoredSplit):
             return self.stats
         index = torch.as_tensor(positions)
         return ChannelStats(self.stats.mean[index], self.stats.std[index])
+
+    def rounding_variance(self, *, first: bool = False) -> npt.NDArray[np.float64] | None:
+        """Variance of the rounding errors in each channel, (layers, hidden), from stored scales.
+
+        Args:
+            first: Take the first token of each example alone, as [CLS] is.
+
+        Returns:
+            None of float encodings, whose errors are parts of the values (`RELATIVE_ROUNDING`).
+
+        Raises:
+            CorruptStoreError: a scale or a shard's record is damaged.
+        """
+        if self.stats is None:
+            return None
+        total = np.zeros(self.stats.std.shape)
+        tokens = 0
+        for shard in range(self.plan.n_shards):
+            examples = self.plan.examples_of(shard)
+            reader = self.open_shard(shard, any_order=True)
+            assert reader.scale is not None  # it is quantised
+            rows = np.arange(reader.tokens)
+            if first:
+                starts = self.plan.first_token[examples.start : examples.stop]
+                rows = starts - shard * self.plan.shard_tokens
+            total += squared_steps(reader.scale[rows], self.stats, self.encoding)
+            tokens += len(rows)
+            reader.close()
+        return total / tokens / 12
 
     def missing_shards(self) -> list[int]:
         """Shards of the plan that the ledger does not name."""

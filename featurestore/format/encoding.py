@@ -279,6 +279,30 @@ def decode_numpy(
     return states
 
 
+RELATIVE_ROUNDING = {"float32": 0.0, "float16": 2.1e-4, "bfloat16": 1.67e-3}
+"""Root mean square of the rounding errors of float encodings, as a part of the value."""
+
+
+def squared_steps(
+    scale: npt.NDArray[Any], stats: ChannelStats, encoding: Encoding
+) -> npt.NDArray[np.float64]:
+    """Squared step between neighbouring values, summed over tokens: (layers, hidden).
+
+    The error of rounding to a step is uniform, and has a twelfth of its square for variance.
+
+    Args:
+        scale: (tokens, layers, …) of a quantised encoding, as it is stored.
+        stats: Channel statistics of the layers.
+        encoding: The quantised encoding.
+    """
+    total = np.zeros(stats.std.shape)
+    quantiser = _QUANTISERS[encoding.name]
+    for block in _blocks(len(scale), _block_tokens((len(scale), *stats.std.shape))):
+        steps = quantiser.steps_numpy(scale[block], stats.std.shape[-1])
+        total += np.square(steps).sum(axis=0)
+    return total * np.square(stats.std.numpy().astype(np.float64))
+
+
 def _scratch(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Room for the float32 form of as many tokens as fit the cache; of all on an accelerator."""
     tokens, *rest = shape

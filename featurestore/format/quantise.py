@@ -118,6 +118,18 @@ class Quantiser(NamedTuple):
             z *= scale[..., None]
         return z
 
+    def steps_numpy(self, scale: npt.NDArray[Any], hidden: int) -> npt.NDArray[np.float64]:
+        """The step of each channel, (tokens, layers, hidden), or 1 where all channels share it.
+
+        Args:
+            scale: (tokens, layers, …) as it is stored.
+            hidden: Number of channels.
+        """
+        if not self.group:
+            return scale[..., None].astype(np.float64)
+        steps = _STEPS.numpy()[scale].astype(np.float64)
+        return np.repeat(steps, self.group, axis=-1)[..., :hidden]
+
     def _step(self, scale: Tensor) -> Tensor:
         if not self.group:
             return scale

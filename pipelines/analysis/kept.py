@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from bertvision.errors import ProvenanceError, WorkspaceError
 from bertvision.featurestore.lazy import SplitSource
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.analysis.encodings import encoding_notes
 from bertvision.pipelines.analysis.records import FOLDER, Analysis, R, read_analysis
 from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.measurements import weights_of_snapshot
@@ -141,9 +142,11 @@ def kept_or_measured(
     }
     result = _find(path, job, made)
     if result is None:
-        result = measure()
+        read = [*job.splits, *(other.split for other in job.others.values())]
+        notes = encoding_notes(job.result.kind, read)
+        result = measure().with_notes(notes)
         folder.mkdir(exist_ok=True)
-        values = {"kind": result.kind, "result": result, **made}
+        values = {"kind": result.kind, "result": result, "notes": notes, **made}
         record: type[Analysis[R]] = Analysis[job.result]  # type: ignore[name-defined]
         write_record(path, record(command=job.command, **values))
     result.figure().save(drawn)

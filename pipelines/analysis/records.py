@@ -32,6 +32,8 @@ class Analysis(Record, Generic[R]):
     """By name the digest of what else was read."""
     settings: dict[str, JsonValue] = {}
     """What decides the result beside the splits."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the encodings of the splits, where they change what is told."""
     kind: str
     """The kind of its result."""
     result: R
@@ -40,6 +42,7 @@ class Analysis(Record, Generic[R]):
     def _is_of_its_kind(self) -> Self:
         if self.kind != self.result.kind:
             raise ValueError(f"kind is {self.kind!r} where {self.result.kind!r} belongs")
+        self.result.with_notes(self.notes)
         return self
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -45,6 +45,8 @@ class AnalysisResult(Plotted):
     """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
     """What one should see in its figure."""
+    noted: ClassVar[tuple[str, ...]] = ()
+    """Sentences on the encodings of the splits that were read, where they change what is told."""
 
     @abstractmethod
     def title(self) -> str:
@@ -72,7 +74,15 @@ class AnalysisResult(Plotted):
 
     def remarks(self) -> list[str]:
         """What is to be said below the table of this result alone."""
-        return []
+        return list(self.noted)
+
+    def with_notes(self, notes: Sequence[str]) -> Self:
+        """The result, with sentences on the encodings of the splits that it was measured on.
+
+        They are no part of what was measured, so that they are no field.
+        """
+        object.__setattr__(self, "noted", tuple(notes))
+        return self
 
     def table(self) -> str:
         """Text for a terminal."""

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.geometry.partition import Bases, Partition, merged
-from bertvision.pipelines.analysis.geometry.spread import QUANTILES, Spread, outlier_channels
+from bertvision.pipelines.analysis.geometry.spread import (
+    QUANTILES,
+    Rounding,
+    Spread,
+    outlier_channels,
+)
 from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.sums.reduce import (
     Blocks,
@@ -60,6 +65,7 @@ def isotropy(
     scheduler: str = "threads",
     name: str = "x",
     layers: Sequence[int] | None = None,
+    rounding: Mapping[str, Sequence[Rounding]] | None = None,
 ) -> IsotropyResult:
     """Isotropy of every layer of snapshots, of their tokens and of [CLS].
 
@@ -79,6 +85,8 @@ def isotropy(
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
         name: what they are of, for titles.
         layers: layer numbers; 0, 1, … by default.
+        rounding: By snapshot what the encoding adds to the variance of tokens, and of [CLS]; by
+            default nothing.
 
     Raises:
         InputError: fewer than two vectors, or an option is out of range.
@@ -104,6 +112,13 @@ def isotropy(
     def each(value: Any) -> Array:
         return np.array([[value(of) for of in sets] for sets in found])
 
+    shares = [
+        [
+            (rounding[tag][j] if rounding else Rounding()).share(of.moments)
+            for j, of in enumerate(sets)
+        ]
+        for tag, sets in zip(snapshots, found, strict=True)
+    ]
     # what does not vary has nothing left when its mean is taken out, but rounding errors
     varies = np.isfinite(each(lambda of: of.spread.mean_correlation))
     cosines = [[of.moments.cosine_by_channel() for of in sets] for sets in found]
@@ -131,6 +146,7 @@ def isotropy(
             [[outlier_channels(of.moments, outlier_sd) for of in sets] for sets in found]
         ),
         outlier_sd=outlier_sd,
+        rounding=np.array(shares),
         snapshots=tuple(snapshots),
         sets=("tokens", "[CLS]") if first else ("tokens",),
         name=name,

@@ -23,6 +23,9 @@ PLACE = ("snapshots", "sets", "layers")
 OfLayers = Annotated[Array, Axes.of(*PLACE)]
 OfChannels = Annotated[Array, Axes.of(*PLACE, "quantiles")]
 Counts = Annotated[tuple[tuple[Count, ...], ...], Axes.of("snapshots", "sets")]
+ROUNDED = 0.05
+"""Part of the variance that may be rounding: below it what is said of variances and correlations
+differs from float32 by about as much, above it by anything."""
 _SHOWN = 8
 """Outlier channels of a layer that a table names."""
 
@@ -52,6 +55,8 @@ class IsotropyResult(AnalysisResult):
         outlier_channels: the channels whose mean or standard deviation lies more than
             ``outlier_sd`` standard deviations (over the channels of the layer) from the average.
         outlier_sd: that threshold.
+        rounding: (snapshots, sets, layers) part of the variance that is rounding of the store's
+            encoding; NaN where nothing varies.
         snapshots: names of the snapshots.
         sets: which vectors: ``tokens``, ``[CLS]``.
         name: what they are of, for titles.
@@ -75,7 +80,8 @@ class IsotropyResult(AnalysisResult):
         "direction differs from another; corrected: without the mean and the first components. "
         "Half: share of the channels that holds half of the variance, 0.5 where all vary alike. "
         "|ρ|: mean absolute correlation of two channels; γ: mean squared one of the most entangled "
-        "channel with all. Outliers: + and − are to the snapshot before."
+        "channel with all. Outliers: + and − are to the snapshot before. "
+        "Rounding: part of the variance that is rounding of the store's encoding."
     )
     seen = (
         "Panels over the layers, tokens beside [CLS]: cosine, correlation, isotropy, variance, "
@@ -102,6 +108,7 @@ class IsotropyResult(AnalysisResult):
         tuple[tuple[tuple[tuple[Count, ...], ...], ...], ...], Axes.of(*PLACE)
     ]
     outlier_sd: float
+    rounding: OfLayers
     snapshots: Names
     sets: Names
     name: str
@@ -128,6 +135,34 @@ class IsotropyResult(AnalysisResult):
         now, before = (set(self.outlier_channels[k][of][layer]) for k in (snapshot, snapshot - 1))
         return sorted(now - before), sorted(before - now)
 
+    def is_rounded(self, snapshot: int, of: int, layer: int) -> bool:
+        """Whether rounding is more than `ROUNDED` of the variance of a set in a layer.
+
+        Args:
+            snapshot: Place of the snapshot.
+            of: Place of the set.
+            layer: Place of the layer.
+        """
+        return bool(self.rounding[snapshot, of, layer] > ROUNDED)
+
+    def remarks(self) -> list[str]:
+        """Layers in which the store's encoding hides how vectors vary."""
+        hidden: dict[str, list[str]] = {}
+        for k, j, i in self._places():
+            if self.is_rounded(k, j, i):
+                where = f"{self.sets[j]} of {self.snapshots[k]}"
+                hidden.setdefault(where, []).append(str(self.layers[i]))
+        if not hidden:
+            return super().remarks()
+        where = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in hidden.items())
+        return [
+            *super().remarks(),
+            "* Rounding of the stored values is more than 5 % of the variance here, so that EV, σ, "
+            "half, |ρ|, γ, outliers and what is corrected say nothing of the model (norms, cosines "
+            f"and log I do). Layers of {where}. Extract with --encoding float32 into another "
+            "--store to measure them.",
+        ]
+
     def _places(self) -> Iterator[tuple[int, int, int]]:
         for k in range(len(self.snapshots)):
             for j in range(len(self.sets)):
@@ -146,6 +181,7 @@ class IsotropyResult(AnalysisResult):
                 parts = zip(self.quantiles, values[name][k][j][i], strict=True)
                 row |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": value for q, value in parts}
             new, gone = self.moved(k, j, i)
+            row["is_rounded"] = self.is_rounded(k, j, i)
             row["outlier_channels"] = values["outlier_channels"][k][j][i]
             found.append(row | {"new_outliers": new, "gone_outliers": gone})
         return found
@@ -159,7 +195,9 @@ class IsotropyResult(AnalysisResult):
             text += ["…"] * (len(channels) > _SHOWN)
             text += [f"−{c}" for c in row["gone_outliers"][:_SHOWN]]
             text += ["…"] * (len(row["gone_outliers"]) > _SHOWN)
-            found.append(row | {"outliers": len(channels), "channels": " ".join(text) or None})
+            layer = f"{row['layer']}*" if row["is_rounded"] else row["layer"]
+            counted = {"outliers": len(channels), "channels": " ".join(text) or None}
+            found.append(row | counted | {"layer": layer})
         return found
 
     def columns(self) -> list[Column]:
@@ -187,6 +225,7 @@ class IsotropyResult(AnalysisResult):
             Column("dominant", "half", digits=3),
             Column("mean_correlation", "|ρ|", digits=3),
             Column("gamma_largest", "largest γ", digits=3),
+            Column("rounding", "rounding", digits=4),
             Column("outliers", "outliers", "count"),
             Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
         ]
@@ -201,7 +240,7 @@ class IsotropyResult(AnalysisResult):
                 lines = [[column.text(row) for column in columns] for row in of]
                 text = format_table([column.label for column in columns], lines, stacked=True)
                 parts.append(f"{snapshot}, {name}\n{text}")
-        return "\n\n".join([*parts, fill(self.reading)])
+        return "\n\n".join([*parts, *map(fill, (self.reading, *self.remarks()))])
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot and set."""
@@ -252,7 +291,7 @@ _PLOTTED = {
 }
 _OF_LAYERS = (
     *("mean_norm", "mean_cosine", "top_channel", "top_cosine", "mean_share", "log_ratio"),
-    *("corrected_cosine", "corrected_ratio", "dominant", "mean_correlation"),
+    *("corrected_cosine", "corrected_ratio", "dominant", "mean_correlation", "rounding"),
 )
 _NAMES = dict(
     zip(QUANTILES, ("least", "first_quartile", "median", "third_quartile", "largest"), strict=True)

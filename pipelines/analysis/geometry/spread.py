@@ -54,6 +54,35 @@ class Spread(NamedTuple):
         return cls(*(np.array(column) for column in zip(*found, strict=True)))
 
 
+class Rounding(NamedTuple):
+    """What an encoding's rounding adds to the variance of each channel.
+
+    Attributes:
+        variance: (layers, hidden) of a quantised encoding, or 0.
+        relative: Root mean square error of a float encoding, as a part of the value.
+    """
+
+    variance: Array | float = 0.0
+    relative: float = 0.0
+
+    def share(self, moments: Moments) -> Array:
+        """Part of the variance that is rounding, (layers,); NaN where nothing varies.
+
+        The larger of two: of the variance in all channels, and of that in the median channel, which
+        a few channels with most of the variance would hide.
+
+        Args:
+            moments: Moments of the decoded vectors.
+        """
+        variance = moments.variance()
+        rounding = self.variance + self.relative**2 * (variance + moments.mean**2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            whole = rounding.sum(axis=1) / variance.sum(axis=1)
+            median = np.median(rounding / variance, axis=1)
+        share = np.fmax(whole, median).clip(max=1e6)
+        return np.where(variance.sum(axis=1) > 0, share, np.nan)
+
+
 def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
     """By layer the channels whose mean or standard deviation is far from that of the others.
 
