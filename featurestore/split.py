@@ -228,8 +228,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     def to_dataset(self, layers: int | str | Sequence[int | str] | None = None) -> Dataset:
         """The split as a ``datasets.Dataset`` of Hugging Face: a row for each example.
 
-        Nothing of the hidden states is copied: rows get theirs when they are asked for, several
-        asked for together in one reading, in workers of a ``DataLoader`` too.
+        Nothing of the hidden states is copied: rows get theirs when they are asked for, in workers
+        of a ``DataLoader`` too, and after every operation of the data set.
 
         Args:
             layers: indices of hidden states, or names, or one of them; None is all.
@@ -237,8 +237,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         Returns:
             Rows in stored order with ``example``, the position in the split, the columns of
             `table`, the labels, and ``hidden_states``, a float32 tensor (seq, layers, hidden).
-            Columns that are chosen without ``example``, by ``select_columns``, come without hidden
-            states, and then nothing is read. Windows of several texts have no columns of the table.
+            Windows of several texts have no columns of the table.
 
         Raises:
             IncompleteSplitError: shards are not committed yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from datasets import Dataset, Value, concatenate_datasets, load_from_disk
 from stores import Made
 from torch.utils.data import DataLoader
 
@@ -105,3 +107,65 @@ def test_what_cannot_be_rows_is_refused_by_name(tmp_path: Path) -> None:
     made.contents = replace(made.contents, examples=examples)
     with pytest.raises(InputError, match="a column hidden_states of its own"):
         made.write(tmp_path / "c").to_dataset()
+
+
+def every(rows: Any) -> list[dict[str, Any]]:
+    return list(rows)
+
+
+OPERATIONS: dict[str, Callable[[Dataset, Path], Any]] = {
+    "with_format torch": lambda rows, _: rows.with_format("torch"),
+    "with_format numpy": lambda rows, _: rows.with_format("numpy"),
+    "with_format None": lambda rows, _: rows.with_format("torch").with_format(None),
+    "with_transform": lambda rows, _: rows.with_transform(lambda batch: batch),
+    "to_iterable_dataset": lambda rows, _: rows.to_iterable_dataset(),
+    "save_to_disk": lambda rows, to: rows.save_to_disk(to / "rows") or load_from_disk(to / "rows"),
+    "to_parquet": lambda rows, to: (
+        rows.to_parquet(to / "rows.parquet")
+        and Dataset.from_parquet(str(to / "rows.parquet"), cache_dir=str(to))
+    ),
+    "from_generator": lambda rows, _: Dataset.from_list(rows.to_list(), features=rows.features),
+    "concatenated": lambda rows, _: concatenate_datasets([rows.select([0, 1]), rows.skip(2)]),
+    "map": lambda rows, _: rows.map(lambda row: {"n": len(row["hidden_states"])}),
+    "cast_column": lambda rows, _: rows.cast_column("start_positions", Value("int64")),
+    "flatten_indices": lambda rows, _: rows.select(range(9)).flatten_indices(),
+    "sort": lambda rows, _: rows.sort("id"),
+    "train_test_split": lambda rows, _: concatenate_datasets(
+        [*rows.train_test_split(0.3, seed=1).values()]
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operations_of_datasets_keep_the_hidden_states(tmp_path: Path, operation: str) -> None:
+    split = Made(LENGTHS, encoding="int8").write(tmp_path / "store")
+    rows = split.to_dataset(layers=[2, 0])
+    if operation == "from_generator":
+        rows = rows.cast_column(
+            "hidden_states", replace(rows.features["hidden_states"], decode=False)
+        )
+        made = OPERATIONS[operation](rows, tmp_path).cast_column(
+            "hidden_states", replace(rows.features["hidden_states"], decode=True)
+        )
+    else:
+        made = OPERATIONS[operation](rows, tmp_path)
+    seen = every(made)
+    assert sorted(int(row["example"]) for row in seen) == list(range(9))
+    for row in seen:
+        expected = split.read([int(row["example"])], layers=[2, 0]).decode()
+        assert torch.equal(torch.as_tensor(row["hidden_states"]), expected)
+
+
+def test_computed_states_take_the_place_of_stored_ones_in_their_own_type(tmp_path: Path) -> None:
+    split = Made(LENGTHS).write(tmp_path)
+
+    def doubled(row: dict[str, Any]) -> dict[str, Any]:
+        return {"hidden_states": (row["hidden_states"] * 2).numpy()}
+
+    rows = split.to_dataset()
+    made = rows.map(doubled)
+    for row in made:
+        expected = split[row["example"]].permute(0, 2, 1) * 2
+        assert torch.equal(torch.tensor(row["hidden_states"]), expected)
+    with pytest.raises(TypeError, match="Couldn't cast"):  # as numbers of examples
+        rows.map(doubled, features=rows.features, load_from_cache_file=False)

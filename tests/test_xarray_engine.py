@@ -137,6 +137,16 @@ def test_chunks_that_are_asked_for_are_shards_and_travel_as_the_place_of_the_spl
     np.testing.assert_allclose(mean, truth.mean(0), atol=1e-6)
 
 
+@pytest.mark.parametrize("chunks", ["auto", {"token": "auto"}, {"token": 50}, -1], ids=str)
+def test_chunks_of_any_size_hold_the_same_values(tmp_path: Path, chunks: Any) -> None:
+    split = Made(LENGTHS, encoding="int8").write(tmp_path)
+    data = opened(tmp_path, chunks=chunks)
+    truth = torch.cat([split.read([i]).decode() for i in range(len(split))]).numpy()
+    np.testing.assert_allclose(data.hidden_states.values, truth, atol=1e-5)
+    ids = split.table()["id"].to_pylist()
+    assert data.id.values.tolist() == [ids[row] for row in split.plan.example_id]
+
+
 def test_an_array_that_was_read_is_not_pickled_and_read_again_elsewhere(tmp_path: Path) -> None:
     Made([200] * 9, shard_tokens=400).write(tmp_path)
     data = opened(tmp_path, cache=False)

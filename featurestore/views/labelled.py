@@ -77,7 +77,7 @@ def labelled(split: SplitReader) -> xr.Dataset:
             sizes |= dict(zip(dims[1:], held.shape[1:], strict=True))
             data[name] = variable(partial(Whole, held.dtype, partial(load, name)), *dims)
     if "text_row" not in record.arrays:
-        coords["id"] = variable(partial(Whole, object, _ids), "example")
+        coords["id"] = variable(Ids, "example")
     plans = {"n_tokens": ("example", plan.n_tokens), "example_id": ("example", plan.example_id)}
     return xr.Dataset({**data, **plans}, coords, attrs=provenance_of(split))
 
@@ -181,6 +181,28 @@ class Whole(OnDemand):
         return self._values[np.ix_(*indices)]
 
 
+class Ids(Whole):
+    """The keys of examples, as texts of one width, which ``chunks="auto"`` can tell the size of.
+
+    The width, and with it the type, is known once the table was read: when it is first asked for.
+    """
+
+    def __init__(self, source: SplitSource, shape: tuple[int, ...]) -> None:
+        self.source, self.shape, self.load = source, shape, _ids
+        self._values = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the values: another process reads them where it needs them."""
+        return type(self), (self.source, self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the keys, or of the rows of a table without keys."""
+        if self._values is None:
+            self._values = self.load(self.source.open())
+        return self._values.dtype
+
+
 def _indices(key: Any, size: int) -> Indices:
     """What an integer, a slice or an array names on an axis of that size."""
     return np.arange(*key.indices(size)) if isinstance(key, slice) else np.asarray(key)
@@ -210,6 +232,6 @@ def _ids(split: SplitReader) -> npt.NDArray[Any]:
     """The key of each example; its row in a table that has no keys."""
     rows, table = split.table_rows, split.table()
     if "id" not in table.column_names:
-        return rows.astype(object)
-    ids: npt.NDArray[Any] = table["id"].to_numpy().astype(object)[rows]
+        return rows
+    ids: npt.NDArray[Any] = table["id"].to_numpy(zero_copy_only=False)[rows].astype(np.str_)
     return ids
