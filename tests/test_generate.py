@@ -519,7 +519,10 @@ def test_tokens_that_the_decoder_does_not_know_are_refused(
     tokenizer.add_tokens(["annabel"])
     tokenizer.save_pretrained(model)
     data = write_lines(tmp_path / "prompts.jsonl", {"id": "a", "text": "rome, annabel"})
-    with pytest.raises(InputError, match=f"a: the prompt has the token {known:,}"):
+    message = (
+        f"a: the tokenizer gives the token 'annabel' the id {known:,}, .* {known:,} rows, ids 0 to "
+    )
+    with pytest.raises(InputError, match=message):
         generate(model, data, tmp_path / "store")
     settings = json.loads((model / "config.json").read_text()) | {"pad_token_id": known}
     (model / "config.json").write_text(json.dumps(settings))

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.encoders.hub import (
     VOCABULARIES,
     fetch,
@@ -205,6 +207,40 @@ def position_offset(model: PreTrainedModel) -> int:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0
+
+
+def embedded_words(model: PreTrainedModel) -> int:
+    """Rows of a model's embedding matrix: token ids from there on have no vector."""
+    try:
+        table: Any = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # of a model of characters, such as CANINE
+        table = None
+    return int(getattr(table, "num_embeddings", None) or model.config.vocab_size)
+
+
+def check_token_ids(ids: npt.NDArray[np.integer], tokenizer: Any, model: PreTrainedModel) -> None:
+    """Refuse tokens that a model has no vector for, before anything is computed.
+
+    Args:
+        ids: (tokens,) Token ids of windows.
+        tokenizer: Tokenizer that made them.
+        model: Model that is to read them.
+
+    Raises:
+        InputError: There is one; names it.
+    """
+    words, largest = embedded_words(model), int(ids.max(initial=0))
+    if largest < words:
+        return
+    count = int((ids >= words).sum())
+    raise InputError(
+        f"the tokenizer gives the token {tokenizer.convert_ids_to_tokens(largest)!r} the id "
+        f"{largest:,}, and the embedding matrix of the {model.config.model_type} model has "
+        f"{words:,} rows, ids 0 to {words - 1:,} ({counted(count, 'such token')} in the data): it "
+        "was added to the tokenizer alone, or the tokenizer is that of another model; save the "
+        "model after model.resize_token_embeddings(len(tokenizer)), or take the tokenizer that it "
+        "was trained with"
+    )
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:

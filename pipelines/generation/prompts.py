@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from bertvision.errors import InputError, UnknownNameError, counted
 from bertvision.featurestore.writing.columns import as_key
+from bertvision.pipelines.encoders.loading import check_token_ids
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.documents.chat import read_messages
 from bertvision.pipelines.tasks.documents.chat_template import to_be_answered
@@ -47,7 +49,7 @@ def read_prompts(
     column: str | None,
     split: str | None,
     longest: int,
-    words: int,
+    model: PreTrainedModel,
     skip_bad: bool,
 ) -> list[Prompt]:
     """Read prompts, and make tokens of them.
@@ -62,7 +64,7 @@ def read_prompts(
         column: of the texts.
         split: of the source; None where it has one alone.
         longest: tokens that the decoder takes.
-        words: tokens that its vocabulary has.
+        model: Decoder that is to read them.
         skip_bad: leave out rows that are malformed, and prompts without room for an answer.
 
     Raises:
@@ -85,7 +87,9 @@ def read_prompts(
     found, bad = [], []
     for row in rows:
         try:
-            found.append(Prompt(as_key(row.key), _checked(tokens(row.given), longest, words)))
+            ids = _checked(tokens(row.given), longest)
+            check_token_ids(ids, tokenizer, model)
+            found.append(Prompt(as_key(row.key), ids))
         except InputError as error:
             if not skip_bad:
                 hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
@@ -124,18 +128,13 @@ def _chat_tokens(tokenizer: Any) -> Callable[[Any], Int32Array]:
     return lambda messages: to_be_answered(messages, tokenizer)
 
 
-def _checked(ids: Int32Array, longest: int, words: int) -> Int32Array:
+def _checked(ids: Int32Array, longest: int) -> Int32Array:
     if not len(ids):
         raise InputError("the prompt makes no token: there is nothing to go on from")
     if len(ids) >= longest:
         raise InputError(
             f"the prompt has {len(ids):,} tokens, and the model takes {longest:,} with what it "
             "goes on with: shorten it"
-        )
-    if ids.max() >= words:
-        raise InputError(
-            f"the prompt has the token {ids.max():,}, and the model's vocabulary ends before "
-            f"{words:,}: the tokenizer is that of another model"
         )
     return ids
 

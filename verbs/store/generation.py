@@ -108,7 +108,7 @@ def generate(
         column=text,
         split=split,
         longest=loaded.longest,
-        words=int(loaded.model.config.vocab_size),
+        model=loaded.model,
         skip_bad=skip_bad,
     )
     generation = Generation(loaded, prompts, options)
