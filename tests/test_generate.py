@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -406,6 +407,30 @@ def test_conversations_are_answered_through_the_template(gpt2: Path, tmp_path: P
     bad = write_lines(tmp_path / "b.jsonl", {"messages": turns[1:]})
     with pytest.raises(InputError, match="line 1: has nothing but an answer"):
         generate(model, bad, tmp_path / "t", task="chat")
+
+
+def test_a_template_that_writes_the_date_is_told_the_one_that_the_split_was_begun_with(
+    gpt2: Path, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "who founded rome?"}]
+    data = write_lines(tmp_path / "a.jsonl", {"id": "a", "messages": turns})
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+    tokenizer.save_pretrained(model := copied(gpt2, tmp_path))
+    split = generate(model, data, tmp_path / "s", task="chat", date="2024-07-26")
+    assert split.record.provenance["date"] == "2024-07-26"
+    again = generate(model, data, tmp_path / "s", task="chat")
+    (text,) = bertvision.generated_texts("0e/s", store=tmp_path / "s")
+    assert text.prompt.startswith("26 Jul 2024<user>")
+    assert tokens_of(again) == tokens_of(split)
+    with pytest.raises(ProvenanceError, match="written with date = '2024-07-26', now it is '2024"):
+        generate(model, data, tmp_path / "s", task="chat", date="2024-07-27")
+    today = generate(model, data, tmp_path / "t", task="chat").record.provenance["date"]
+    assert today == datetime.date.today().isoformat()
+    with pytest.raises(InputError, match="--date 2024-07-26: no chat template reads the clock"):
+        generate(gpt2, data, tmp_path / "u", date="2024-07-26")
+    with pytest.raises(InputError, match="--date '2024': write year, month and day as 2024-07-26"):
+        generate(model, data, tmp_path / "u", task="chat", date="2024")
 
 
 def test_files_of_plain_text_and_splits_of_folders_are_prompts(gpt2: Path, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ class Generation:
         drawn: Provenance = {"top_p": options.top_p, "seed": options.seed}
         return {
             **self._loaded.made_from,
+            **({} if options.date is None else {"date": options.date}),
             "prompts_sha256": digest(self._prompts),
             "max_new_tokens": options.max_new_tokens,
             "temperature": options.temperature,

@@ -29,6 +29,13 @@ class GenerateOptions(Options):
     seed: Annotated[
         int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
     ] = 0
+    date: Annotated[
+        str | None,
+        Option(
+            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
+            "day on which the split is begun."
+        ),
+    ] = None
     batch_size: Annotated[int, Option("Prompts that are gone on with together.", ge=1)] = 16
     layers: Annotated[
         tuple[int, ...] | None,
