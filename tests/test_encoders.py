@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -440,6 +441,27 @@ def test_a_model_without_a_state_per_layer_is_refused(folders: Any) -> None:
     folder = folders("modernbert")
     with pytest.raises(InputError, match="modernbert gives hidden states .* where 3 of .* needed"):
         Encoder(Short(load_model(folder)), {"mean": [0]}, "32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"], indirect=True)
+@pytest.mark.parametrize("parts", [False, True])
+def test_layers_that_the_configuration_does_not_name_are_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: bool
+) -> None:
+    model = AutoModelForMaskedLM if "bert" in folder.name else AutoModel
+    whole = model.from_pretrained(folder)
+    whole.save_pretrained(tmp_path / "cut", max_shard_size="20KB" if parts else "1GB")
+    caplog.clear()
+    load_model(tmp_path / "cut")
+    assert not caplog.records  # an output layer that is not loaded is no layer
+    config = tmp_path / "cut" / "config.json"
+    depth = "n_layer" if "gpt2" in folder.name else "num_hidden_layers"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {depth: LAYERS - 1}))
+    load_model(tmp_path / "cut")
+    (record,) = caplog.records
+    files = "model-0.*-of-.*safetensors" if parts else "model.safetensors"
+    message = f"1 layer that .* not name, 1 to 1, in {files}: num_hidden_layers is 1, .* left out"
+    assert re.search(message, record.getMessage())
 
 
 def test_no_limit_of_length_is_said_to_be_none() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +29,16 @@ from bertvision.pipelines.encoders.hub import (
 from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
 from bertvision.pipelines.encoders.weights import (
     check_loading,
+    files_with,
     has_weights,
     weight_files,
     weight_names,
 )
+
+log = logging.getLogger(__name__)
+
+_IN_LAYER = re.compile(r"(.+?)\.(\d+)\.")
+"""Name of a parameter: the list of layers, and the number of one."""
 
 
 class PretrainedEncoder(NamedTuple):
@@ -133,6 +141,7 @@ def load_reported(
         )
     missing = sorted(report["missing_keys"])
     _check_complete(model, missing, folder)
+    _say_left_out(model, report["unexpected_keys"], folder)
     keep_outputs_in_float32(model)
     model.eval()
     return cast(PreTrainedModel, model), missing
@@ -319,6 +328,27 @@ def _check_complete(model: Any, missing: Iterable[str], folder: Path) -> None:
         )
     if pooler and alone:
         model.pooler = None
+
+
+def _say_left_out(model: PreTrainedModel, unexpected: Iterable[str], folder: Path) -> None:
+    """Warn of whole layers among the weights that the configuration does not name."""
+    depths: dict[str, int] = {}
+    for name, _ in model.base_model.named_parameters():
+        if found := _IN_LAYER.match(name):
+            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+    for stack, depth in depths.items():
+        pattern = re.compile(rf"(?:.+\.)?{re.escape(stack)}\.(\d+)\.")
+        numbers = {name: int(m[1]) for name in unexpected if (m := pattern.match(name))}
+        beyond = [name for name, number in numbers.items() if number >= depth]
+        if beyond:
+            log.warning(
+                "the weights in %s have %s that its config.json does not name, %d to %d, in "
+                "%s: num_hidden_layers is %d, so that they are left out; put the number right "
+                "where the whole model is meant",
+                *(folder, counted(len({numbers[name] for name in beyond}), "layer")),
+                *(min(map(numbers.__getitem__, beyond)), max(map(numbers.__getitem__, beyond))),
+                *(", ".join(files_with(folder, beyond)), depth),
+            )
 
 
 @contextmanager
