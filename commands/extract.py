@@ -47,6 +47,13 @@ def extract(
             "many windows as they fill; pack, several documents in a window, apart."
         ),
     ] = None,
+    date: Annotated[
+        str | None,
+        typer.Option(
+            help="Date, as 2024-07-26, for a chat template that writes it (task chat); by default "
+            "the day on which the data are first named."
+        ),
+    ] = None,
     skip_bad: SkipBad = None,
     model: NewModel = None,
     workspace: Workspace = None,

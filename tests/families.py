@@ -156,6 +156,75 @@ FAMILIES: dict[str, Family] = {
 }
 """By the name under which docs/encoders.md lists them."""
 
+_MIXED = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0},
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"), 8),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 8),
+}
+"""Settings of decoders and mixtures of experts; families that do not have them do not read them."""
+
+_KINDS = """
+    albert apertus arcee aria_text beam bert-generation biogpt bitnet bloom camembert
+    clip_text_model cohere cohere2 cohere2_moe cwm data2vec-text deberta deberta-v2 diffllama
+    distilbert doge electra ernie4_5 ernie4_5_moe eurobert exaone4 exaone_moe falcon_mamba
+    flex_olmo flint gemma gemma2 gemma3_text gemma4_unified_text glm glm4 glm4_moe gpt-sw3 gpt2
+    gpt_bigcode gpt_neox gpt_oss granite granite_docling_text granite_swa granitemoe
+    granitemoe_swa granitemoeshared gte helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
+    hyperclovax ibert inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe
+    jina_embeddings_v3 kolibri1 laguna layoutlm lfm2 lfm3 llama llama4_text mamba markuplm
+    megatron-bert mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
+    ministral3 mistral mixtral modernbert-decoder molmo2_text moshi mpnet mpt muse_glimmer_text
+    muse_spark_text nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt
+    openai_privacy_filter opt persimmon phi phimoe qwen2_moe qwen3 qwen3_5_text qwen3_moe
+    qwen3_next qwen3_vl_moe_text qwen3_vl_text rembert roberta roberta-prelayernorm roformer
+    seed_oss smollm3 solar_open splinter stablelm starcoder2 tapas tipsv2_text_model ultrabert
+    vaultgemma xglm xlm-roberta xlm-roberta-xl ctrl flaubert gpt_neox_japanese mra nomic_bert
+    xlm yoso cpmant canine dpr lxmert xmod blip_2_qformer bros
+"""
+
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(_KINDS.split(), _MIXED),
+    "fnet": {"tpu_short_seq_length": 130},
+    "big_bird": {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 2},
+    "convbert": {"embedding_size": 32, "head_ratio": 2, "num_groups": 1, "conv_kernel_size": 5},
+    "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 8, "conv_kernel_size": 5},
+    "longformer": {"attention_window": 8},
+    "mobilebert": {
+        **{"hidden_size": 64, "embedding_size": 16},
+        **{"true_hidden_size": 32, "intra_bottleneck_size": 32},
+    },
+    "lilt": {"channel_shrink_ratio": 4},
+    "reformer": {
+        **{"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [10, 13]},
+        **{"attn_layers": ["local", "lsh"], "attention_head_size": 8, "is_decoder": True},
+        **{"local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "feed_forward_size": 64},
+    },
+    **dict.fromkeys(("gptj", "codegen"), {"rotary_dim": 4}),
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "squeezebert": {"embedding_size": 32},
+    "ernie": {"use_task_id": True},
+    "esm": {"position_embedding_type": "rotary", "token_dropout": True},
+    "layoutlmv3": {"input_size": 32, "visual_embed": False, "coordinate_size": 5, "shape_size": 6},
+    "luke": {"entity_vocab_size": 10, "entity_emb_size": 16},
+    "roc_bert": {
+        **{"shape_vocab_size": 10, "pronunciation_vocab_size": 10},
+        **{"shape_embed_dim": 8, "pronunciation_embed_dim": 8},
+    },
+    "modernbert": {"local_attention": 8},
+    "phi3": {"num_key_value_heads": 2},
+    "rwkv": {"attention_hidden_size": 32},
+    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 8, "num_key_value_heads": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1},
+    "xlstm": {"num_heads": 4},
+    "perceiver": {},
+}
+"""Settings of families by model type, beside the sizes: those of the padded path at large."""
+
 ENCODERS = [name for name, family in FAMILIES.items() if family.ends == (True, True)]
 """Those that are fine-tuned; decoder-only families are sources of features."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attacks import reseal
+from byhand import fields, rewrite
 from families import make_family
 from transformers import AutoTokenizer
 
 import bertvision
-from bertvision.errors import InputError
+from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.documents.chat_template import conversation, to_be_answered
 from bertvision.pipelines.tasks.task import load_task
 
 TASK = load_task("chat")
@@ -80,6 +85,158 @@ def test_the_assistants_turns_are_found_by_difference_and_by_marks_alike(
     np.testing.assert_array_equal(by_marks.input_ids, by_difference.input_ids)
     for name, mask in by_difference.token_fields.items():
         np.testing.assert_array_equal(by_marks.token_fields[name], mask)
+
+
+WORD_MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '\n' }}"
+    "{% endgeneration %}{% else %}{{ 'in ' + m.content + '\n' }}{% endif %}{% endfor %}"
+)
+"""A marked span ends in white space, which a tokenizer of words has no token for."""
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "words"),
+    [
+        (WORD_MARKED, TURNS, "anna in 1901"),
+        (WORD_MARKED, [*TURNS, {"role": "user", "content": "who?"}], "anna in 1901"),
+        (WORD_MARKED, TURNS[1:3], "anna"),  # begins with what the assistant says
+        (WORD_MARKED, [TURNS[0], {"role": "assistant", "content": " "}, TURNS[2]], ""),
+        (
+            "{% macro said(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+            "{% for m in messages %}{% if m.role == 'assistant' %}{{ said(m) }}\n{% else %}"
+            "{{ m.content }}\n{% endif %}{% endfor %}",
+            TURNS,
+            "anna in 1901",
+        ),
+        (
+            "  {%- for m in messages %}\n{%- if m.role == 'assistant' -%}\n  {%- generation -%} "
+            "{{ m.content }}\n{% endgeneration %}\n{% else %}{{ m.content }}\n{% endif %}"
+            "{% endfor %}",
+            TURNS,
+            "anna in 1901",
+        ),
+    ],
+)
+def test_what_a_template_marks_is_learned_and_nothing_else(
+    template: str, turns: Any, words: str, tmp_path: Path
+) -> None:
+    """As characters of the text say it, whether or not the tokenizer keeps white space."""
+    for name in ("bert", "gpt2"):
+        tokenizer = AutoTokenizer.from_pretrained(make_family(name, tmp_path / name))
+        tokenizer.chat_template = template
+        tokens = conversation(turns, tokenizer)
+        plain = tokenizer.apply_chat_template(turns, return_dict=False)
+        assert tokens.ids.tolist() == plain
+        said = tokenizer.decode(tokens.ids[tokens.loss_mask == 1])
+        assert "".join(said.replace("##", "").split()) == words.replace(" ", "")
+
+
+def test_a_template_that_changes_what_it_marked_is_refused(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% macro said(m) %}{% generation %} {{ m.content }} {% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ said(m) | trim }}{% else %}"
+        "{{ m.content }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(InputError, match="changes what stands between {% generation %} and"):
+        conversation(TURNS, tokenizer)
+
+
+DATED = "{{ strftime_now('%d %b %Y') }}. " + MARKED
+
+
+@pytest.mark.parametrize("format", ["%d %b %Y", "%-d/%m/%y 100%% %H:%M:%S", "%A %j %%d %e"])
+def test_a_template_is_told_the_date_that_it_is_given(tokenizer: Any, format: str) -> None:
+    tokenizer.chat_template = (
+        "{%- if strftime_now is defined %}{%- set now = strftime_now(f) %}{%- endif %}{{ now }}"
+    ).replace("(f)", f"({format!r})")
+    noon = datetime.datetime(2024, 7, 6, 12)
+    told = tokenizer.decode(to_be_answered(TURNS[:1], tokenizer, "2024-07-06"))
+    assert told == noon.strftime(format)
+    now = tokenizer.decode(to_be_answered(TURNS[:1], tokenizer))
+    assert now[:2] == datetime.datetime.now().strftime(format)[:2]
+
+
+@pytest.fixture
+def dated(decoder: Path, tmp_path: Path) -> dict[str, Any]:
+    """A decoder whose template writes the date, and conversations of several shards."""
+    model = shutil.copytree(decoder, tmp_path / "dated")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = DATED
+    tokenizer.save_pretrained(model)
+    rows = [{"id": f"t{i}", "messages": TURNS[:2]} for i in range(40)]
+    data = write_lines(tmp_path / "talks.jsonl", *rows)
+    return {"model": model, "task": "chat", "data": data, "workspace": tmp_path / "space"}
+
+
+def dates_in(store: Path, name: str, model: Path) -> set[str]:
+    split = bertvision.ActivationStore.open(store)[name]
+    tokenizer, ids, plan = (
+        AutoTokenizer.from_pretrained(model),
+        split.array("input_ids"),
+        split.plan,
+    )
+    spans = zip(plan.first_token, plan.n_tokens, strict=True)
+    return {tokenizer.decode(ids[a : a + n]).partition(".")[0] for a, n in spans}
+
+
+def test_the_date_of_a_template_is_kept_with_the_data(dated: dict[str, Any]) -> None:
+    """It is today's where none is given, and whoever reads the data again is told the same."""
+    store = dated["workspace"] / "activations"
+    bertvision.extract("0e", date="2024-07-26", **dated)
+    assert dates_in(store, "0e/talks-all", dated["model"]) == {"26 Jul 2024"}
+    bertvision.extract("untrained", task="talks", workspace=dated["workspace"])
+    assert dates_in(store, "untrained/talks-all", dated["model"]) == {"26 Jul 2024"}
+    split = bertvision.ActivationStore.open(store)["0e/talks-all"]
+    assert split.record.provenance["date"] == "2024-07-26"
+    with pytest.raises(WorkspaceError, match="was added with date = '2024-07-26', now"):
+        bertvision.extract("0e", date="2024-07-27", **dated)
+    other = dated | {"workspace": dated["workspace"].with_name("other")}
+    bertvision.extract("0e", **other)
+    today = datetime.date.today().strftime("%d %b %Y")
+    assert dates_in(other["workspace"] / "activations", "0e/talks-all", dated["model"]) == {today}
+
+
+@pytest.mark.parametrize(
+    ("task", "date", "message"),
+    [
+        ("chat", "26.7.2024", "--date '26.7.2024': write year, month and day as 2024-07-26"),
+        ("text", "2024-07-26", "--date 2024-07-26: is told to a chat template, --task chat"),
+    ],
+)
+def test_a_date_that_is_none_or_that_nothing_reads_is_refused(
+    dated: dict[str, Any], task: str, date: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        bertvision.extract("0e", date=date, **dated | {"task": task})
+
+
+@pytest.mark.parametrize("pool", [None, "mean"])
+@pytest.mark.parametrize("digest", [True, False])
+def test_a_split_is_not_gone_on_with_in_other_tokens(
+    dated: dict[str, Any], pool: str | None, digest: bool
+) -> None:
+    """Of one that was begun before digests were kept, the stored tokens are compared."""
+    if pool and not digest:
+        pytest.skip("nothing of the tokens is stored")
+    options = {} if pool is None else {"pool": pool}
+    bertvision.extract("0e", date="2024-07-26", **dated, **options)
+    space = dated["workspace"]
+    name = "talks-all" + (f"-{pool}" if pool else "")
+    record = space / "activations" / "ledger" / "0e" / name / "split.json"
+    # as if the data had been read on another day, before dates were kept
+    stored = fields(record)
+    del stored["provenance"]["date"]
+    if not digest:
+        del stored["provenance"]["token_ids_sha256"]
+    reseal(record, stored)
+    data = fields(space / "datasets" / "talks.json")
+    data["task"]["date"] = None
+    rewrite(space / "datasets" / "talks.json", data)
+    message = (
+        "token_ids_sha256" if digest else "the data make other input_ids now than 0e/talks-all"
+    )
+    with pytest.raises(ProvenanceError, match=message):
+        bertvision.extract("0e", task="talks", workspace=space, **options)
 
 
 def test_of_a_prompt_and_its_completion_the_completion_is_learned(

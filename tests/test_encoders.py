@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
@@ -214,6 +216,29 @@ def test_a_pooler_on_the_padded_path_is_the_models_own(tmp_path: Path) -> None:
     encoder = Encoder(model, {"cls": [LAYERS + 1]}, "32")
     (given,) = encoder(windows, np.arange(len(windows)))
     np.testing.assert_allclose(given[:, 0].numpy(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"], indirect=True)
+def test_a_token_without_an_embedding_is_named_before_anything_is_computed(
+    folder: Path, tmp_path: Path
+) -> None:
+    """It was added to the tokenizer alone; texts that do not have it are as before."""
+    model = shutil.copytree(folder, tmp_path / "model")
+    tokenizer = load_tokenizer(model)
+    words = len(tokenizer)
+    tokenizer.add_tokens(["annabel", "romulus"])
+    tokenizer.save_pretrained(model)
+    for name, text in (("without", "anna in rome"), ("with", "romulus founded rome")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    given: dict[str, Any] = {"task": "text", "workspace": tmp_path / "space", "max_length": 100}
+    data = tmp_path / "without.jsonl"
+    assert len(bertvision.extract("0e", model=model, data=data, **given)) == 1
+    message = (
+        f"the token 'romulus' the id {words + 1}, .* has {words} rows, ids 0 to {words - 1} "
+        r"\(1 such token in the data\): .* model.resize_token_embeddings"
+    )
+    with pytest.raises(InputError, match=message):
+        bertvision.extract("0e", data=tmp_path / "with.jsonl", **given)
 
 
 def test_sizes_come_from_the_model(name: str, folder: Path) -> None:
@@ -414,10 +439,29 @@ def test_a_model_without_a_state_per_layer_is_refused(folders: Any) -> None:
             return output
 
     folder = folders("modernbert")
-    windows = sentence_windows([Sentence("0", TEXTS[0])], load_tokenizer(folder))
-    encoder = Encoder(Short(load_model(folder)), {"mean": [0]}, "32")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="modernbert gives hidden states .* where 3 of .* needed"):
-        encoder(windows, np.array([0]))
+        Encoder(Short(load_model(folder)), {"mean": [0]}, "32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"], indirect=True)
+@pytest.mark.parametrize("parts", [False, True])
+def test_layers_that_the_configuration_does_not_name_are_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, parts: bool
+) -> None:
+    model = AutoModelForMaskedLM if "bert" in folder.name else AutoModel
+    whole = model.from_pretrained(folder)
+    whole.save_pretrained(tmp_path / "cut", max_shard_size="20KB" if parts else "1GB")
+    caplog.clear()
+    load_model(tmp_path / "cut")
+    assert not caplog.records  # an output layer that is not loaded is no layer
+    config = tmp_path / "cut" / "config.json"
+    depth = "n_layer" if "gpt2" in folder.name else "num_hidden_layers"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {depth: LAYERS - 1}))
+    load_model(tmp_path / "cut")
+    (record,) = caplog.records
+    files = "model-0.*-of-.*safetensors" if parts else "model.safetensors"
+    message = f"1 layer that .* not name, 1 to 1, in {files}: num_hidden_layers is 1, .* left out"
+    assert re.search(message, record.getMessage())
 
 
 def test_no_limit_of_length_is_said_to_be_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -229,6 +230,108 @@ def test_what_is_drawn_follows_from_seed_and_key_whatever_the_batches(
     assert all(found[1][key] != found[3][key] for key in found[1])
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "repeated words": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[232], [41, 42], [50], [69, 69]]},
+    "bias": {"sequence_bias": [[[50], 9.0], [[51, 52], 5.0]]},
+    "never": {"suppress_tokens": [*range(30, 60)]},
+    "never first": {"begin_suppress_tokens": [*range(200)]},
+    "forced end": {"forced_eos_token_id": 0},
+    "forced beginning": {"forced_bos_token_id": 7},
+    "least": {"min_new_tokens": 5, "eos_token_id": [*range(150)]},
+    "least in all": {"min_length": 9, "eos_token_id": [*range(150)]},
+    "decay": {"exponential_decay_length_penalty": [2, 1.5], "eos_token_id": [3, 9]},
+    "ends": {"eos_token_id": [*range(100, 200), 99_999]},
+    "all": {
+        **{"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "suppress_tokens": [60]},
+        **{"min_new_tokens": 2, "eos_token_id": [*range(100)]},
+    },
+    "drawn": {"do_sample": True, "top_k": 5, "temperature": 0.6, "top_p": 0.9},
+}
+
+
+def with_settings(model: Path, root: Path, settings: dict[str, Any]) -> Path:
+    """A copy of a decoder with settings of generation."""
+    folder = copied(model, root)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_of_the_model_are_applied_as_transformers_applies_them(
+    kind: str, gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """To each text by itself, whatever its batch; drawing is what the command says alone."""
+    settings = SETTINGS[kind]
+    folder = with_settings(gpt2, tmp_path, settings)
+    split = generate(folder, prompts, tmp_path / "s")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    new = written(split)
+    for key, ids in tokens_of(split).items():
+        prompt = torch.tensor(ids[: len(ids) - len(new[key])])[None]
+        whole = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            **{"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0},
+        )
+        assert whole[0].tolist() == ids
+    made_from = split.record.provenance
+    applied = {n: v for n, v in settings.items() if n not in ("eos_token_id", *SETTINGS["drawn"])}
+    assert json.loads(str(made_from.get("generation_config", "{}"))) == applied
+    if applied:  # of the model as it was other texts come
+        assert written(generate(gpt2, prompts, tmp_path / "plain")) != new
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 3}, {"min_p": 0.2}, {"typical_p": 0.5}, {"epsilon_cutoff": 0.05}, {"top_p": 0.3}],
+)
+def test_draws_are_from_the_tokens_that_settings_of_the_model_leave(
+    settings: dict[str, Any], gpt2: Path, tmp_path: Path
+) -> None:
+    folder = with_settings(gpt2, tmp_path, settings)
+    data = write_lines(
+        tmp_path / "a.jsonl", *({"id": f"p{i}", "text": "rome is in"} for i in range(30))
+    )
+    drawn = {"temperature": 1.0, "max_new_tokens": 1}
+    split = generate(folder, data, tmp_path / "s", **drawn)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = torch.tensor([next(iter(tokens_of(split).values()))[:-1]])
+    with torch.inference_mode():
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            **{"max_new_tokens": 1, "do_sample": True, "pad_token_id": 0, "temperature": 1.0},
+            **{"output_scores": True, "return_dict_in_generate": True, "top_k": None, **settings},
+        )
+    allowed = set(torch.isfinite(output.scores[0][0]).nonzero().flatten().tolist())
+    found = {ids[0] for ids in written(split).values()}
+    assert found <= allowed
+    plain = {ids[0] for ids in written(generate(gpt2, data, tmp_path / "t", **drawn)).values()}
+    assert not plain <= allowed
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"num_beams": 4}, {}, "sets num_beams to 4, which is not done here"),
+        ({"stop_strings": ["rome"]}, {}, "sets stop_strings to .*'rome'"),
+        ({"guidance_scale": 1.5}, {}, "sets guidance_scale to 1.5"),
+        ({"no_repeat_ngram_size": -2}, {}, "cannot be applied: .*ngram_size.* -2"),
+        ({"top_h": 0.4}, {"temperature": 1.0}, "sets top_h to 0.4"),
+    ],
+)
+def test_settings_that_cannot_be_applied_are_refused_by_name(
+    settings: dict[str, Any], options: dict[str, Any], message: str,
+    gpt2: Path, prompts: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = with_settings(gpt2, tmp_path, settings)
+    with pytest.raises(InputError, match=message):
+        generate(folder, prompts, tmp_path / "s", **options)
+
+
 def test_two_prompts_of_the_same_text_are_gone_on_with_apart(gpt2: Path, tmp_path: Path) -> None:
     data = write_lines(tmp_path / "a.jsonl", *({"text": "rome"} for _ in range(4)))
     found = written(generate(gpt2, data, tmp_path / "s", temperature=2.0))
@@ -408,6 +511,30 @@ def test_conversations_are_answered_through_the_template(gpt2: Path, tmp_path: P
         generate(model, bad, tmp_path / "t", task="chat")
 
 
+def test_a_template_that_writes_the_date_is_told_the_one_that_the_split_was_begun_with(
+    gpt2: Path, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "who founded rome?"}]
+    data = write_lines(tmp_path / "a.jsonl", {"id": "a", "messages": turns})
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+    tokenizer.save_pretrained(model := copied(gpt2, tmp_path))
+    split = generate(model, data, tmp_path / "s", task="chat", date="2024-07-26")
+    assert split.record.provenance["date"] == "2024-07-26"
+    again = generate(model, data, tmp_path / "s", task="chat")
+    (text,) = bertvision.generated_texts("0e/s", store=tmp_path / "s")
+    assert text.prompt.startswith("26 Jul 2024<user>")
+    assert tokens_of(again) == tokens_of(split)
+    with pytest.raises(ProvenanceError, match="written with date = '2024-07-26', now it is '2024"):
+        generate(model, data, tmp_path / "s", task="chat", date="2024-07-27")
+    today = generate(model, data, tmp_path / "t", task="chat").record.provenance["date"]
+    assert today == datetime.date.today().isoformat()
+    with pytest.raises(InputError, match="--date 2024-07-26: no chat template reads the clock"):
+        generate(gpt2, data, tmp_path / "u", date="2024-07-26")
+    with pytest.raises(InputError, match="--date '2024': write year, month and day as 2024-07-26"):
+        generate(model, data, tmp_path / "u", task="chat", date="2024")
+
+
 def test_files_of_plain_text_and_splits_of_folders_are_prompts(gpt2: Path, tmp_path: Path) -> None:
     (texts := tmp_path / "texts").mkdir()
     for name in ("b.txt", "a.txt"):
@@ -519,7 +646,10 @@ def test_tokens_that_the_decoder_does_not_know_are_refused(
     tokenizer.add_tokens(["annabel"])
     tokenizer.save_pretrained(model)
     data = write_lines(tmp_path / "prompts.jsonl", {"id": "a", "text": "rome, annabel"})
-    with pytest.raises(InputError, match=f"a: the prompt has the token {known:,}"):
+    message = (
+        f"a: the tokenizer gives the token 'annabel' the id {known:,}, .* {known:,} rows, ids 0 to "
+    )
+    with pytest.raises(InputError, match=message):
         generate(model, data, tmp_path / "store")
     settings = json.loads((model / "config.json").read_text()) | {"pad_token_id": known}
     (model / "config.json").write_text(json.dumps(settings))

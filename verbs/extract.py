@@ -38,6 +38,7 @@ def extract(
     label: str | None = None,
     max_length: int | None = None,
     windows: str | None = None,
+    date: str | None = None,
     skip_bad: bool | None = None,
     model: StrPath | None = None,
     workspace: StrPath | None = None,
@@ -68,6 +69,8 @@ def extract(
         max_length: tokens of a window of added data (default 128; text 512, chat 1024).
         windows: what becomes of documents (task text): a window each, ``cut`` off at its length
             (default), as many as they fill (``split``), or several in one (``pack``).
+        date: date, as 2024-07-26, that a chat template writes which reads the clock (task chat); by
+            default that of the day on which the data are first named.
         skip_bad: skip rows of added data that are malformed or fit no window, and count them.
         model: make a workspace for the hidden states of this encoder alone.
         workspace: folder of the experiment; by default the one you stand in.
@@ -91,7 +94,7 @@ def extract(
     columns = Columns(text or "text", pair, label or "label")
     check_names(options, tags, check_data(root, model, task, data, columns), task)
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
-    settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows, "date": date}
     options = replace(options, store=text_of(store) or options.store)
     with adding_data(root, model, task, data, store=options.store, **settings) as (space, named):
         done = _extract(space, tags, replace(options, dataset=named or options.dataset))

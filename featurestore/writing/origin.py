@@ -7,28 +7,50 @@ import json
 from typing import Any
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.creation import SplitContents, SplitSpec, described
+from bertvision.featurestore.creation import SplitContents, SplitSpec, described, more_dims
+from bertvision.featurestore.format.arrays import array_record
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import Layout, SplitRecord, first_difference
 
+TOKEN_IDS = "token_ids_sha256"
+"""Name, in the provenance of an extracted split, of the digest of its windows' tokens."""
 _COMPARED = {"encoding", "compression", "layers", "hidden_size", "shard_tokens"}
 
 
 def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> None:
-    """Check that a split was begun from exactly the same things.
+    """Check that a split was begun from exactly the same things, tokens among them.
+
+    What texts become depends on more than their file: on a template that writes the date, on the
+    versions of libraries. So the tokens themselves are compared, by their digests.
 
     Raises:
         ProvenanceError: it was not; the message names the first field that differs.
     """
     stored = ledger.read_split()
+    fields = described(spec, contents)
+    if TOKEN_IDS not in stored.provenance:  # of a version that kept none
+        fields["provenance"].pop(TOKEN_IDS, None)
+    elif TOKEN_IDS not in fields["provenance"]:
+        fields["provenance"][TOKEN_IDS] = stored.provenance[TOKEN_IDS]
     # not validated: what was stored of another encoding, say, need not fit to this one
     wanted = SplitRecord.model_construct(
-        **described(spec, contents),
+        **fields,
         arrays=stored.arrays,
         examples_sha256=examples_digest(contents.examples, stored.format),
     )
     check_record(ledger, stored, wanted)
+    for name, values in contents.per_token.items():
+        there = stored.arrays.get(name)
+        dims = ("token", *more_dims(name, values))
+        if there is not None and there != array_record(contents.plan.place(values, 0), dims):
+            raise ProvenanceError(
+                f"the data make other {name} now than {ledger.name} in {ledger.storage} was begun "
+                "with, so that what is written now would not be of the same tokens: a chat "
+                "template that writes the date was read on another day (--date), or the versions "
+                "of bertvision, tokenizers or transformers are others (docs/upgrading.md); use the "
+                "same, or another store"
+            )
 
 
 def check_record(ledger: Ledger, stored: SplitRecord, wanted: SplitRecord) -> None:

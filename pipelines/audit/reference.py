@@ -1,4 +1,8 @@
-"""What a split should hold: the encoder again, over the windows that its examples are of."""
+"""What a split should hold: the encoder again, over the windows that its examples are of.
+
+Each is computed by itself, by the model's own forward pass, so that nothing of how an extraction
+batches windows goes into what it is compared with.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +110,7 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
     data = space.dataset(options.dataset)
     if name not in data.splits:
         raise UnknownNameError(f"the data have no {name}: they have {', '.join(data.splits)}")
-    loaded = load_encoder(space, split.tag, replace(options, layers=None))
+    loaded = load_encoder(space, split.tag, replace(options, layers=None), alone=True)
     windows = data.task.windows(data.items(name), loaded.tokenizer, data.config)
     if windows.parts is not None:
         raise InputError(
@@ -177,7 +181,7 @@ def of_model(
         raise InputError(f"{split.name} has token ids that {model} does not have")
     precision = resolve_precision("32")
     return Reference(
-        source=Encoder(encoder, {"all": range(size.layers + 1)}, precision),
+        source=Encoder(encoder, {"all": range(size.layers + 1)}, precision, alone=True),
         layers=wanted,
         ids=[axis[span].astype(np.int32) for span in spans],
         types=[types[span].astype(np.int32) for span in spans],

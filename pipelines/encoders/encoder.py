@@ -1,11 +1,12 @@
 """A snapshot's encoder: windows in, hidden states out, of all tokens or pooled.
 
 BERT and the families like it compute packed windows, without padding; any other encoder computes
-windows of like length, padded (see docs/encoders.md).
+windows of like length, padded, as far as that changes no state (see docs/encoders.md).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Protocol
@@ -17,8 +18,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
+from bertvision.pipelines.encoders.loading import embedded_words, position_offset
 from bertvision.pipelines.encoders.packed_forward import PackedForward, can_pack
 from bertvision.pipelines.encoders.padded_forward import PaddedForward
+from bertvision.pipelines.encoders.padding_trial import (
+    BATCHINGS,
+    Batching,
+    Compute,
+    choose_batching,
+    first_batching,
+    trial_rows,
+    trial_windows,
+)
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
@@ -59,6 +70,12 @@ class Encoder:
         precision: of the forward pass.
         sites: names of sites (see `sites.names`), which then stand in the place of the hidden
             states: ``layers`` counts them from 0.
+        alone: Whether each window is computed by itself, by the model's own forward pass: slower,
+            and what all else is compared with.
+
+    Raises:
+        InputError: The model cannot compute texts, or computes other states of the same window each
+            time (see `padding_trial`).
 
     Attributes:
         device: where it computes.
@@ -73,6 +90,8 @@ class Encoder:
         layers: Mapping[TokenPooling, Sequence[int]],
         precision: Precision,
         sites: Sequence[str] = (),
+        *,
+        alone: bool = False,
     ) -> None:
         self.device = device()
         self.model = model.eval().requires_grad_(False).to(self.device)
@@ -82,12 +101,68 @@ class Encoder:
         wanted = sorted({layer for of in layers.values() for layer in of})
         self._forward: PackedForward | PaddedForward = (
             PackedForward(self.model, wanted, precision, sites)
-            if can_pack(self.model)
+            if can_pack(self.model) and not alone
             else PaddedForward(self.model, wanted, sites)
         )
         # what is kept of a batch takes no more memory than hidden states do
         self._share = max(1, ceil(len(sites) / (int(model.config.num_hidden_layers) + 1)))
         self.attention = self._forward.attention
+        words, longest = _sizes(self.model)
+        trial = trial_windows(words, longest)
+        if isinstance(self._forward, PaddedForward):
+            self._forward.batching = "single" if alone else first_batching(model.config)
+        self._try(trial, np.arange(len(trial)))
+        if isinstance(self._forward, PaddedForward):
+            self._batching = self._forward.batching
+
+    def check(self, windows: Windows) -> None:
+        """Try windows of a split too, for models whose arithmetic depends on the length.
+
+        Args:
+            windows: Windows that are going to be computed.
+
+        Raises:
+            InputError: As of the encoder itself.
+        """
+        if not isinstance(self._forward, PaddedForward) or not len(windows):
+            return
+        if windows.parts is not None:
+            windows, _ = windows.separated(np.arange(min(len(windows), 16)))
+        self._forward.batching = self._batching  # not what another split's lengths asked for
+        if len(rows := trial_rows(windows.n_tokens, self._forward.group_tokens)):
+            self._try(windows, rows)
+
+    def _try(self, windows: Windows, rows: npt.NDArray[np.int64]) -> None:
+        """Choose the windows that are computed together, so that none has other states for it."""
+        forward = self._forward
+        given = forward.batching if isinstance(forward, PaddedForward) else "single"
+
+        def compute(batching: Batching) -> Compute:
+            if isinstance(forward, PaddedForward):
+                forward.batching = batching
+            return self._given
+
+        batching = choose_batching(
+            compute,
+            *(windows, rows),
+            allowed=BATCHINGS[BATCHINGS.index(given) :],
+            precision=self._trial_precision,
+            model=f"a {self.model.config.model_type} model",
+        )
+        if isinstance(forward, PaddedForward):
+            forward.batching = batching
+            # so that states of before, which padding may have changed, are never added to
+            together = {"like": "", "equal": "-of-equal-lengths", "single": "-one-by-one"}[batching]
+            self.attention = forward.attention + together
+
+    @property
+    def _trial_precision(self) -> Precision:
+        """Rounding would hide a difference: but weights that were cast are as they are."""
+        return self._precision if isinstance(self._forward, PackedForward) else "32"
+
+    def _given(self, windows: Windows, rows: npt.NDArray[np.int64]) -> list[Tensor]:
+        """The hidden states of some windows, in the precision of a trial."""
+        return self._states(windows, rows, self._trial_precision)
 
     def kept(
         self, tokens: TokenPooling, lengths: npt.NDArray[np.integer]
@@ -132,8 +207,21 @@ class Encoder:
         Raises:
             InputError: the model does not give the hidden states that its layers promise.
         """
+        return self._states(windows, rows, self._precision)
+
+    def _states(
+        self, windows: Windows, rows: npt.NDArray[np.int64], precision: Precision
+    ) -> list[Tensor]:
         windows, rows = windows.separated(rows)
         self._kept.begin(windows.n_tokens[rows])
-        with torch.inference_mode(), autocast(self._precision, self.device):
+        with torch.inference_mode(), autocast(precision, self.device):
             self._forward(windows, rows, self._kept)
         return self._kept.result()
+
+
+def _sizes(model: PreTrainedModel) -> tuple[int, int]:
+    """Rows of a model's embedding matrix, and the tokens of its longest window."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return embedded_words(model), sys.maxsize
+    return embedded_words(model), max(1, positions - position_offset(model))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.encoders.hub import (
     VOCABULARIES,
     fetch,
@@ -25,10 +29,16 @@ from bertvision.pipelines.encoders.hub import (
 from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
 from bertvision.pipelines.encoders.weights import (
     check_loading,
+    files_with,
     has_weights,
     weight_files,
     weight_names,
 )
+
+log = logging.getLogger(__name__)
+
+_IN_LAYER = re.compile(r"(.+?)\.(\d+)\.")
+"""Name of a parameter: the list of layers, and the number of one."""
 
 
 class PretrainedEncoder(NamedTuple):
@@ -131,6 +141,7 @@ def load_reported(
         )
     missing = sorted(report["missing_keys"])
     _check_complete(model, missing, folder)
+    _say_left_out(model, report["unexpected_keys"], folder)
     keep_outputs_in_float32(model)
     model.eval()
     return cast(PreTrainedModel, model), missing
@@ -205,6 +216,40 @@ def position_offset(model: PreTrainedModel) -> int:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0
+
+
+def embedded_words(model: PreTrainedModel) -> int:
+    """Rows of a model's embedding matrix: token ids from there on have no vector."""
+    try:
+        table: Any = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):  # of a model of characters, such as CANINE
+        table = None
+    return int(getattr(table, "num_embeddings", None) or model.config.vocab_size)
+
+
+def check_token_ids(ids: npt.NDArray[np.integer], tokenizer: Any, model: PreTrainedModel) -> None:
+    """Refuse tokens that a model has no vector for, before anything is computed.
+
+    Args:
+        ids: (tokens,) Token ids of windows.
+        tokenizer: Tokenizer that made them.
+        model: Model that is to read them.
+
+    Raises:
+        InputError: There is one; names it.
+    """
+    words, largest = embedded_words(model), int(ids.max(initial=0))
+    if largest < words:
+        return
+    count = int((ids >= words).sum())
+    raise InputError(
+        f"the tokenizer gives the token {tokenizer.convert_ids_to_tokens(largest)!r} the id "
+        f"{largest:,}, and the embedding matrix of the {model.config.model_type} model has "
+        f"{words:,} rows, ids 0 to {words - 1:,} ({counted(count, 'such token')} in the data): it "
+        "was added to the tokenizer alone, or the tokenizer is that of another model; save the "
+        "model after model.resize_token_embeddings(len(tokenizer)), or take the tokenizer that it "
+        "was trained with"
+    )
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:
@@ -283,6 +328,27 @@ def _check_complete(model: Any, missing: Iterable[str], folder: Path) -> None:
         )
     if pooler and alone:
         model.pooler = None
+
+
+def _say_left_out(model: PreTrainedModel, unexpected: Iterable[str], folder: Path) -> None:
+    """Warn of whole layers among the weights that the configuration does not name."""
+    depths: dict[str, int] = {}
+    for name, _ in model.base_model.named_parameters():
+        if found := _IN_LAYER.match(name):
+            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+    for stack, depth in depths.items():
+        pattern = re.compile(rf"(?:.+\.)?{re.escape(stack)}\.(\d+)\.")
+        numbers = {name: int(m[1]) for name in unexpected if (m := pattern.match(name))}
+        beyond = [name for name, number in numbers.items() if number >= depth]
+        if beyond:
+            log.warning(
+                "the weights in %s have %s that its config.json does not name, %d to %d, in "
+                "%s: num_hidden_layers is %d, so that they are left out; put the number right "
+                "where the whole model is meant",
+                *(folder, counted(len({numbers[name] for name in beyond}), "layer")),
+                *(min(map(numbers.__getitem__, beyond)), max(map(numbers.__getitem__, beyond))),
+                *(", ".join(files_with(folder, beyond)), depth),
+            )
 
 
 @contextmanager

@@ -98,6 +98,20 @@ def weight_names(folder: Path) -> list[str]:
     return names
 
 
+def files_with(folder: Path, names: Sequence[str]) -> list[str]:
+    """Names of the files of a checkpoint folder that hold any of some tensors.
+
+    Raises:
+        InputError: as of `weight_files`.
+    """
+    wanted, found = set(names), []
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as file:
+            if wanted & set(file.keys()):
+                found.append(path.name)
+    return found
+
+
 def weights_digest(folder: Path) -> str:
     """Hex sha256 of the bytes of a checkpoint folder's weights."""
     return sha256_of_files(weight_files(folder))

@@ -14,7 +14,8 @@ from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, W
 from bertvision.featurestore.delegation import Grant
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.writer import SplitWriter, granted_writer
-from bertvision.pipelines.extraction.contents import provenance
+from bertvision.featurestore.writing.origin import TOKEN_IDS
+from bertvision.pipelines.extraction.contents import provenance, token_ids_digest
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
 from bertvision.pipelines.extraction.source_choice import load_sources
@@ -82,6 +83,8 @@ def _open(
     for kept, writer in writers.items():
         stored = writer.split.record.provenance
         here = provenance(workspace, data, loaded.info, job, kept, source.attention)
+        if TOKEN_IDS in stored:
+            here[TOKEN_IDS] = token_ids_digest(windows)
         if difference := first_difference(stored, here):
             field, kept_value, seen = difference
             raise ProvenanceError(

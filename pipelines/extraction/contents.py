@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.task import Task
@@ -139,6 +141,20 @@ def provenance(
     return made_from
 
 
+def token_ids_digest(windows: Windows) -> str:
+    """Hex sha256 of the tokens of all windows, in the order of the data."""
+    digest = hashlib.sha256()
+    for values in (windows.n_tokens, windows.input_ids, windows.token_type_ids):
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(little).data)
+    return digest.hexdigest()
+
+
+def without_digest(made_from: Provenance) -> Provenance:
+    """A provenance but for the digest of tokens, which is known once there are windows."""
+    return {name: value for name, value in made_from.items() if name != TOKEN_IDS}
+
+
 def made_from_data(dataset: Dataset, split: str) -> Provenance:
     """The part of the provenance that tells of the data."""
     config = dataset.config
@@ -156,6 +172,8 @@ def made_from_data(dataset: Dataset, split: str) -> Provenance:
         made_from["dev_fraction"] = config.dev_fraction
     if config.linked:
         made_from["linked"] = True
+    if config.date is not None:
+        made_from["date"] = config.date
     # of a labelled file, and only where they are set: other tasks have no columns
     columns = {"text": config.text, "pair": config.pair, "label": config.label}
     if config.skip_bad and dataset.finetune is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
-from bertvision.pipelines.encoders.loading import dimensions
+from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
 from bertvision.pipelines.encoders.token_pooling import check_poolings
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.precision import resolve_precision
@@ -61,13 +60,16 @@ class ExtractionJob:
     """A stored split of the same snapshot; None runs the encoder."""
 
 
-def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> LoadedSource:
+def load_encoder(
+    workspace: Workspace, tag: str, options: ExtractOptions, *, alone: bool = False
+) -> LoadedSource:
     """Load a snapshot's encoder for an extraction.
 
     Args:
         workspace: with the snapshot.
         tag: of the snapshot.
         options: which tokens and layers, or sites, to keep of each window, and the precision.
+        alone: Whether each window is computed by itself (see `Encoder`).
 
     Raises:
         InputError: it has no such hidden state, or no token for a pooling.
@@ -82,13 +84,20 @@ def load_encoder(workspace: Workspace, tag: str, options: ExtractOptions) -> Loa
     kept = {t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
     if sites:
         kept = dict.fromkeys(tokens, tuple(range(len(sites))))
+    encoder = Encoder(model, kept, resolve_precision(options.precision), sites, alone=alone)
+
+    def check(windows: Windows) -> None:
+        check_lengths(size.max_length, windows)
+        check_token_ids(windows.input_ids, snapshot.tokenizer, model)
+        encoder.check(windows)
+
     return LoadedSource(
-        Encoder(model, kept, resolve_precision(options.precision), sites),
+        encoder,
         snapshot.tokenizer,
         snapshot.info,
         kept,
         size.hidden_size,
-        partial(check_lengths, size.max_length),
+        check,
     )
 
 

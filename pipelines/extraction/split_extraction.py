@@ -26,6 +26,7 @@ from bertvision.featurestore.writer import (
     free_bytes,
     open_writer,
 )
+from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.sites.choice import check_same_sites
 from bertvision.pipelines.extraction.contents import (
@@ -33,6 +34,7 @@ from bertvision.pipelines.extraction.contents import (
     provenance,
     shard_capacity,
     split_contents,
+    token_ids_digest,
 )
 from bertvision.pipelines.extraction.cost import ExtractionCost
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
@@ -75,6 +77,7 @@ class SplitExtraction:
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
         seed = order_seed(workspace, job.split)
+        digest = token_ids_digest(self.windows)
         for kept in self.tokens:
             name = StoredName(job.split, kept, data.name, bool(job.options.sites)).name
             known = shard_capacity(self.storage, job.tag, name)
@@ -90,9 +93,10 @@ class SplitExtraction:
                 compression=job.options.compression,
                 layers=loaded.layers[kept],
                 hidden_size=loaded.hidden_size,
-                provenance=provenance(
-                    workspace, data, loaded.info, job, kept, self.source.attention
-                ),
+                provenance={
+                    **provenance(workspace, data, loaded.info, job, kept, self.source.attention),
+                    TOKEN_IDS: digest,
+                },
             )
 
     def run(self, shards: Sequence[int] | None, mend: bool) -> list[Extracted]:

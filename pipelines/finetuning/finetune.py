@@ -21,7 +21,12 @@ from transformers import PreTrainedModel
 from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import free_bytes
-from bertvision.pipelines.encoders.loading import load_tokenizer, pad_id, takes_token_types
+from bertvision.pipelines.encoders.loading import (
+    check_token_ids,
+    load_tokenizer,
+    pad_id,
+    takes_token_types,
+)
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.distilling import open_student, teacher_of
 from bertvision.pipelines.finetuning.due import DueSnapshots
@@ -132,6 +137,7 @@ def _train(workspace: Workspace, group: Group, resume_every_seconds: float) -> i
     task = load_task(config.task.name)
     model = load_pretrained(workspace, checkpoint)
     windows = workspace.windows("train", tokenizer)
+    check_token_ids(windows.input_ids, tokenizer, model)
     teacher = teacher_of(workspace, windows)
     per_epoch = steps_per_epoch(len(windows), settings.batch_size, settings.accumulate)
     clock = Clock()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from bertvision.pipelines.generation.choosing import Chooser
 from bertvision.pipelines.generation.decoder import Decoder
 from bertvision.pipelines.generation.prompts import Prompt
+from bertvision.pipelines.generation.settings import TextSettings
 from bertvision.pipelines.tasks.windows import Int32Array
 
 FINISH_REASONS = ("stop", "length", "context")
@@ -40,6 +41,7 @@ def go_on(
     most_new: int,
     longest: int,
     stops: Collection[int],
+    settings: TextSettings,
     told: Callable[[int, int], None],
 ) -> list[Continued]:
     """Generate the texts of a batch.
@@ -54,10 +56,15 @@ def go_on(
         most_new: tokens of a text behind its prompt.
         longest: tokens of a text, its prompt included.
         stops: token ids that end a text.
+        settings: Settings of the decoder that change its texts.
         told: called after each step with the tokens that were generated, and with those that will
             not be because a text has ended.
     """
     limits = [new_tokens(prompt, most_new, longest) for prompt in prompts]
+    changes = [
+        settings.of_prompt(len(prompt.ids), len(prompt.ids) + limit)
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
     reading = decoder.begin()
     given = reading.feed(*decoder.padded([prompt.ids for prompt in prompts]))
     states = [[of[-len(p.ids) :]] for p, of in zip(prompts, given.states, strict=True)]
@@ -65,8 +72,15 @@ def go_on(
     reasons: dict[int, int] = {}
     rows, logits = list(range(len(prompts))), given.logits
     while len(reasons) < len(prompts):
-        tokens = choose(logits, rows)
         going = [row not in reasons for row in rows]
+        if any(changes):
+            logits = logits.clone()  # those of a pass cannot be changed
+            for place in np.flatnonzero(going).tolist():
+                row = rows[place]
+                text = torch.tensor([[*prompts[row].ids.tolist(), *written[row]]])
+                change: Any = changes[row]
+                logits[place] = change(text.to(logits.device), logits[place : place + 1])[0]
+        tokens = choose(logits, rows)
         given = reading.feed(tokens[:, None], torch.tensor(going)[:, None])
         logits, never = given.logits, 0
         for place in np.flatnonzero(going).tolist():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
 
 class Chooser:
@@ -21,10 +22,21 @@ class Chooser:
         temperature: what logits are divided by; 0 takes the likeliest token.
         top_p: see `nucleus`.
         seed: of the draws.
+        before: Changes to the divided logits, in front of the nucleus (see `TextSettings`).
+        after: Changes to the logits behind it.
     """
 
-    def __init__(self, keys: Sequence[str], temperature: float, top_p: float, seed: int) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        temperature: float,
+        top_p: float,
+        seed: int,
+        before: Sequence[LogitsProcessor] = (),
+        after: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self._temperature, self._top_p = temperature, top_p
+        self._before, self._after = list(before), list(after)
         digests = [hashlib.sha256(f"{seed} {key}".encode()).digest() for key in keys]
         self._draws = [np.random.default_rng(np.frombuffer(d, "<u4")) for d in digests]
 
@@ -39,7 +51,15 @@ class Chooser:
             return logits.argmax(dim=1).cpu()
         # from the likeliest down, which no temperature divides to infinity
         below = logits.double() - logits.max(dim=1, keepdim=True).values
-        likely = nucleus((below / self._temperature).softmax(dim=1), self._top_p)
+        scores, none = below / self._temperature, torch.zeros(len(rows), 0, dtype=torch.int64)
+        for change in self._before:
+            scores = change(none, scores)
+        likely = nucleus(scores.softmax(dim=1), self._top_p)
+        if self._after:
+            scores = likely.log()
+            for change in self._after:
+                scores = change(none, scores)
+            likely = scores.softmax(dim=1)
         # in the order of the vocabulary: where two are about as likely, that of their likelihoods
         # may change with the last digit, and with it every token behind
         reached = likely.cumsum(dim=1)

@@ -13,14 +13,16 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import pad_id
+from bertvision.pipelines.encoders.padding_trial import distance
 from bertvision.pipelines.encoders.sites.names import sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Int32Array
 
 _ALIKE = 1e-2
-"""How far states of one token may be apart that are computed in two ways, in parts of the largest:
-arithmetic gives 1e-5, a wrong position or a token that should not be seen several tenths."""
+"""How far the states of a token may be apart that are computed in two ways, in parts of their mean
+magnitude: arithmetic gives 1e-5, a wrong position or a token that should not be seen 0.1 or more.
+"""
 
 
 class Pass(NamedTuple):
@@ -196,4 +198,4 @@ class Reading:
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:
-    return bool((found - wanted).abs().max() <= _ALIKE * wanted.abs().max())
+    return distance(found, wanted) <= _ALIKE

@@ -24,6 +24,7 @@ from bertvision.pipelines.generation.decoder import Decoder
 from bertvision.pipelines.generation.loading import LoadedDecoder
 from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.generation.prompts import Prompt, digest
+from bertvision.pipelines.generation.settings import TextSettings
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.text import size
@@ -80,8 +81,11 @@ class Generation:
         config = loaded.model.config
         if options.sites and options.layers is not None:
             raise InputError("--layers beside --sites: name blocks in --sites, as blocks.3.*")
-        if options.top_p < 1 and not options.temperature:
+        if options.top_p not in (None, 1) and not options.temperature:
             raise InputError("--top-p is for tokens that are drawn: give a --temperature above 0")
+        self._settings = TextSettings(
+            *(loaded.model, loaded.stops), drawn=options.temperature > 0, top_p=options.top_p
+        )
         depth = config.num_hidden_layers
         self._sites: tuple[str, ...] = ()
         self._layers = kept_layers(options.layers, depth, pooler=False, tokens="all")
@@ -139,9 +143,11 @@ class Generation:
     def _made_from(self) -> Provenance:
         """Everything that the tokens and their states depend on, causes first."""
         options = self._options
-        drawn: Provenance = {"top_p": options.top_p, "seed": options.seed}
+        drawn: Provenance = {"top_p": self._settings.top_p, "seed": options.seed}
         return {
             **self._loaded.made_from,
+            **({} if options.date is None else {"date": options.date}),
+            **self._settings.made_from,
             "prompts_sha256": digest(self._prompts),
             "max_new_tokens": options.max_new_tokens,
             "temperature": options.temperature,
@@ -209,11 +215,14 @@ class Generation:
                     prompts,
                     self._decoder,
                     Chooser(
-                        [p.key for p in prompts], options.temperature, options.top_p, options.seed
+                        [p.key for p in prompts],
+                        *(options.temperature, self._settings.top_p, options.seed),
+                        *(self._settings.before, self._settings.after),
                     ),
                     most_new=options.max_new_tokens,
                     longest=self._loaded.longest,
                     stops=self._loaded.stops,
+                    settings=self._settings,
                     told=told,
                 )
                 for row, text in zip(batch, texts, strict=True):

@@ -19,16 +19,24 @@ class GenerateOptions(Options):
         Option("What logits are divided by before a token is drawn; 0 takes the likeliest.", ge=0),
     ] = 0.0
     top_p: Annotated[
-        float,
+        float | None,
         Option(
-            "Draw from the likeliest tokens alone, as many as have this probability together.",
+            "Draw from the likeliest tokens alone, as many as have this probability together; by "
+            "default as generation_config.json of the model says, or from all.",
             gt=0,
             le=1,
         ),
-    ] = 1.0
+    ] = None
     seed: Annotated[
         int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
     ] = 0
+    date: Annotated[
+        str | None,
+        Option(
+            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
+            "day on which the split is begun."
+        ),
+    ] = None
     batch_size: Annotated[int, Option("Prompts that are gone on with together.", ge=1)] = 16
     layers: Annotated[
         tuple[int, ...] | None,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from bertvision.errors import InputError, UnknownNameError, counted
+from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writing.columns import as_key
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.featurestore.writing.growing import GrowingLedger
+from bertvision.pipelines.encoders.loading import check_token_ids
+from bertvision.pipelines.tasks.config import TaskConfig, as_date
 from bertvision.pipelines.tasks.documents.chat import read_messages
-from bertvision.pipelines.tasks.documents.chat_template import to_be_answered
+from bertvision.pipelines.tasks.documents.chat_template import reads_clock, to_be_answered
 from bertvision.pipelines.tasks.documents.rows import find_rows, read_items
 from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.task import load_task
@@ -47,8 +52,9 @@ def read_prompts(
     column: str | None,
     split: str | None,
     longest: int,
-    words: int,
+    model: PreTrainedModel,
     skip_bad: bool,
+    date: str | None = None,
 ) -> list[Prompt]:
     """Read prompts, and make tokens of them.
 
@@ -62,7 +68,8 @@ def read_prompts(
         column: of the texts.
         split: of the source; None where it has one alone.
         longest: tokens that the decoder takes.
-        words: tokens that its vocabulary has.
+        model: Decoder that is to read them.
+        date: Date that a chat template is told, as YYYY-MM-DD; None is today.
         skip_bad: leave out rows that are malformed, and prompts without room for an answer.
 
     Raises:
@@ -81,11 +88,13 @@ def read_prompts(
     else:
         path = find_rows(source, split, task)
         rows = read_items(source, split, path, [["messages"]], _asked, skip_bad=skip_bad).items
-    tokens = _chat_tokens(tokenizer) if task == "chat" else _text_tokens(tokenizer)
+    tokens = _chat_tokens(tokenizer, date) if task == "chat" else _text_tokens(tokenizer)
     found, bad = [], []
     for row in rows:
         try:
-            found.append(Prompt(as_key(row.key), _checked(tokens(row.given), longest, words)))
+            ids = _checked(tokens(row.given), longest)
+            check_token_ids(ids, tokenizer, model)
+            found.append(Prompt(as_key(row.key), ids))
         except InputError as error:
             if not skip_bad:
                 hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
@@ -96,6 +105,45 @@ def read_prompts(
     if bad:
         log.warning("%s left out: %s", counted(len(bad), "prompt"), bad[0])
     return found
+
+
+def prompt_date(
+    given: str | None, tokenizer: Any, task: PromptTask, store: str, tag: str, split: str
+) -> str | None:
+    """The date that a chat template is told: the same whenever a split is gone on with.
+
+    Args:
+        given: Date that was asked for, as YYYY-MM-DD.
+        tokenizer: Tokenizer with the template.
+        task: Kind of the prompts.
+        store: Folder or URL of the activation store.
+        tag: Tag of the split.
+        split: Name of the split, which may have been begun.
+
+    Returns:
+        The date given, or else recorded, or else today's; None where nothing reads the clock, and
+        for a split that was begun before dates were recorded.
+
+    Raises:
+        InputError: a date is given that is none, or that nothing reads.
+    """
+    if task != "chat" or not reads_clock(tokenizer):
+        if given is not None:
+            raise InputError(
+                f"--date {given}: no chat template reads the clock here, so that no text depends "
+                "on the date: leave it out"
+            )
+        return None
+    if given is not None:
+        try:
+            return as_date(given).isoformat()
+        except InputError as error:
+            raise InputError(f"--date {given!r}: {error}") from None
+    begun = GrowingLedger(open_storage(store), tag, split).state()
+    if begun is None:
+        return datetime.date.today().isoformat()
+    recorded = begun.provenance.get("date")
+    return None if recorded is None else str(recorded)
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
@@ -120,22 +168,17 @@ def _text_tokens(tokenizer: Any) -> Callable[[str], Int32Array]:
     return tokens
 
 
-def _chat_tokens(tokenizer: Any) -> Callable[[Any], Int32Array]:
-    return lambda messages: to_be_answered(messages, tokenizer)
+def _chat_tokens(tokenizer: Any, date: str | None) -> Callable[[Any], Int32Array]:
+    return lambda messages: to_be_answered(messages, tokenizer, date)
 
 
-def _checked(ids: Int32Array, longest: int, words: int) -> Int32Array:
+def _checked(ids: Int32Array, longest: int) -> Int32Array:
     if not len(ids):
         raise InputError("the prompt makes no token: there is nothing to go on from")
     if len(ids) >= longest:
         raise InputError(
             f"the prompt has {len(ids):,} tokens, and the model takes {longest:,} with what it "
             "goes on with: shorten it"
-        )
-    if ids.max() >= words:
-        raise InputError(
-            f"the prompt has the token {ids.max():,}, and the model's vocabulary ends before "
-            f"{words:,}: the tokenizer is that of another model"
         )
     return ids
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError, counted
 from bertvision.featurestore.format.records import Provenance, first_difference
+from bertvision.pipelines.extraction.contents import without_digest
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, layers_text
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.precision import device
@@ -181,7 +182,7 @@ def _provenance(sources: Sequence[PooledSplit]) -> Provenance:
         WorkspaceError: it is not the same; names the field.
     """
     queries, passages = (
-        {**record.provenance, "encoding": record.encoding}
+        {**without_digest(record.provenance), "encoding": record.encoding}
         for record in [source.stored.record for source in sources]
     )
     if difference := first_difference(queries, passages):

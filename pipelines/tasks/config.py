@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import date as Date
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from bertvision.errors import InputError
 from bertvision.pipelines.records import Settings
 from bertvision.pipelines.tasks.registry import check_task
+
+
+def as_date(text: str) -> Date:
+    """A date, as YYYY-MM-DD.
+
+    Raises:
+        InputError: The text is none.
+    """
+    try:
+        return Date.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise InputError("write year, month and day as 2024-07-26") from None
+
+
+def _check_date(text: str) -> str:
+    return as_date(text).isoformat()
 
 
 class TaskConfig(Settings):
@@ -42,3 +60,5 @@ class TaskConfig(Settings):
     windows: Literal["cut", "split", "pack"] = "cut"
     """What becomes of documents: a window each, cut off at its length; as many consecutive ones as
     they fill; or windows that hold several."""
+    date: Annotated[str, AfterValidator(_check_date)] | None = None
+    """Date that a chat template is told where it reads the clock; None is the day of reading."""

@@ -138,6 +138,15 @@ class Task(ABC):
         """
         return {}
 
+    def settled(self, config: TaskConfig, tokenizer: Any) -> TaskConfig:
+        """The settings of new data, with what follows from the tokenizer; of most tasks nothing.
+
+        Args:
+            config: settings of the task.
+            tokenizer: of the encoder.
+        """
+        return config
+
     @abstractmethod
     def table(self, items: Sequence[Any]) -> pa.Table:
         """Items as the text side of a store, a row each."""

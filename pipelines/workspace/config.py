@@ -175,7 +175,7 @@ class FinetuneConfig(Settings):
 
 
 _LATER = {
-    "task": ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows"),
+    "task": ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows", "date"),
     "finetune": (
         *("spare_vectors", "variant", "nested", "order"),
         *("temperature", "labels_weight", "teacher_sha256", "init_from"),

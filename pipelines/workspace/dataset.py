@@ -198,8 +198,8 @@ def planned_dataset(
         source: path of a file or folder, or a name on the hub.
         tokenizer: loads that of the encoder, by which items that no window holds are found in a
             data set that is new; None does not look for them.
-        **settings: fields of `TaskConfig`: columns, ``max_length``, ``windows``; without the
-            latter two they are as the data set was added, or else the task's own.
+        **settings: fields of `TaskConfig`: columns, ``max_length``, ``windows``, ``date``; without
+            the latter three they are as the data set was added, or else the task's own.
 
     Raises:
         InputError: the data cannot be read, there is no such task, or items fit no window and are
@@ -214,10 +214,12 @@ def planned_dataset(
     given: dict[str, Any] = {"max_length": entry.max_length, "name": task}
     if there:
         known = read_dataset(root, name).config
-        given |= {"max_length": known.max_length, "windows": known.windows}
+        given |= {"max_length": known.max_length, "windows": known.windows, "date": known.date}
     given |= {field: value for field, value in settings.items() if value is not None}
     config = validated(TaskConfig, given)
     config = with_columns(kind, config)
+    if tokenizer is not None and not there and type(kind).settled is not Task.settled:
+        config = kind.settled(config, tokenizer())
     splits = kind.splits(source)
     read: dict[str, TaskData] = {}
     for split in splits:

@@ -97,7 +97,7 @@ def plan_extract(
     }
 
 
-_OF_DATA = ("text", "pair", "label", "max_length", "windows", "skip_bad")
+_OF_DATA = ("text", "pair", "label", "max_length", "windows", "date", "skip_bad")
 
 
 def plan_train(

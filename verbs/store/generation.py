@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,14 @@ def generate(
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.generation.generate import Generation
     from bertvision.pipelines.generation.loading import load_decoder
-    from bertvision.pipelines.generation.prompts import read_prompts
+    from bertvision.pipelines.generation.prompts import prompt_date, read_prompts
 
     loaded = load_decoder(text_of(model) or "", revision)
+    date = prompt_date(
+        *(options.date, loaded.tokenizer),
+        *(task, place, tag, stored),  # type: ignore[arg-type]  # the task was checked
+    )
+    options = replace(options, date=date)
     prompts = read_prompts(
         text_of(data) or "",
         loaded.tokenizer,
@@ -108,8 +114,9 @@ def generate(
         column=text,
         split=split,
         longest=loaded.longest,
-        words=int(loaded.model.config.vocab_size),
+        model=loaded.model,
         skip_bad=skip_bad,
+        date=date,
     )
     generation = Generation(loaded, prompts, options)
     opened = ActivationStore.create(place)

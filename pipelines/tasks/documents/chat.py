@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from datetime import date
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +20,12 @@ import pyarrow as pa
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.data import TaskData
-from bertvision.pipelines.tasks.documents.chat_template import Tokens, continued, conversation
+from bertvision.pipelines.tasks.documents.chat_template import (
+    Tokens,
+    continued,
+    conversation,
+    reads_clock,
+)
 from bertvision.pipelines.tasks.documents.rows import (
     find_rows,
     offered_splits,
@@ -95,7 +101,7 @@ class ChatTask(FeaturesTask):
                 made.append(
                     continued(item.prompt or "", item.completion or "", tokenizer)
                     if item.messages is None
-                    else conversation(json.loads(item.messages), tokenizer)
+                    else conversation(json.loads(item.messages), tokenizer, config.date)
                 )
             except InputError as error:
                 raise InputError(f"{item.id}: {error}") from error
@@ -118,6 +124,23 @@ class ChatTask(FeaturesTask):
             labels={},
             token_fields={"loss_mask": np.concatenate([of.loss_mask[:most] for of in made])},
         )
+
+    def settled(self, config: TaskConfig, tokenizer: Any) -> TaskConfig:
+        """The settings with today's date, where the chat template reads the clock and none is set.
+
+        Args:
+            config: settings of the task.
+            tokenizer: of the encoder.
+        """
+        if config.date is not None or not reads_clock(tokenizer):
+            return config
+        today = date.today().isoformat()
+        log.info(
+            "the chat template writes the date: it is told %s, now and whenever these data are "
+            "read again; --date names another one",
+            today,
+        )
+        return config.model_copy(update={"date": today})
 
     def table(self, items: Sequence[Chat]) -> pa.Table:
         """Conversations as the store's text side, a row each."""

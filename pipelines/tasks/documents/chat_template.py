@@ -1,14 +1,19 @@
 """A conversation as tokens, through the tokenizer's own chat template, and whose tokens they are.
 
-A template may mark what the assistant says with ``{% generation %}``: transformers then gives the
-mask. Of one without it the mask is found by difference: a turn of the assistant is what the text up
-to and with it has more than the text up to it, which ends with the prompt to answer.
+A template may mark what the assistant says with ``{% generation %}``: where the marks stand in the
+text is found by characters written in their place. Of one without marks the turns are found by
+difference: a turn of the assistant is what the text up to and with it has more than the text up to
+it, which ends with the prompt to answer. A token is learned if it stands for a character of a turn.
+
+A template may read the clock (``strftime_now``). It is given a date that is kept with the data, so
+that the same conversation has the same tokens on any day.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +21,13 @@ import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.config import as_date
 from bertvision.pipelines.tasks.windows import Int32Array
 
-_MARKS = re.compile(r"\{%-?\s*generation\b")
+_MARKS = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
+_CLOCK = "strftime_now"
+_CODES = "aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZC"
+"""Codes of ``strftime``, all written beforehand: a template cannot call Python."""
 _Messages = Sequence[Mapping[str, Any]]
 
 
@@ -31,25 +40,27 @@ class Tokens(NamedTuple):
     """(tokens,) 1 of what the assistant says, or of the completion."""
 
 
-def conversation(messages: _Messages, tokenizer: Any) -> Tokens:
+def reads_clock(tokenizer: Any) -> bool:
+    """Whether a tokenizer's chat template writes the date, or anything else of the clock."""
+    return bool(tokenizer.chat_template) and _CLOCK in _template(tokenizer, "give none")
+
+
+def conversation(messages: _Messages, tokenizer: Any, date: str | None = None) -> Tokens:
     """The tokens of a conversation.
 
     Args:
         messages: with ``role`` and ``content``; a turn of the role ``assistant`` is learned.
         tokenizer: a fast one, with a chat template.
+        date: Date that the template is told, as YYYY-MM-DD; None is today.
 
     Raises:
         InputError: it has no chat template, the template refuses the messages, or a text up to a
             turn is not how the text of all turns begins.
     """
-    if _MARKS.search(_template(tokenizer, "give prompt and completion")):
-        found = _templated(
-            messages, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return Tokens(
-            np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], np.uint8)
-        )
-    text = _templated(messages, tokenizer, tokenize=False)
+    template = _dated(_template(tokenizer, "give prompt and completion"), date)
+    text = _text(messages, tokenizer, template)
+    if _MARKS.search(template):
+        return _masked(text, _marked(messages, tokenizer, template, text), tokenizer, special=False)
     spans = []
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -59,8 +70,8 @@ def conversation(messages: _Messages, tokenizer: Any) -> Tokens:
                 "message 0 is the assistant's, and the chat template has no {% generation %}: what "
                 "is said cannot be told from what stands before it; begin with another role"
             )
-        before = _templated(messages[:i], tokenizer, tokenize=False, add_generation_prompt=True)
-        through = _templated(messages[: i + 1], tokenizer, tokenize=False)
+        before = _text(messages[:i], tokenizer, template, add_generation_prompt=True)
+        through = _text(messages[: i + 1], tokenizer, template)
         if not through.startswith(before) or not text.startswith(through):
             raise InputError(
                 f"the chat template of {tokenizer.name_or_path!r} has no {{% generation %}}, and "
@@ -71,18 +82,19 @@ def conversation(messages: _Messages, tokenizer: Any) -> Tokens:
     return _masked(text, spans, tokenizer, special=False)
 
 
-def to_be_answered(messages: _Messages, tokenizer: Any) -> Int32Array:
+def to_be_answered(messages: _Messages, tokenizer: Any, date: str | None = None) -> Int32Array:
     """The tokens of a conversation that the assistant is to go on with, (tokens,).
 
     Args:
         messages: with ``role`` and ``content``.
         tokenizer: a fast one, with a chat template.
+        date: Date that the template is told, as YYYY-MM-DD; None is today.
 
     Raises:
         InputError: it has no chat template, or the template refuses the messages.
     """
-    _template(tokenizer, "give plain texts as prompts, without a template")
-    text = _templated(messages, tokenizer, tokenize=False, add_generation_prompt=True)
+    template = _template(tokenizer, "give plain texts as prompts, without a template")
+    text = _text(messages, tokenizer, _dated(template, date), add_generation_prompt=True)
     return _masked(text, (), tokenizer, special=False).ids
 
 
@@ -111,14 +123,68 @@ def _template(tokenizer: Any, instead: str) -> str:
         ) from error
 
 
-def _templated(messages: _Messages, tokenizer: Any, **options: Any) -> Any:
+def _text(messages: _Messages, tokenizer: Any, template: str, **options: Any) -> str:
     try:
-        return tokenizer.apply_chat_template(list(messages), **options)
+        text = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, **options
+        )
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise InputError(
             f"the chat template of {tokenizer.name_or_path!r} does not take these messages: "
             f"{str(error).strip() or type(error).__name__}"
         ) from error
+    return str(text)
+
+
+def _with(macro: str, template: str) -> str:
+    """A template behind a macro of ours; white space at its beginning is treated as before."""
+    # jinja drops blanks in front of a block that begins a line
+    return macro + '{{ "" }}' + re.sub(r"^[ \t]+(?=\{[%#](?!\+))", "", template)
+
+
+def _dated(template: str, date: str | None) -> str:
+    """A template in which the clock stands still at noon of a date."""
+    if date is None or _CLOCK not in template:
+        return template
+    now = datetime.combine(as_date(date), time(12))
+    codes = [f"%{flag}{code}" for flag in ("-", "") for code in _CODES]
+    written = [("%%", "\0"), *((code, now.strftime(code)) for code in codes), ("\0", "%")]
+    pairs = ", ".join(f"[{_literal(of)}, {_literal(to)}]" for of, to in written)
+    return _with(
+        f"{{% macro {_CLOCK}(format) %}}{{% set of = namespace(text=format) %}}"
+        f"{{% for code, value in [{pairs}] %}}{{% set of.text = of.text.replace(code, value) %}}"
+        "{% endfor %}{{ of.text }}{% endmacro %}",
+        template,
+    )
+
+
+def _literal(text: str) -> str:
+    return '"' + "".join(f"\\u{ord(c):04x}" for c in text) + '"'
+
+
+def _marked(messages: _Messages, tokenizer: Any, template: str, text: str) -> list[tuple[int, int]]:
+    """The spans of a text that its template marks, as [begin, end) characters."""
+    unused = (chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+    begin, end = next(unused), next(unused)
+    macro = f"{{% macro marked_as_said() %}}{begin}{{{{ caller() }}}}{end}{{% endmacro %}}"
+    calls = {"generation": "call marked_as_said()", "endgeneration": "endcall"}
+    marking = _MARKS.sub(lambda m: f"{{%{m[1]} {calls[m[2]]} {m[3]}%}}", template)
+    written = _text(messages, tokenizer, _with(macro, marking))
+    if written.translate({ord(begin): None, ord(end): None}) != text:
+        raise InputError(
+            f"the chat template of {tokenizer.name_or_path!r} changes what stands between "
+            "{% generation %} and {% endgeneration %} afterwards: what the assistant says cannot "
+            "be told from the rest; give prompt and completion"
+        )
+    spans, place, begun = [], 0, 0
+    for character in written:
+        if character == begin:
+            begun = place
+        elif character == end:
+            spans.append((begun, place))
+        else:
+            place += 1
+    return spans
 
 
 def _masked(
@@ -135,5 +201,7 @@ def _masked(
     begins, ends = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2).T
     mask = np.zeros(len(begins), bool)
     for begin, end in spans:
-        mask |= (begins < end) & (ends > begin) & (begins < ends)
+        said = np.flatnonzero((begins < end) & (ends > begin) & (begins < ends))
+        if len(said):  # with tokens between them that stand for no character
+            mask[said[0] : said[-1] + 1] = True
     return Tokens(np.array(encoded["input_ids"], np.int32), mask.astype(np.uint8))

@@ -88,6 +88,11 @@ def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
             f"--windows {config.windows}: is for documents, --task text; the windows of "
             f"{task.name} are made in one way: leave it out"
         )
+    if config.date is not None and task.name != "chat":
+        raise InputError(
+            f"--date {config.date}: is told to a chat template, --task chat; {task.name} has none: "
+            "leave it out"
+        )
     columns = {name: name for name in ("text", "label") if name in task.columns}
     return config.model_copy(update=columns | {name: getattr(config, name) for name in named})
 
