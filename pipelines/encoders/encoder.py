@@ -23,6 +23,8 @@ from bertvision.pipelines.encoders.packed_forward import PackedForward, can_pack
 from bertvision.pipelines.encoders.padded_forward import PaddedForward
 from bertvision.pipelines.encoders.padding_trial import (
     BATCHINGS,
+    PACKED,
+    PADDED,
     Batching,
     Compute,
     choose_batching,
@@ -107,8 +109,8 @@ class Encoder:
         # what is kept of a batch takes no more memory than hidden states do
         self._share = max(1, ceil(len(sites) / (int(model.config.num_hidden_layers) + 1)))
         self.attention = self._forward.attention
-        words, longest = _sizes(self.model)
-        trial = trial_windows(words, longest)
+        is_padded = isinstance(self._forward, PaddedForward)
+        trial = trial_windows(PADDED if is_padded else PACKED, *_sizes(self.model))
         if isinstance(self._forward, PaddedForward):
             self._forward.batching = "single" if alone else first_batching(model.config)
         self._try(trial, np.arange(len(trial)))
@@ -128,7 +130,7 @@ class Encoder:
             return
         if windows.parts is not None:
             windows, _ = windows.separated(np.arange(min(len(windows), 16)))
-        self._forward.batching = self._batching  # not what another split's lengths asked for
+        self._settle(self._batching)  # not what another split's lengths asked for
         if len(rows := trial_rows(windows.n_tokens, self._forward.group_tokens)):
             self._try(windows, rows)
 
@@ -149,11 +151,15 @@ class Encoder:
             precision=self._trial_precision,
             model=f"a {self.model.config.model_type} model",
         )
-        if isinstance(forward, PaddedForward):
-            forward.batching = batching
+        self._settle(batching)
+
+    def _settle(self, batching: Batching) -> None:
+        """Compute windows together like this from now on, where they are padded at all."""
+        if isinstance(self._forward, PaddedForward):
+            self._forward.batching = batching
             # so that states of before, which padding may have changed, are never added to
             together = {"like": "", "equal": "-of-equal-lengths", "single": "-one-by-one"}[batching]
-            self.attention = forward.attention + together
+            self.attention = self._forward.attention + together
 
     @property
     def _trial_precision(self) -> Precision:

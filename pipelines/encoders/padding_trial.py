@@ -26,8 +26,9 @@ BATCHINGS: tuple[Batching, ...] = ("like", "equal", "single")
 
 SIMILAR = 0.85
 """Length of the shortest window of a group, in parts of the longest: padding is at most 15 %."""
-_LENGTHS = (17, 20, 20)
-"""Tokens of the windows of a trial: of two lengths that are padded together, and two of one."""
+PADDED, PACKED = (17, 20, 20), (3, 5)
+"""Tokens of the windows of a trial: of two lengths that are padded together, and two of one; and
+where no window is padded."""
 _TOLERANCE: dict[Precision, float] = {"32": 1e-3, "bf16": 0.25}
 """How far a token's state may be from that of its window alone, in parts of its mean magnitude.
 Rounding gives 1e-5 in float32 and 0.05 in bfloat16, padding that is looked at 0.02 and more."""
@@ -52,22 +53,23 @@ def first_batching(config: Any) -> Batching:
     return "equal" if sparse or kinds & {"dynamic", "longrope"} else "like"
 
 
-def trial_windows(words: int, longest: int) -> Windows:
+def trial_windows(lengths: Sequence[int], words: int, longest: int) -> Windows:
     """Windows for a trial without data.
 
     Args:
+        lengths: (windows,) Tokens of each, `PADDED` or `PACKED`.
         words: Rows of the model's embedding matrix.
         longest: Tokens that the model takes.
     """
-    lengths = np.array([min(n, longest) for n in _LENGTHS], np.int32)
+    counts = np.array([min(n, longest) for n in lengths], np.int32)
     # from behind the special tokens on, which stand first in most vocabularies
-    ids = np.resize(np.linspace(words // 3, words - 1, 29), int(lengths.sum())).astype(np.int32)
+    ids = np.resize(np.linspace(words // 3, words - 1, 29), int(counts.sum())).astype(np.int32)
     return Windows(
         input_ids=ids,
         token_type_ids=np.zeros(len(ids), np.uint8),
         offset_mapping=np.zeros((len(ids), 2), np.int32),
-        n_tokens=lengths,
-        item_index=np.arange(len(lengths), dtype=np.int32),
+        n_tokens=counts,
+        item_index=np.arange(len(counts), dtype=np.int32),
         labels={},
     )
 
