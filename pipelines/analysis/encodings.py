@@ -1,4 +1,4 @@
-"""Which analysis bears which encoding: what is kept of its numbers, and what is said of the rest.
+"""Encodings and analyses: what each analysis keeps of its numbers, and what is said of the rest.
 
 Two things decide. A statistic bears rounding up to a size, which `docs/analyses.md` measures on a
 real encoder: `KEEPS` says what came out. And an encoding may round a kind of token in a layer more
