@@ -46,6 +46,10 @@ class ModelConfig(Settings):
     hidden_size: int
     num_hidden_layers: int
     """Transformer layers; there is one hidden state more, the embedding output."""
+    output_layer: Literal["kept", "reordered", "new"] | None = None
+    """Whether fine-tuning begins with the output layer that the checkpoint has of other data, as it
+    is or with its classes in the order of these data; None where it has none, and in workspaces of
+    earlier versions, which kept it as it was."""
 
 
 class DataConfig(Settings):
@@ -175,6 +179,7 @@ class FinetuneConfig(Settings):
 
 
 _LATER = {
+    "model": ("output_layer",),
     "task": ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows", "date"),
     "finetune": (
         *("spare_vectors", "variant", "nested", "order"),

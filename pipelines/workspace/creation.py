@@ -17,6 +17,7 @@ from bertvision.pipelines.encoders.loading import (
     find_unloaded,
     load_tokenizer,
 )
+from bertvision.pipelines.encoders.output_layer import OutputOrigin, choose_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
@@ -133,7 +134,21 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     tokenizer = load_tokenizer(checkpoint.folder)
     read = fitting(read, kind, tokenizer, task)
     report_doubts(name, {k: list(map(kind.example, found.items)) for k, found in read.items()})
-    return _config(checkpoint, task, finetune, selected_data(sources, read, task, finetune))
+    data = selected_data(sources, read, task, finetune)
+    return _config(checkpoint, task, finetune, data, output=_output(checkpoint, task, options))
+
+
+def _output(
+    checkpoint: PretrainedEncoder, task: TaskConfig, options: FinetuneOptions
+) -> OutputOrigin | None:
+    """Whether the output layer of the checkpoint is begun with; it is said."""
+    if options.init_from is not None:  # of which the encoder alone is taken
+        return None
+    kind = load_task(task.name)
+    choice = choose_output(checkpoint, kind.model_class, kind.model_options(task))
+    if choice.reason:
+        log.log(logging.WARNING if choice.origin == "new" else logging.INFO, "%s", choice.reason)
+    return choice.origin
 
 
 def _check_sources(kind: Task, options: FinetuneOptions) -> None:
@@ -216,6 +231,7 @@ def _config(
     finetune: FinetuneConfig,
     data: dict[str, DataConfig],
     weights: bool = True,
+    output: OutputOrigin | None = None,
 ) -> WorkspaceConfig:
     size = dimensions(checkpoint.config)
     return WorkspaceConfig(
@@ -227,6 +243,7 @@ def _config(
             num_hidden_layers=fitting_depth(
                 finetune.variant, size.layers, load_task(task.name).kind, checkpoint
             ),
+            output_layer=output,
         ),
         task=task,
         data=data,
