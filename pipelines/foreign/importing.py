@@ -95,8 +95,9 @@ def import_source(
     names = layers or source.layer_names or [f"stored {i}" for i in range(first.states.shape[1])]
     if len(names) != first.states.shape[1]:
         raise InputError(
-            f"the samples have {counted(first.states.shape[1], 'layer')}, and {len(names)} are "
-            f"named: {', '.join(map(str, names))}"
+            f"the samples have {counted(first.states.shape[1], 'layer')}, and "
+            f"{len(names)} {'is' if len(names) == 1 else 'are'} named: "
+            f"{', '.join(map(str, names))}: name each layer once with --layers"
         )
     if shard_tokens is None:
         shard_tokens = SHARD_TOKENS if 2 * source.longest <= SHARD_TOKENS else 2 * source.longest
