@@ -27,8 +27,12 @@ class Audited(ShownRecord):
         """What is wrong, and what that says of the whole split."""
         sampled, examples, wrong = values["sampled"], values["examples"], values["wrong"]
         of = f"{sampled:,} of {counted(examples, 'example')} of {values['split']} computed again"
+        shared = [found["what"] for found in values["deviations"]]
         verdict = f"{counted(wrong, 'example')} wrong" if wrong else "all are as they should be"
-        lines = [f"{of}: {verdict}"]
+        if shared:
+            verdict = f"{counted(wrong, 'example')} wrong, and all others deviate together"
+            verdict = verdict if wrong else "none is wrong by itself, but all deviate together"
+        lines = [f"{of}: {verdict}", *(f"  {what}" for what in shared)]
         if sampled < examples:
             lines.append(
                 f"with {values['confidence']:.0%} confidence at most {values['at_most']:.2%} of "
