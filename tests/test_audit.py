@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from stores import shard_path
 from terminal import run
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -439,5 +440,28 @@ def test_an_imported_split_of_a_workspace_wants_its_encoder(
     root = store(tmp_path, texts, "int8")
     with pytest.raises(InputError, match="name the encoder that it is of with --model"):
         bertvision.audit("0e/s", workspace=space.root, store=root)
+    with pytest.raises(InputError, match="written by a program, .* with --model"):
+        bertvision.audit("0e/s", store=root)  # where there is no workspace
     with pytest.raises(InputError, match="--tokenizer and --layers belong to an encoder"):
         bertvision.audit("0e/s", workspace=space.root, store=root, layers="1")
+
+
+def test_nobody_can_repair_what_was_not_extracted(
+    space: Workspace, tmp_path: Path, texts: list[Text]
+) -> None:
+    np.save(tmp_path / "states.npy", torch.stack([t.states[:12] for t in texts]).numpy())
+    bertvision.import_states(tmp_path / "states.npy", "0e/brought", store=tmp_path / "store")
+    store(tmp_path / "store", texts, "int8")
+    for name, said in (("0e/brought", "bertvision store import` again"), ("0e/s", "that program")):
+        given = ("store", "repair", name, "--store", tmp_path / "store")
+        assert run(*given, "-w", space.root).exit_code == 0  # it is whole
+        split: ActivationSplit = ActivationStore.open(tmp_path / "store")[name]
+        shard = shard_path(split, "hidden_states", 0)
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        result = run(*given, "-w", space.root)
+        assert result.exit_code == 1
+        assert "so that nothing here can repair it" in result.stdout
+        assert said in result.stdout
+        alone = run(*given, "-w", tmp_path)
+        assert alone.exit_code != 0
+        assert "cannot be repaired: remove it with `bertvision store rm`" in alone.stderr

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from test_hostile_records import SLOW
 from test_import_states import beside, bring, held, split_of
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, NonFiniteError
 
 HARMS = """
 import json, random, shutil, sys
@@ -125,7 +125,7 @@ except bertvision.errors.InputError as error:
 def test_what_would_grow_as_it_is_read_is_refused(compression: str, tmp_path: Path) -> None:
     table = pa.table({"hidden_states": rows(9000, 3)})
     source = arrow(tmp_path / "source", table, compression)
-    with pytest.raises(InputError, match=r"d\.arrow is compressed"):
+    with pytest.raises(InputError, match=r"^[^:]*d\.arrow is compressed"):
         bring(source, tmp_path / "store")
     empty = pa.array([[]] * 5000, pa.list_(pa.list_(pa.float32(), 2), 0))
     with pytest.raises(InputError, match="5,000 rows, more than bytes"):
@@ -326,3 +326,14 @@ def test_samples_of_another_form_say_what_is_due(
     save_file(sample, tmp_path / "source" / "hs_0.safetensors")
     with pytest.raises(InputError, match=said):
         bring(tmp_path / "source", tmp_path / "store")
+
+
+def test_values_that_are_no_numbers_name_the_options_of_an_import(tmp_path: Path) -> None:
+    states = foreigners.states(0).clone()
+    states[1, 0, 2] = float("nan")
+    (tmp_path / "source").mkdir()
+    save_file({"hidden_states": states}, tmp_path / "source" / "hs_0.safetensors")
+    for encoding in ("int8", "bfloat16"):
+        with pytest.raises(NonFiniteError, match="NaN.*--skip-bad") as caught:
+            bring(tmp_path / "source", tmp_path / encoding, encoding=encoding)
+        assert "nonfinite=" not in str(caught.value)

@@ -196,6 +196,7 @@ def _digest_of_before(config: WorkspaceConfig) -> str:
         del values["finetune"][field]
     for field in ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows"):
         del values["task"][field]
+    del values["task"]["skip_shared"], values["model"]["output_layer"]
     return digest_of(values)
 
 

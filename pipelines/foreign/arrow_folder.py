@@ -126,6 +126,8 @@ def _mapped(path: Path) -> pa.Table:
             )
         table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
         table.validate(full=True)
+    except InputError:
+        raise
     except (OSError, pa.ArrowException, MemoryError, ValueError, struct.error) as error:
         raise InputError(f"{path} is damaged, cut off or missing: {error}") from None
     if table.num_rows > path.stat().st_size:  # lists of length 0 take no bytes
