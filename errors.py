@@ -127,6 +127,21 @@ def whole_number(name: str, value: SupportsIndex, least: int) -> int:
     return number
 
 
+def truth_value(name: str, value: object) -> bool:
+    """A yes or no that somebody gave, as Python's own.
+
+    Args:
+        name: Name of the argument.
+        value: Value that was given; NumPy's truth values are taken too.
+
+    Raises:
+        InputError: it is none: a text such as "no" would count as a yes.
+    """
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {value!r}: give True or False")
+    return bool(value)
+
+
 def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:
     """A hint for a message: ``did you mean train? ``; empty where no name is close, or it is one.
 

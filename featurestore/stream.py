@@ -15,12 +15,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError, counted
+from bertvision.errors import InputError, counted, truth_value
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.order import EpochOrder, epoch_order
@@ -95,6 +95,7 @@ class ActivationLoader:
     ) -> None:
         if readers is not None and readers < 0:
             raise InputError(f"readers is {readers}: it must be 0 or more")
+        shuffle = truth_value("shuffle", shuffle)
         self.split = split.require_complete()
         self._positions = split.layer_positions(layers)
         if sampler is not None and not isinstance(sampler, Sampler):
@@ -128,6 +129,18 @@ class ActivationLoader:
             f"<ActivationLoader {self.split.name}: {self._length:,} batches of "
             f"{counted(self._options['batch_size'], 'example')}, next is batch {state['batch']} "
             f"of epoch {state['epoch']}>\n  {self._sampler}"
+        )
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse to be indexed, as a ``DataLoader`` of torch does.
+
+        Raises:
+            InputError: says what to iterate over.
+        """
+        raise InputError(
+            "an ActivationLoader gives whole batches in an order of its own: iterate over it, "
+            "without a DataLoader (it reads ahead by itself); a DataLoader takes single "
+            "examples, of split.to_dataset()"
         )
 
     def __len__(self) -> int:

@@ -60,6 +60,25 @@ def read_json(path: Path, most: int = 1 << 22) -> Any:
         raise InputError(f"{path} is not JSON: {error}") from error
 
 
+def check_regular(path: Path) -> Path:
+    """Refuse what cannot be read from beginning to end, before it is opened: a pipe would wait.
+
+    Args:
+        path: Path of a file that somebody else may have made; links are followed.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: it is missing, or a folder, a pipe, a socket or a device.
+    """
+    if not path.is_file():
+        there = path.exists() or path.is_symlink()
+        what = "is no file: it is a folder, a pipe, a device or a link to nothing" if there else ""
+        raise InputError(f"{path} {what}" if there else f"there is no file {path}")
+    return path
+
+
 def to_json(values: npt.NDArray[np.floating[Any]]) -> Any:
     """An array as nested lists of numbers, None for what JSON has no word for (NaN, infinities)."""
 

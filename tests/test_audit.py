@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from stores import shard_path
 from terminal import run
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -222,6 +223,81 @@ def test_what_is_wrong_is_found_in_four_bits_and_with_a_rough_tolerance(
     assert set(found(audited)) == wrong, str(audited)
 
 
+def in_arithmetic(lab: Lab, texts: list[Text], kind: torch.dtype) -> list[Text]:
+    """The same texts, their states computed in 16 bits."""
+    model: Any = BertModel.from_pretrained(lab.folder, dtype=kind).eval()
+    return [Text(text.ids, computed(model, text.ids).float()) for text in texts]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "int8", "int4", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_arithmetic_and_encodings_are_no_deviation(
+    tmp_path: Path, lab: Lab, texts: list[Text], encoding: str, kind: torch.dtype
+) -> None:
+    audited = look(store(tmp_path, in_arithmetic(lab, texts, kind), encoding), lab).to_json()
+    assert (audited["wrong"], audited["deviations"]) == (0, [])
+
+
+def all_too_large(states: Tensor) -> None:
+    states *= 1.02
+
+
+def one_too_large(states: Tensor) -> None:
+    states[:, 1] *= 1.05
+
+
+def channel_too_small(states: Tensor) -> None:
+    states[:, 2, 7] *= 0.87
+
+
+def moved(states: Tensor) -> None:
+    states[:, 1] += 0.05
+
+
+SHARED: dict[Callable[[Tensor], None], dict[tuple[int, str, tuple[int, ...]], float]] = {
+    all_too_large: {(layer, "scale", ()): 0.02 for layer in range(3)},
+    one_too_large: {(1, "scale", ()): 0.05},
+    channel_too_small: {(2, "scale", (7,)): -0.13},
+    moved: {(1, "offset", ()): 0.05},
+}
+
+
+@pytest.mark.parametrize("encoding", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize("change", SHARED)
+def test_what_all_tokens_share_is_found_below_the_tolerance(
+    tmp_path: Path, lab: Lab, texts: list[Text], change: Callable[[Tensor], None], encoding: str
+) -> None:
+    harmed = in_arithmetic(lab, texts, torch.bfloat16)
+    for text in harmed:
+        change(text.states)
+    audited = look(store(tmp_path, harmed, encoding), lab)
+    values = audited.to_json()
+    assert values["wrong"] == 0
+    shared = {
+        (d["layer"], d["kind"], tuple(d["channels"])): d["size"] for d in values["deviations"]
+    }
+    due = SHARED[change]
+    if change is moved:  # in parts of the spread of the layer's channels
+        joined = torch.cat([text.states[:, 1] for text in texts])
+        due = {key: 0.05 / float(joined.var(dim=0).mean().sqrt()) for key in due}
+    assert shared == pytest.approx(due, rel=0.15)
+    assert "none is wrong by itself, but all deviate together" in str(audited)
+    assert f"hidden state {next(iter(due))[0]}" in str(audited)
+
+
+def test_a_few_texts_tell_of_no_deviation_and_the_command_fails_on_one(
+    tmp_path: Path, lab: Lab, texts: list[Text]
+) -> None:
+    for text in (harmed := [Text(text.ids, text.states.clone()) for text in texts]):
+        one_too_large(text.states)
+    root = store(tmp_path, harmed, "int8")
+    assert look(root, lab, sample=7).to_json()["deviations"] == []
+    words = ("store", "audit", "0e/s", "--store", root, "--model", lab.folder)
+    result = run(*words)
+    assert result.exit_code == 1
+    assert "hidden state 1 is scaled by 1.05" in result.stdout
+
+
 def test_fewer_rows_than_tokens_are_a_prefix_that_is_missing_or_an_end_that_is(
     texts: list[Text],
 ) -> None:
@@ -364,5 +440,28 @@ def test_an_imported_split_of_a_workspace_wants_its_encoder(
     root = store(tmp_path, texts, "int8")
     with pytest.raises(InputError, match="name the encoder that it is of with --model"):
         bertvision.audit("0e/s", workspace=space.root, store=root)
+    with pytest.raises(InputError, match="written by a program, .* with --model"):
+        bertvision.audit("0e/s", store=root)  # where there is no workspace
     with pytest.raises(InputError, match="--tokenizer and --layers belong to an encoder"):
         bertvision.audit("0e/s", workspace=space.root, store=root, layers="1")
+
+
+def test_nobody_can_repair_what_was_not_extracted(
+    space: Workspace, tmp_path: Path, texts: list[Text]
+) -> None:
+    np.save(tmp_path / "states.npy", torch.stack([t.states[:12] for t in texts]).numpy())
+    bertvision.import_states(tmp_path / "states.npy", "0e/brought", store=tmp_path / "store")
+    store(tmp_path / "store", texts, "int8")
+    for name, said in (("0e/brought", "bertvision store import` again"), ("0e/s", "that program")):
+        given = ("store", "repair", name, "--store", tmp_path / "store")
+        assert run(*given, "-w", space.root).exit_code == 0  # it is whole
+        split: ActivationSplit = ActivationStore.open(tmp_path / "store")[name]
+        shard = shard_path(split, "hidden_states", 0)
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+        result = run(*given, "-w", space.root)
+        assert result.exit_code == 1
+        assert "so that nothing here can repair it" in result.stdout
+        assert said in result.stdout
+        alone = run(*given, "-w", tmp_path)
+        assert alone.exit_code != 0
+        assert "cannot be repaired: remove it with `bertvision store rm`" in alone.stderr

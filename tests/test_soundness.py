@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reports import read_table
 from test_probe_report import put_probes
 from test_probe_run import OPTIONS, write_probing
+from workspaces import write_squad
 
+from bertvision.errors import InputError
 from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import probe_rows
@@ -21,8 +25,9 @@ from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.soundness import doubts, is_doubtful, soundness
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.workspace.creation import feature_workspace
+from bertvision.pipelines.workspace.creation import feature_workspace, planned_run
 from bertvision.pipelines.workspace.dataset import add_dataset
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.analyses.probe import probe_table
 
@@ -131,3 +136,79 @@ def test_doubtful_data_are_marked_in_the_report_and_stay_out_of_its_means(
     page = report.page.read_text(encoding="utf-8")
     assert "† odd_man_out says little and stays out of means: 3 of 6 rows of train" in page
     assert probing_sentence(space, []).endswith("% on cr.")
+
+
+def planned(model: Path, root: Path, **options: Any) -> Workspace:
+    given = {"model": str(model), "save_at": ("0e",), "max_length": 64, "precision": "32"}
+    return planned_run(root, FinetuneOptions(**{**given, **options}), resume=False)
+
+
+def csv_of(path: Path, rows: list[str]) -> str:
+    path.write_text("\n".join(["text,pair,label", *rows]), encoding="utf-8")
+    return str(path)
+
+
+def leaking(folder: Path, task: str) -> dict[str, Any]:
+    """Options whose train shares texts with dev: 5 of 20 items of train, 4 of 8 of dev."""
+    if task == "csv":
+        return {
+            "task": "csv",
+            "pair": "pair",
+            "train": csv_of(folder / "t.csv", [f"a {i},b {i // 2 * 2},{i % 2}" for i in range(20)]),
+            "dev": csv_of(
+                folder / "d.csv",
+                ["A  0,x 0,1", "x 1,b 2,0", "a 1,x 2,1", "a 7,x 8,0"]
+                + [f"y {i},z {i},{i % 2}" for i in range(4)],
+            ),
+        }
+    train, dev = (json.loads(Path(write_squad(folder / "s", 20, i)).read_text()) for i in (1, 2))
+    for document, count in ((train, 20), (dev, 8)):
+        paragraphs = document["data"][0]["paragraphs"][:count]
+        for paragraph in paragraphs:
+            paragraph["qas"] = paragraph["qas"][:1]
+        document["data"][0]["paragraphs"] = paragraphs
+    theirs, ours = (x["data"][0]["paragraphs"] for x in (train, dev))
+    for i in range(4):
+        ours[i]["context"] = theirs[i]["context"]
+        ours[i]["qas"][0] |= {"answers": theirs[i]["qas"][0]["answers"], "question": "who ?"}
+    theirs[4]["context"] = theirs[0]["context"]
+    theirs[4]["qas"][0]["answers"] = theirs[0]["qas"][0]["answers"]
+    for name, document in (("t", train), ("d", dev)):
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return {"train": str(folder / "t.json"), "dev": str(folder / "d.json")}
+
+
+@pytest.mark.parametrize("task", ["csv", "squad"])
+def test_texts_on_both_sides_are_counted_and_left_out_where_that_is_asked(
+    task: str, tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = leaking(tmp_path, task)
+    whole = planned(tiny_bert, tmp_path / "whole", tune_fraction=0.0, **options)
+    assert len(whole.dataset().items("train")) == 20
+    assert "4 of 8 rows of dev have a text that is in train too (such as" in caplog.text
+    assert "--skip-shared leaves such rows out of train" in caplog.text
+    caplog.clear()
+    space = planned(tiny_bert, tmp_path / "new", tune_fraction=0.0, skip_shared=True, **options)
+    assert "left out: 5 of 20" in caplog.text
+    assert "is in train too" not in caplog.text
+    texts = space.dataset().task.texts
+    dev = {
+        text.casefold().replace("  ", " ")
+        for x in space.dataset().items("dev")
+        for text in texts(x)
+    }
+    left = space.dataset().items("train")
+    assert len(left) == space.config.data["train"].questions == 15
+    assert not dev & {text for item in left for text in texts(item)}
+    assert space.config.digest() != whole.config.digest()
+
+
+def test_why_nothing_is_left_for_a_split_is_said(tiny_bert: Path, tmp_path: Path) -> None:
+    rows = [f"same,b {i},{i % 2}" for i in range(40)]
+    options = {"task": "csv", "pair": "pair", "data": csv_of(tmp_path / "a.csv", rows)}
+    with pytest.raises(InputError, match="its 40 items .* share texts, such as 'same' in 40 of"):
+        planned(tiny_bert, tmp_path / "a", dev_fraction=0.3, **options)
+    dev = csv_of(tmp_path / "dev.csv", rows[:2])
+    options = {"task": "csv", "pair": "pair", "train": options["data"], "dev": dev}
+    with pytest.raises(InputError, match="--skip-shared leaves nothing of train: each of its 40"):
+        planned(tiny_bert, tmp_path / "b", skip_shared=True, **options)

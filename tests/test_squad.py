@@ -179,6 +179,7 @@ P = ("data", 0, "paragraphs", 0)
 Q = (*P, "qas", 0)
 A = (*Q, "answers", 0)
 AT = "data[0].paragraphs[0].qas[0]"
+UNANSWERED = {"answers": [], "is_impossible": False}
 BAD_PARTS: dict[str, tuple[Callable[[dict[str, Any]], None], str, list[str]]] = {
     # name: (edit, JSON path and reason, ids left when skipping)
     "article no object": (
@@ -215,7 +216,7 @@ BAD_PARTS: dict[str, tuple[Callable[[dict[str, Any]], None], str, list[str]]] = 
     "no qas": (_without(*P, "qas"), "data[0].paragraphs[0].qas: is missing", ["q3", "q4"]),
     "question no object": (_edit(*Q, to="Who?"), f"{AT}: expected an object, found", []),
     "no id": (_without(*Q, "id"), f"{AT}.id: is missing", []),
-    "id of wrong type": (_edit(*Q, "id", to=1), f"{AT}.id: expected a string, found an int", []),
+    "id of wrong type": (_edit(*Q, "id", to=1.5), f"{AT}.id: expected a string, found 1.5", []),
     "empty id": (_edit(*Q, "id", to=""), f"{AT}.id: is empty", []),
     "surrogate in id": (_edit(*Q, "id", to="q\udfff"), f"{AT}.id: has the lone surrogate", []),
     "no question": (_without(*Q, "question"), f"{AT}.question: is missing", []),
@@ -281,8 +282,8 @@ BAD_PARTS: dict[str, tuple[Callable[[dict[str, Any]], None], str, list[str]]] = 
         [],
     ),
     "answerable without answers": (
-        _edit(*Q, "answers", to=[]),
-        f"{AT}.answers: is empty, but is_impossible is not true",
+        lambda d: _edit(*Q, to={**d["data"][0]["paragraphs"][0]["qas"][0], **UNANSWERED})(d),
+        f"{AT}.answers: is empty, but is_impossible is false",
         [],
     ),
 }

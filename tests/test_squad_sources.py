@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +109,107 @@ def test_a_split_the_data_set_lacks_is_refused(hub_folder: Callable[..., str]) -
 def test_an_unknown_name_without_network_says_what_to_do() -> None:
     with pytest.raises(InputError, match="Check the name, the split and the network, or download"):
         load_squad("nobody/no-such-data-set", "train")
+
+
+LISTED = [[{"text": "Anna", "answer_start": 0}], []]
+COLUMNS = [{"text": ["Anna"], "answer_start": [0]}, {"text": [], "answer_start": []}]
+
+
+def flat(path: Path, answers: list[Any]) -> Path:
+    """Two questions as annotation tools write them: a row each, with a whole number as id."""
+    rows: list[dict[str, Any]] = [
+        {"id": i, "context": CONTEXT, "question": "Who founded Norvik?", "answers": answer}
+        for i, answer in enumerate(answers, 7)
+    ]
+    form = path.name.removesuffix(".gz").rpartition(".")[2]
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    out = io.StringIO(newline="")
+    if form in ("csv", "tsv"):
+        writer = csv.DictWriter(out, list(rows[0]), delimiter="," if form == "csv" else "\t")
+        writer.writeheader()
+        writer.writerows({**row, "answers": json.dumps(row["answers"])} for row in rows)
+    elif form == "jsonl" or path.stem == "lines":
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+    else:
+        json.dump({"version": "v9", "data": rows} if path.stem == "data" else rows, out)
+    data = out.getvalue().encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("answers", [LISTED, COLUMNS], ids=["objects", "columns"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.tsv", "a.parquet", "a.json", "data.json"]
+    + ["lines.json"],
+)
+def test_rows_of_annotation_tools_are_questions(
+    name: str, answers: list[Any], tmp_path: Path
+) -> None:
+    path = flat(tmp_path / name, answers)
+    data = load_squad(str(path), "train")
+    assert data.questions == [
+        Question("7", "Who founded Norvik?", CONTEXT, (Answer("Anna", 0),), False),
+        Question("8", "Who founded Norvik?", CONTEXT, (), True),
+    ]
+    assert data.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_folder_of_rows_is_read_by_its_splits(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        flat(tmp_path / f"{split}.jsonl", COLUMNS)
+    task = load_task("squad_v2")
+    assert task.splits(str(tmp_path)) == ("train", "dev")
+    assert len(task.read(str(tmp_path), "dev", TaskConfig(name="squad_v2")).items) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.csv",
+            "id,question\n1,Who?\n",
+            r"line 1: has the columns .* not \['context', 'ans",
+        ),
+        (
+            "a.csv",
+            "id,context,question,answers\n1,Anna,Who?,\"{'text': []}\"\n",
+            r"line 2.answers: .* is no JSON .*: write answers as",
+        ),
+        (
+            "a.jsonl",
+            '{"id": 1, "context": "Anna", "question": "?", "answers": "", "is_impossible": true}\n'
+            '{"id": 1, "context": "Anna", "question": "?", "answers": null}\n',
+            "line 2.id: '1' is already the id of line 1",
+        ),
+        ("a.jsonl", '{"id": 1}\n[]\n', "line 1.answers: is missing"),
+        ("a.jsonl", "{", "line 1: is not JSON"),
+        ("a.parquet", "no", "is no whole Parquet file"),
+        (
+            "a.json",
+            '[{"id": 1, "context": "Anna", "question": "?", "is_impossible": true, "answers": '
+            '[{"text": "Anna", "answer_start": 0}]}]',
+            r"\[0\].answers: holds 1, but is_impossible is true",
+        ),
+    ],
+)
+def test_rows_that_are_wrong_are_named(name: str, text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{name}: {said}"):
+        load_squad(str(path), "train")
+
+
+def test_empty_answers_say_that_a_question_is_unanswerable(tmp_path: Path) -> None:
+    qas = [{"id": i, "question": "Who?", "answers": []} for i in (1, 2)]
+    document = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]}
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(document))
+    data = load_squad(str(path), "train")
+    assert [(q.id, q.is_impossible) for q in data.questions] == [("1", True), ("2", True)]
+    assert data.version == "v2.0"
 
 
 def squad(folder: Path, *names: str) -> Path:

@@ -108,3 +108,11 @@ def test_parts_that_were_not_extracted_alike_and_other_data_are_refused(space: P
     done("extract", "--checkpoint", "0e", "--split", "treebank-dev", "--encoding", "float32", *more)
     found = run("structure", "0e", *FEW, "-w", space)
     assert "has encoding = 'int8', 0e/treebank-dev 'float32': extract all" in found.stderr
+
+
+def test_a_treebank_without_a_test_part_names_the_option_for_another(space: Path) -> None:
+    done("store", "rm", "0e/treebank-test", "--yes", "-w", space)
+    result = run("structure", "0e", *FEW, "-w", space)
+    assert result.exit_code == 2
+    assert "no split 'treebank-test'" in result.stderr
+    assert "with --split, such as --split treebank-dev" in result.stderr

@@ -28,6 +28,7 @@ from bertvision.errors import (
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.tokens.batch import TokenBatch
 from bertvision.featurestore.tokens.stream import TokenStream
 
@@ -627,3 +628,32 @@ def test_vectors_may_be_kept_and_changed_though_their_memory_is_used_again(
     for vectors in stream.vectors():
         places.add(vectors.data_ptr())
     assert len(places) <= 4 < len(wanted)
+
+
+def test_values_that_would_count_as_a_yes_are_refused(split: ActivationSplit) -> None:
+    for name in ("shuffle", "endless", "scaled"):
+        with pytest.raises(InputError, match=f"{name} is 'no': give True or False"):
+            split.tokens(0, **{name: "no"})
+    assert (
+        split.tokens(0, shuffle=np.bool_(False)).state_dict()
+        == split.tokens(0, shuffle=False).state_dict()
+    )
+    keep = np.ones(len(split.array("input_ids")))
+    keep[0] = np.nan
+    with pytest.raises(InputError, match="keep has NaN for 1 token of"):
+        split.tokens(0, keep=keep)
+    for index in (-1, 1 << 31, 1 << 70):
+        with pytest.raises(InputError, match="without"):
+            split.tokens(0, without=[index])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_of_torch_says_what_to_iterate_over(
+    split: ActivationSplit, workers: int
+) -> None:
+    for stream in (split.tokens(0), ActivationLoader(split)):
+        loader = torch.utils.data.DataLoader(stream, num_workers=workers)  # type: ignore[var-annotated]
+        with pytest.raises(InputError, match="iterate over it, without a DataLoader"):
+            next(iter(loader))
+    with pytest.raises(InputError, match="shuffle is 'no': give True or False"):
+        ActivationLoader(split, shuffle="no")  # type: ignore[arg-type]

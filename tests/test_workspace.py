@@ -194,8 +194,9 @@ def _digest_of_before(config: WorkspaceConfig) -> str:
     values = config.model_dump(mode="json", exclude={"versions", "activations"})
     for field in ("nested", "order", "variant", *_OF_OTHERS):
         del values["finetune"][field]
-    for field in ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows"):
+    for field in ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows", "date"):
         del values["task"][field]
+    del values["task"]["skip_shared"], values["model"]["output_layer"]
     return digest_of(values)
 
 

@@ -58,5 +58,6 @@ def audit(
         store=store,
     )
     show(found, as_json, str)
-    if found.to_json()["wrong"]:
+    values = found.to_json()
+    if values["wrong"] or values["deviations"]:
         raise typer.Exit(1)

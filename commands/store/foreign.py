@@ -69,6 +69,13 @@ def import_states(
     column: Annotated[
         str | None, typer.Option(help="Column of a data set that has the hidden states.")
     ] = None,
+    format: Annotated[  # noqa: A002
+        str | None,
+        typer.Option(
+            help="Kind of files, of a folder that holds several: safetensors, npy, arrow or "
+            "deepspec."
+        ),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out damaged samples, and count them.")
     ] = False,

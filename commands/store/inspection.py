@@ -15,6 +15,7 @@ from bertvision.errors import (
     FormatVersionError,
     IncompleteSplitError,
     InputError,
+    WorkspaceError,
     counted,
 )
 from bertvision.pipelines.text import format_table, size
@@ -114,7 +115,15 @@ def store_repair(
     from bertvision.pipelines.extraction.repair import Repaired, repair
     from bertvision.verbs.arguments.checks import find_workspace
 
-    space = find_workspace(workspace, store)
+    try:
+        space = find_workspace(workspace, store)
+    except WorkspaceError as error:
+        if store is None:
+            raise
+        raise WorkspaceError(
+            f"{error}; a split that was imported, or written by a program, cannot be repaired: "
+            "remove it with `bertvision store rm`, and import or write it again"
+        ) from error
     storage = _store(workspace, store).storage
     wanted = [_parts(name)] if name else split_names(storage)
     done = []

@@ -73,10 +73,15 @@ def kept_tokens(
     real = tokens_of_shards(plan)
     try:
         left_out = np.array([operator.index(index) for index in without], np.int64)
-    except TypeError:
+    except (TypeError, OverflowError):
         raise InputError(
             f"without is {without!r}: give vocabulary indices, such as [101, 102]"
         ) from None
+    if len(left_out) and (left_out.min() < 0 or left_out.max() >= 1 << 31):
+        wrong = next(index for index in left_out.tolist() if not 0 <= index < 1 << 31)
+        raise InputError(
+            f"without has {wrong}: give vocabulary indices, from 0 to 2^31 - 1, such as [101, 102]"
+        )
     if not len(left_out) and keep is None:
         return KeptTokens(real)
     axis = plan.n_shards, plan.shard_tokens
@@ -90,6 +95,11 @@ def kept_tokens(
                 f"keep is {given.dtype} of shape {given.shape}: give a number or bool for each of "
                 f"the {kept.size:,} places on the token axis of {split.name}, as "
                 "split.array('input_ids') does"
+            )
+        if missing := int(np.isnan(given[kept.reshape(-1)]).sum()):
+            raise InputError(
+                f"keep has NaN for {counted(missing, 'token')} of {split.name}: give 0 or False "
+                "for a token that is left out, any other number for one that is kept"
             )
         kept &= given.reshape(axis) != 0
     chosen = KeptTokens(real, np.packbits(kept, axis=1))

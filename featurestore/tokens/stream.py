@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.errors import InputError, counted, whole_number
+from bertvision.errors import InputError, counted, truth_value, whole_number
 from bertvision.featurestore.readahead import EpochSetter, Iteration, default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
@@ -116,8 +116,9 @@ class TokenStream:
             readers = default_readers(split, shard_bytes(split, len(self._positions)))
         self._readers = whole_number("readers", readers, 0)
         self._kept = kept_tokens(split, without, keep)
+        shuffle, endless = truth_value("shuffle", shuffle), truth_value("endless", endless)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
-        self._scaled = scaled
+        self._scaled = truth_value("scaled", scaled)
         tokens = int(self._kept.counts.sum())
         if batch_size == 1 and tokens % world_size and not endless:
             raise InputError(
@@ -137,6 +138,18 @@ class TokenStream:
             f"<TokenStream {self.split.name}: {self._kept.counts.sum():,} tokens, "
             f"{counted(self._cuts.batch_size, 'token')} a batch, next is batch {self.batches}>\n"
             f"  {'in stored order' if self._seed is None else order}"
+        )
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse to be indexed, as a ``DataLoader`` of torch does.
+
+        Raises:
+            InputError: says what to iterate over.
+        """
+        raise InputError(
+            "a TokenStream gives whole batches in an order of its own: iterate over it, without a "
+            "DataLoader (it reads ahead by itself); a DataLoader takes single examples, of "
+            "split.to_dataset()"
         )
 
     def __len__(self) -> int:

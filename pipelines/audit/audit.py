@@ -13,8 +13,15 @@ from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.audit.confidence import CONFIDENCE, at_most
 from bertvision.pipelines.audit.diagnosis import Case, Cause, diagnose, wrong_layer
-from bertvision.pipelines.audit.distance import Yardstick, allowed, distances, yardstick
+from bertvision.pipelines.audit.distance import (
+    Yardstick,
+    allowed,
+    distances,
+    encoded_again,
+    yardstick,
+)
 from bertvision.pipelines.audit.reference import Ids, Reference
+from bertvision.pipelines.audit.systematic import Deviation, Drift
 from bertvision.pipelines.progress import progress
 
 _AT_ONCE = 16
@@ -57,6 +64,8 @@ class Audit(NamedTuple):
         tolerance: what the encoder may give otherwise.
         findings: the wrong examples.
         remarks: what is odd about the split as a whole.
+        deviations: Scales and offsets that the sampled tokens share (see `Drift`), of examples that
+            are right by themselves.
     """
 
     split: str
@@ -68,10 +77,14 @@ class Audit(NamedTuple):
     tolerance: float
     findings: list[Finding]
     remarks: list[str]
+    deviations: list[Deviation]
 
     def to_json(self) -> dict[str, Any]:
         """Values by name."""
-        return self._asdict() | {"findings": [found._asdict() for found in self.findings]}
+        return self._asdict() | {
+            "findings": [found._asdict() for found in self.findings],
+            "deviations": [found._asdict() for found in self.deviations],
+        }
 
 
 def audit_split(
@@ -116,6 +129,7 @@ def audit_split(
         tolerance=comparing.tolerance,
         findings=findings,
         remarks=[*reference.remarks, *_without_prefix(reference, chosen)],
+        deviations=comparing.drift.deviations(),
     )
 
 
@@ -129,6 +143,7 @@ class _Comparison:
         self._split, self._reference = split, reference
         self._layers = list(reference.layers)
         self._measure: Yardstick = yardstick(self._states(chosen[:_AT_ONCE]))
+        self.drift = Drift(self._layers, self._measure, tolerance)
         table = split.table()
         named = table.column_names == ["id"] and len(table) == len(split)
         self._ids = table["id"].to_pylist() if named else None
@@ -154,7 +169,8 @@ class _Comparison:
         good = False
         if due.shape == stored.shape:
             apart = distances(stored, due, self._measure, self._layers)
-            limits = allowed(self._split, due, self._measure, self._layers, self.tolerance)
+            again = encoded_again(self._split, due)
+            limits = allowed(again, due, self._measure, self._layers, self.tolerance)
             good, limit = bool((apart <= limits).all()), float(limits.median())
             far = float(apart.median())
         case = Case(stored, computed, self._layers, 2 * limit, ids)
@@ -162,6 +178,8 @@ class _Comparison:
             # where much is allowed, neighbouring layers may be as near
             cause = wrong_layer(case, self._measure) if limit > _STRICT else None
             cause = cause or self._other_tokens(example)
+            if cause is None:
+                self.drift.add(stored, again, due)
         else:
             cause = diagnose(
                 case,

@@ -53,8 +53,14 @@ def distances(one: Tensor, other: Tensor, measure: Yardstick, layers: list[int])
     return apart / torch.maximum(size, measure.spread[layers])
 
 
+def encoded_again(split: ActivationSplit, computed: Tensor) -> Tensor:
+    """Computed states (tokens, layers, hidden) as the encoding of a split keeps them."""
+    encoded = encode(computed, split.encoding, split.stats, nonfinite="record")
+    return decode(encoded.codes, encoded.scale, split.stats)
+
+
 def allowed(
-    split: ActivationSplit,
+    again: Tensor,
     computed: Tensor,
     measure: Yardstick,
     layers: list[int],
@@ -65,7 +71,7 @@ def allowed(
     What the encoding loses of these very states is computed, and not guessed.
 
     Args:
-        split: whose encoding it is.
+        again: the computed states as the encoding keeps them (see `encoded_again`).
         computed: (tokens, layers, hidden) of the stored layers.
         measure: of the sample.
         layers: (layers,) which hidden states they are.
@@ -74,6 +80,4 @@ def allowed(
     Returns:
         (tokens, layers) in the units of `distances`.
     """
-    encoded = encode(computed, split.encoding, split.stats, nonfinite="record")
-    again = decode(encoded.codes, encoded.scale, split.stats)
     return tolerance + _OF_ENCODING * distances(again, computed, measure, layers)

@@ -30,7 +30,7 @@ from bertvision.pipelines.extraction.job import load_encoder
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace.reproduce import stored_options
+from bertvision.pipelines.workspace.reproduce import not_extracted, stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 EXACT, ROUGH = 0.01, 0.1
@@ -101,10 +101,8 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
     """
     made_from = split.record.provenance
     if "task" not in made_from:
-        raise InputError(
-            f"{split.name} was not extracted by `bertvision extract`: name the encoder that it is "
-            "of with --model"
-        )
+        reason = not_extracted(split) or f"{split.name} was shuffled"
+        raise InputError(f"{reason}: name the encoder that it is of with --model")
     options = stored_options(split)
     (name,), (kept,) = options.splits or (), options.tokens or ()
     data = space.dataset(options.dataset)

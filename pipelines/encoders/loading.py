@@ -125,9 +125,20 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
 
 
 def load_reported(
-    folder: Path, model_class: type[Any], **options: Any
+    folder: Path, model_class: type[Any], *, resize_output: bool = False, **options: Any
 ) -> tuple[PreTrainedModel, list[str]]:
-    """As `load_model`; also the names of parameters that the checkpoint lacks, made new."""
+    """As `load_model`; also the names of parameters that the checkpoint lacks, made new.
+
+    Args:
+        folder: Folder of the checkpoint.
+        model_class: As of `load_model`.
+        resize_output: Parameters of the output layer that have another shape in the checkpoint are
+            made new too; otherwise they are refused.
+        **options: As of `load_model`.
+
+    Raises:
+        InputError: as of `load_model`.
+    """
     check_loading(folder)
     with _transformers_errors(f"the encoder in {folder}"):
         model, report = model_class.from_pretrained(
@@ -138,10 +149,12 @@ def load_reported(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused here, by name
         )
     missing = sorted(report["missing_keys"])
     _check_complete(model, missing, folder)
     _say_left_out(model, report["unexpected_keys"], folder)
+    _check_shapes(model, report["mismatched_keys"], folder, resize_output=resize_output)
     keep_outputs_in_float32(model)
     model.eval()
     return cast(PreTrainedModel, model), missing
@@ -348,6 +361,20 @@ def _say_left_out(model: PreTrainedModel, unexpected: Iterable[str], folder: Pat
                 *(folder, counted(len({numbers[name] for name in beyond}), "layer")),
                 *(min(map(numbers.__getitem__, beyond)), max(map(numbers.__getitem__, beyond))),
                 *(", ".join(files_with(folder, beyond)), depth),
+            )
+
+
+def _check_shapes(
+    model: Any, mismatched: Iterable[Any], folder: Path, *, resize_output: bool
+) -> None:
+    """Refuse weights of another shape than the configuration's."""
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    for name, stored, needed in sorted(mismatched):
+        if name.startswith(prefix) or not resize_output:
+            raise InputError(
+                f"the encoder in {folder} cannot be loaded: its weights have {name} of shape "
+                f"{tuple(stored)}, and {tuple(needed)} is needed: they are not those of its "
+                "config.json, or of another task"
             )
 
 

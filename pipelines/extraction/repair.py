@@ -10,7 +10,7 @@ from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.workspace.reproduce import stored_options
+from bertvision.pipelines.workspace.reproduce import not_extracted, stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -65,6 +65,12 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
             source = held.record.provenance.get("shuffled_from")
             again_by = f"remove it and run `bertvision store shuffle {source} {split}` again"
             lacking = f"{held.name} was shuffled from {source}: {again_by}"
+            return Repaired(held.name, damage, [], lacking)
+        if (reason := not_extracted(held)) is not None:
+            again_by = "run `bertvision store import` again from the files that it was made of"
+            if "imported_from" not in held.record.provenance:
+                again_by = "have that program write it again"
+            lacking = f"{reason}, so that nothing here can repair it: remove it and {again_by}"
             return Repaired(held.name, damage, [], lacking)
         shards = [item.shard for item in found if item.shard is not None]
         again.update(shard for shard in shards if shard < held.record.shards)

@@ -6,17 +6,20 @@ name of its hook, a sequence of vectors.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, Field, ValidationError
 
-from bertvision.errors import InputError, counted
-from bertvision.pipelines.files import read_json
+from bertvision.errors import InputError
+from bertvision.pipelines.files import check_regular, read_json
 from bertvision.pipelines.foreign.sample import (
     LABELS,
     Sample,
@@ -24,11 +27,13 @@ from bertvision.pipelines.foreign.sample import (
     as_layers,
     as_tensor,
     check_ids,
+    whole_numbers,
 )
 
 STATE = "state.json"
 ID = "id"
 _IDS = ("token_ids", "input_ids")
+_ONE_LAYER = 2  # lists in one another: tokens, and the numbers of each
 
 
 class _DataFile(BaseModel):
@@ -79,11 +84,10 @@ class ArrowFolder(Source):
         rows = len(table)
         named = ID in self._columns and _storage(table.schema.field(ID).type) == pa.string()
         self.keys = table.column(ID).to_pylist() if named else [str(i) for i in range(rows)]
-        if not rows or len(set(self.keys)) < rows:
-            raise InputError(f"{folder} has {counted(rows, 'row')}, some of the same {ID}, or none")
-        lists = map(_plain, self._columns[self._column])
-        self.longest = max(int(c.value_lengths().to_numpy(False).max()) for c in lists if len(c))
-        if self._column not in ("hidden_states", ID):
+        _check_keys(folder, self.keys)
+        self.longest = max(map(_longest, map(_plain, self._columns[self._column])))
+        depth = _depth(table.schema.field(self._column).type)
+        if self._column != "hidden_states" and depth == _ONE_LAYER:
             self.layer_names = [self._column]  # SAELens names the hook
 
     def read(self, position: int) -> Sample:
@@ -93,8 +97,9 @@ class ArrowFolder(Source):
         where = f"row {position} of {self._folder}"
         values = {name: _value(where, c[chunk], row) for name, c in self._columns.items()}
         states = as_layers(where, as_tensor(_given(where, values.pop(self._column))))
-        ids = next((values[name] for name in _IDS if values.get(name) is not None), None)
-        check_ids(where, len(states), ids)
+        tokens = next((values[name] for name in _IDS if values.get(name) is not None), None)
+        ids = None if tokens is None else whole_numbers(where, tokens)
+        check_ids(where, states.shape, ids)
         labels, fields = {}, {}
         for name, value in values.items():
             if value is None or name in (ID, *_IDS):
@@ -107,11 +112,74 @@ class ArrowFolder(Source):
 
 
 def _mapped(path: Path) -> pa.Table:
-    """The table in a file; nothing of it is read yet."""
+    """The table in a file, of whose numbers nothing is read yet.
+
+    Arrow takes offsets and lengths as they are written: they are checked against the file's bytes
+    before anything is read by them.
+    """
+    check_regular(path)
     try:
-        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
+        if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.memory_map(str(path))))):
+            raise InputError(
+                f"{path} is compressed, so that it takes more memory than its file has bytes: save "
+                "it as `datasets` does, without"
+            )
+        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        table.validate(full=True)
+    except InputError:
+        raise
+    except (OSError, pa.ArrowException, MemoryError, ValueError, struct.error) as error:
         raise InputError(f"{path} is damaged, cut off or missing: {error}") from None
+    if table.num_rows > path.stat().st_size:  # lists of length 0 take no bytes
+        raise InputError(f"{path} is damaged: it has {table.num_rows:,} rows, more than bytes")
+    return table
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Whether the buffers of a batch are compressed, as its header says (Message.fbs of Arrow)."""
+    header = message.metadata.to_pybytes()
+
+    def table_of(table: int, field: int) -> int:
+        """Position of what a field of a table of FlatBuffers points to; 0 where it is not set."""
+        table_of_offsets = table - struct.unpack_from("<i", header, table)[0]
+        if struct.unpack_from("<H", header, table_of_offsets)[0] < 4 + 2 * field + 2:
+            return 0
+        (offset,) = struct.unpack_from("<H", header, table_of_offsets + 4 + 2 * field)
+        at: int = table + offset
+        return at + struct.unpack_from("<I", header, at)[0] if offset else 0
+
+    batch = table_of(struct.unpack_from("<I", header)[0], 2)
+    if message.type == "dictionary":
+        batch = table_of(batch, 1)
+    return message.type in ("record batch", "dictionary") and bool(table_of(batch, 3))
+
+
+def _check_keys(folder: Path, keys: Sequence[str | None]) -> None:
+    """Refuse rows that have no key, or one key."""
+    if not keys:
+        raise InputError(f"{folder} has no rows")
+    first: dict[str, int] = {}
+    for row, key in enumerate(keys):
+        if key is None:
+            raise InputError(f"{folder}: row {row} has no {ID}: give each row one of its own")
+        if first.setdefault(key, row) != row:
+            raise InputError(
+                f"{folder}: rows {first[key]} and {row} both have the {ID} {key!r}: give each row "
+                f"one of its own, or leave the column {ID} out"
+            )
+
+
+def _longest(chunk: pa.Array) -> int:
+    """Tokens of the longest row; 0 of none."""
+    return pc.max(pc.list_value_length(chunk)).as_py() or 0
+
+
+def _depth(of: pa.DataType) -> int:
+    """How many lists there are in one another: 2 of a sequence of vectors."""
+    of, depth = _storage(of), 0
+    while _is_list(of):
+        of, depth = of.value_type, depth + 1
+    return depth
 
 
 def _storage(of: pa.DataType) -> pa.DataType:
@@ -127,19 +195,23 @@ def _states_column(folder: Path, schema: pa.Schema) -> str:
     """The column of vectors, where there is one alone."""
     found: list[str] = []
     for field in schema:
-        of = _storage(field.type)
-        depth = 0
+        of, depth = _storage(field.type), _depth(field.type)
         while _is_list(of):
-            of, depth = of.value_type, depth + 1
-        if depth > 1 and pa.types.is_floating(of) and not field.name.startswith(LABELS):
+            of = of.value_type
+        if depth >= _ONE_LAYER and pa.types.is_floating(of) and not field.name.startswith(LABELS):
             found.append(field.name)
     if "hidden_states" in found:
         return "hidden_states"
-    if len(found) != 1:
+    if not found:
         raise InputError(
-            f"{folder} has the columns {', '.join(schema.names)}, and "
-            f"{' and '.join(found) or 'none'} of them hold sequences of vectors: name one with "
-            "--column"
+            f"{folder} has the columns {', '.join(schema.names)}, and none of them holds sequences "
+            "of vectors: give a row for each text, with a list (tokens, hidden) or (tokens, "
+            "layers, hidden) of floats"
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"{folder} has the columns {', '.join(schema.names)}, and {' and '.join(found)} of "
+            "them hold sequences of vectors: name one with --column"
         )
     return found[0]
 
@@ -150,7 +222,7 @@ def _plain(chunk: pa.Array) -> pa.Array:
 
 def _given(where: str, value: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
     if value is None:
-        raise InputError(f"{where} has no hidden states")
+        raise InputError(f"{where} has no hidden states: leave it out with --skip-bad")
     return value
 
 
@@ -164,8 +236,9 @@ def _value(where: str, chunk: pa.Array, row: int) -> npt.NDArray[Any] | None:
     if not scalar.is_valid:
         return None
     if not _is_list(scalar.type):
-        value = scalar.as_py()
-        return np.asarray(value) if isinstance(value, bool | int | float) else None
+        if not _is_number(scalar.type):
+            return None
+        return np.asarray(scalar.as_py(), scalar.type.to_pandas_dtype())
     values, shape = scalar.values, [len(scalar.values)]
     while _is_list(values.type):
         lengths = values.value_lengths().to_numpy(zero_copy_only=False)

@@ -6,8 +6,8 @@ where in the shard its arrays begin. ``manifest.json`` says what they are (versi
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class DeepSpecCache(Source):
                 f"{', '.join(_DTYPES)}"
             )
         index = folder / INDEX
-        size = index.stat().st_size if index.is_file() else 0
+        size = _size(index)
         if size != self._manifest.num_samples * _RECORD.itemsize or not size:
             raise InputError(
                 f"{index} has {size:,} bytes: {counted(self._manifest.num_samples, 'sample')} of "
@@ -96,6 +96,12 @@ class DeepSpecCache(Source):
         self._shards = {shard.shard_id: shard.file_name for shard in self._manifest.shards}
         self.keys = [str(i) for i in range(len(self._records))]
         self.longest = int(self._records["tokens"].max())
+        sizes = [_size(folder / name) for name in self._shards.values()]
+        if self.longest * self._manifest.hidden_size > max(sizes, default=0):
+            raise InputError(
+                f"{index} names a sample of {counted(self.longest, 'token')}, which no shard has "
+                "room for: it is damaged"
+            )
         states = [f"hidden state {i + 1}" for i in self._manifest.target_layer_ids]
         self.layer_names = [*states, "last, normed"]
         self.model = self._manifest.target_model_name_or_path
@@ -116,7 +122,7 @@ class DeepSpecCache(Source):
 
     def _states(self, record: Any, name: str, shape: tuple[int, ...]) -> Tensor:
         dtype = _DTYPES[self._manifest.hidden_dtype]
-        values = self._bytes(record, name, int(np.prod(shape)) * dtype.itemsize)
+        values = self._bytes(record, name, prod(shape) * dtype.itemsize)
         states = torch.from_numpy(values).view(dtype).view(shape)
         return states if dtype == torch.bfloat16 else states.float()
 
@@ -132,6 +138,11 @@ class DeepSpecCache(Source):
 
     def _mapped(self, shard: int) -> npt.NDArray[np.uint8]:
         path = self._folder / self._shards.get(shard, "")
-        if not path.is_file() or not os.path.getsize(path):
+        if not _size(path):
             raise InputError(f"{self._folder} lacks shard {shard}, which its index names")
         return np.memmap(path, np.uint8, "r")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a regular file; 0 of what is none."""
+    return path.stat().st_size if path.is_file() else 0

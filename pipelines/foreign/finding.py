@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertvision.errors import InputError
+from bertvision.pipelines.files import check_regular
 from bertvision.pipelines.foreign.arrow_folder import STATE, ArrowFolder
 from bertvision.pipelines.foreign.deepspec import INDEX, DeepSpecCache
 from bertvision.pipelines.foreign.export_record import read_export
@@ -17,8 +18,10 @@ from bertvision.pipelines.foreign.numpy_arrays import (
     open_flat,
 )
 from bertvision.pipelines.foreign.safetensors_folder import SafetensorsFolder
-from bertvision.pipelines.foreign.sample import Source
+from bertvision.pipelines.foreign.sample import Source, files_of
 
+KINDS = ("safetensors", "npy", "arrow", "deepspec")
+"""Kinds of files that a folder may hold."""
 _NOT_READ = (".pt", ".pth", ".pkl", ".npz", ".zst")
 
 
@@ -30,6 +33,7 @@ def find_source(
     dtype: str | None = None,
     shape: tuple[int, ...] | None = None,
     column: str | None = None,
+    kind: str | None = None,
 ) -> Source:
     """Open hidden states that others wrote, of whichever kind they are.
 
@@ -41,15 +45,19 @@ def find_source(
         dtype: of the numbers of a file without a header.
         shape: of a file without a header.
         column: of an Arrow data set that has the hidden states.
+        kind: Kind of files to read in a folder, one of `KINDS`; None where it has one kind alone.
 
     Raises:
-        InputError: there is nothing at the path that is known, or it is damaged.
+        InputError: there is nothing at the path that is known, it is damaged, or it holds files of
+            several kinds.
     """
     if not path.exists():
         raise InputError(f"there is nothing at {path}")
-    if path.is_file():
-        if column is not None:
-            raise InputError("--column is for an Arrow data set in a folder: leave it out")
+    if not path.is_dir():
+        check_regular(path)
+        for option, value in (("--column", column), ("--format", kind)):
+            if value is not None:
+                raise InputError(f"{option} is for a folder, and {path} is a file: leave it out")
         return _array(path, lengths, input_ids, dtype, shape)
     given = {"--lengths": lengths, "--input-ids": input_ids, "--dtype": dtype, "--shape": shape}
     if wrong := [name for name, value in given.items() if value is not None]:
@@ -59,28 +67,46 @@ def find_source(
         raise InputError(
             f"{path} is an export that was not finished: run `bertvision store export` again first"
         )
-    found = _folder(path, column)
+    if exported is not None and kind is None:
+        kind = exported.format
+    found = _folder(path, column, kind)
     if exported is not None:
         found.layer_names = exported.layers
     return found
 
 
-def _folder(path: Path, column: str | None) -> Source:
-    if (path / INDEX).is_file():
-        found: Source = DeepSpecCache(path)
-    elif (path / STATE).is_file():
-        return ArrowFolder(path, column)
-    elif (path / STATES).is_file():
-        found = open_flat(path)
-    elif any(path.glob("*.safetensors")):
-        found = SafetensorsFolder(path)
-    elif any(path.glob("*.npy")):
-        found = NumpyFolder(path)
-    else:
+def _folder(path: Path, column: str | None, kind: str | None) -> Source:
+    there = _kinds(path)
+    if not there:
         raise InputError(_unknown(path))
+    if kind is None and len(there) > 1:
+        raise InputError(
+            f"{path} holds files of several kinds, {' and '.join(there)}, of which one is read: "
+            f"choose with {' or '.join(f'--format {each}' for each in there)}"
+        )
+    chosen = kind or there[0]
+    if chosen not in there:
+        raise InputError(f"--format {chosen}: {path} holds {' and '.join(there)}: name that")
+    if chosen == "arrow":
+        return ArrowFolder(path, column)
     if column is not None:
-        raise InputError(f"--column is for an Arrow data set, and {path} is none: leave it out")
-    return found
+        raise InputError(f"--column is for an Arrow data set, not for {chosen}: leave it out")
+    if chosen == "deepspec":
+        return DeepSpecCache(path)
+    if chosen == "safetensors":
+        return SafetensorsFolder(path)
+    return open_flat(path) if (path / STATES).exists() else NumpyFolder(path)
+
+
+def _kinds(path: Path) -> list[str]:
+    """The kinds of files in a folder, of `KINDS`."""
+    there = {
+        "safetensors": bool(files_of(path, ".safetensors")),
+        "npy": bool(files_of(path, ".npy")),
+        "arrow": (path / STATE).exists(),
+        "deepspec": (path / INDEX).exists(),
+    }
+    return [kind for kind in KINDS if there[kind]]
 
 
 def _array(
@@ -115,6 +141,10 @@ def _unknown(path: Path) -> str:
         advice += "safetensors with the program that it is from"
     elif ".zst" in held:
         advice = "; unpack *.zst first, with `zstd -d`"
+    elif ".npz" in held:
+        advice = "; save each array of an .npz, as numpy.load gives it, as .npy"
+    elif set(held) & {".h5", ".hdf5"}:
+        advice = "; save the arrays of HDF5 as .npy, or as safetensors"
     elif (path / "dataset_dict.json").is_file():
         advice = "; it has several splits: name the folder of one"
     return (

@@ -95,8 +95,9 @@ def import_source(
     names = layers or source.layer_names or [f"stored {i}" for i in range(first.states.shape[1])]
     if len(names) != first.states.shape[1]:
         raise InputError(
-            f"the samples have {counted(first.states.shape[1], 'layer')}, and {len(names)} are "
-            f"named: {', '.join(map(str, names))}"
+            f"the samples have {counted(first.states.shape[1], 'layer')}, and "
+            f"{len(names)} {'is' if len(names) == 1 else 'are'} named: "
+            f"{', '.join(map(str, names))}: name each layer once with --layers"
         )
     if shard_tokens is None:
         shard_tokens = SHARD_TOKENS if 2 * source.longest <= SHARD_TOKENS else 2 * source.longest
@@ -137,7 +138,7 @@ def import_source(
                     )
                 except (InputError, NonFiniteError) as error:
                     if not skip_bad:
-                        raise
+                        raise _with_options(error) from None
                     if key not in writer:  # else the error is of one that was dropped
                         skipped[key] = str(error)
         if skip_bad:
@@ -161,6 +162,17 @@ def _first(source: Source, skipped: dict[str, str], skip_bad: bool) -> Sample:
                 raise
             skipped[key] = str(error)
     raise InputError(f"there is no sample that can be read: {_bad(skipped) if skipped else 'none'}")
+
+
+def _with_options(error: InputError | NonFiniteError) -> InputError | NonFiniteError:
+    """An error of the writer with what an import has to offer."""
+    if not isinstance(error, NonFiniteError):
+        return error
+    what = str(error).partition(": look at the model")[0]
+    return NonFiniteError(
+        f"{what}: leave such samples out with --skip-bad, or choose --encoding bfloat16 or float32 "
+        "where values are large and finite"
+    )
 
 
 def _digest(sample: Sample) -> str:

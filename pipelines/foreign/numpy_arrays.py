@@ -5,6 +5,7 @@ Nothing is unpickled: arrays of objects are refused.
 
 from __future__ import annotations
 
+import warnings
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, counted
-from bertvision.pipelines.files import read_json
+from bertvision.pipelines.files import check_regular, read_json
 from bertvision.pipelines.foreign.sample import (
     LABELS,
     Sample,
@@ -23,6 +24,9 @@ from bertvision.pipelines.foreign.sample import (
     as_layers,
     as_tensor,
     check_ids,
+    files_of,
+    native,
+    whole_numbers,
 )
 
 STATES, LENGTHS, IDS, KEYS = "hidden_states.npy", "lengths.npy", "input_ids.npy", "keys.json"
@@ -34,9 +38,10 @@ class NumpyArray(Source):
     """One array of all samples.
 
     Args:
-        states: (samples, seq, layers, hidden), or (samples, seq, hidden); with ``lengths`` padded
-            behind, or flat: (tokens, layers, hidden) or (tokens, hidden).
-        lengths: (samples,) tokens of each; where they add up to the first axis, it is flat.
+        states: (samples, seq, layers, hidden); with ``lengths`` padded behind, also (samples, seq,
+            hidden), or flat: (tokens, layers, hidden) or (tokens, hidden).
+        lengths: (samples,) tokens of each; where they add up to the first axis, it is flat. An
+            array of three axes may be either, and needs them, or ids of (samples, seq).
         input_ids: as the first axes of ``states``, or None.
         keys: of the samples; by default their numbers.
         beside: other arrays by name: ``labels.NAME`` (samples, …), others as the tokens lie.
@@ -65,6 +70,14 @@ class NumpyArray(Source):
                                  "whole number for each sample")  # fmt: skip
             lengths = lengths.astype(np.int64)
         flat = lengths is not None and lengths.sum() == shape[0] and len(shape) < 4
+        padded_ids = input_ids is not None and input_ids.shape == shape[:2]
+        if lengths is None and len(shape) == 3 and not padded_ids:
+            raise InputError(
+                f"an array of shape {shape} may be (samples, seq, hidden) or (tokens, layers, "
+                "hidden): say which by the tokens of each sample, with --lengths LENGTHS.npy (or "
+                f"{LENGTHS} beside {STATES} in a folder), of whole numbers that are {shape[1]} at "
+                f"most or add up to {shape[0]}"
+            )
         if lengths is None and len(shape) in (3, 4):
             lengths = np.full(shape[0], shape[1], np.int64)
         if (
@@ -77,11 +90,13 @@ class NumpyArray(Source):
             said = "none" if lengths is None else f"{len(lengths):,}, {lengths.sum():,} in all"
             raise InputError(
                 f"an array of shape {shape} and lengths ({said}) do not belong together: give "
-                "(samples, seq, layers, hidden) or (samples, seq, hidden), with or without the "
-                "lengths of the samples, or (tokens, layers, hidden) or (tokens, hidden) with them"
+                "(samples, seq, layers, hidden), with or without the lengths of the samples, or "
+                "with them (samples, seq, hidden), (tokens, layers, hidden) or (tokens, hidden)"
             )
         self._lengths, self._flat = lengths, flat
         self._first = np.cumsum(lengths) - lengths
+        if input_ids is not None:
+            whole_numbers("input_ids", input_ids[:0])
         self._ids, self._beside = input_ids, beside or {}
         for name, array in {"input_ids": input_ids, **self._beside}.items():
             due = (len(lengths),) if name.startswith(LABELS) else shape[: 1 if flat else 2]
@@ -100,13 +115,13 @@ class NumpyArray(Source):
         """See `Source.read`."""
         name = f"sample {self.keys[position]!r}"
         states = as_layers(name, self._tensor(self._part(self._states, position)))
-        ids = None if self._ids is None else np.array(self._part(self._ids, position))
+        ids = None if self._ids is None else native(self._part(self._ids, position))
         labels, fields = {}, {}
         for of, array in self._beside.items():
             if of.startswith(LABELS):
-                labels[of.removeprefix(LABELS)] = np.array(array[position])
+                labels[of.removeprefix(LABELS)] = native(array[position])
             else:
-                fields[of] = np.array(self._part(array, position))
+                fields[of] = native(self._part(array, position))
         return Sample(states, ids, labels, fields)
 
     def _part(self, array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
@@ -132,7 +147,7 @@ class NumpyFolder(Source):
     kind = "NumPy files"
 
     def __init__(self, folder: Path) -> None:
-        paths = {path.stem: path for path in sorted(folder.glob("*.npy"))}
+        paths = {path.stem: path for path in files_of(folder, ".npy")}
         self._paths = {k: p for k, p in paths.items() if not k.endswith(".input_ids")}
         self._ids = {k: paths[n] for k in self._paths if (n := f"{k}.input_ids") in paths}
         self.longest, self.bad, self.keys = 0, dict[str, str](), list[str]()
@@ -147,8 +162,10 @@ class NumpyFolder(Source):
         """See `Source.read`."""
         key = self.keys[position]
         states = as_layers(str(self._paths[key]), as_tensor(load_array(self._paths[key])))
-        ids = np.array(load_array(self._ids[key])) if key in self._ids else None
-        check_ids(str(self._paths[key]), len(states), ids)
+        ids = None
+        if key in self._ids:
+            ids = whole_numbers(str(self._ids[key]), load_array(self._ids[key]))
+        check_ids(str(self._paths[key]), states.shape, ids)
         return Sample(states, ids)
 
 
@@ -156,14 +173,23 @@ def load_array(path: Path) -> npt.NDArray[Any]:
     """An array out of an ``.npy`` file, mapped into memory.
 
     Raises:
-        InputError: it is damaged, or holds objects, which would have to be unpickled.
+        InputError: it is damaged, no regular file, or holds objects, which would have to be
+            unpickled.
     """
+    check_regular(path)
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers of old versions, and sizes that overflow
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # the header is parsed as Python's, which fails in many ways
         raise InputError(f"{path} is no whole .npy file of numbers: {error}") from None
     if not isinstance(found, np.ndarray) or not found.ndim:
         raise InputError(f"{path} is no array of hidden states: give .npy files of one array each")
+    if not found.size or found.dtype.kind not in "biuf":
+        raise InputError(
+            f"{path} holds {found.dtype} of shape {found.shape}: give an array of numbers, no axis "
+            "of which is 0"
+        )
     return found
 
 
@@ -174,7 +200,7 @@ def load_raw(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]
         InputError: the file is of another size.
     """
     stored = np.dtype("<u2" if dtype == "bfloat16" else f"<f{int(dtype[5:]) // 8}")
-    size, due = path.stat().st_size, prod(shape) * stored.itemsize
+    size, due = check_regular(path).stat().st_size, prod(shape) * stored.itemsize
     if size != due or not due or min(shape) < 1:
         raise InputError(
             f"{path} has {size:,} bytes: {dtype} of shape {shape} has {due:,}; give --dtype and "
@@ -189,11 +215,11 @@ def open_flat(folder: Path) -> NumpyArray:
     Raises:
         InputError: a file is damaged, or they do not belong together.
     """
-    paths = {path.name: path for path in sorted(folder.glob("*.npy"))}
+    paths = {path.name: path for path in files_of(folder, ".npy")}
     states = load_array(paths.pop(STATES))
     lengths, ids = (load_array(paths.pop(n)) if n in paths else None for n in (LENGTHS, IDS))
     keys = None
-    if (folder / KEYS).is_file():
+    if (folder / KEYS).exists():
         keys = read_json(folder / KEYS, 1 << 30)
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise InputError(f"{folder / KEYS} is no list of keys")

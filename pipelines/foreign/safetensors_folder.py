@@ -15,7 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from bertvision.errors import InputError
-from bertvision.pipelines.foreign.sample import Sample, Source, sample_of
+from bertvision.pipelines.files import check_regular
+from bertvision.pipelines.foreign.sample import Sample, Source, files_of, no_states, sample_of
 
 KEY = "key"
 """What an exported file calls the key of its example, among its metadata."""
@@ -40,7 +41,7 @@ class SafetensorsFolder(Source):
     def __init__(self, folder: Path) -> None:
         found, bad = dict[str, Path](), dict[str, str]()
         self.longest = 0
-        for path in sorted(folder.glob("*.safetensors"), key=_order):
+        for path in sorted(files_of(folder, ".safetensors"), key=_order):
             try:
                 key, tokens = _header(path)
             except InputError as error:
@@ -65,14 +66,16 @@ def _header(path: Path) -> tuple[str, int]:
     """Key and tokens of a file."""
     with _opened(path) as file:
         if "hidden_states" not in (names := list(file.keys())):
-            raise InputError(f"{path} has no hidden_states: it has {', '.join(sorted(names))}")
+            raise InputError(no_states(str(path), names))
         shape = file.get_slice("hidden_states").get_shape()
-        return (file.metadata() or {}).get(KEY, _key(path)), shape[0] if shape else 0
+        # without numbers a shape may have any size
+        return (file.metadata() or {}).get(KEY, _key(path)), shape[0] if shape and all(shape) else 0
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A safetensors file; what is wrong with it is said with its name."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ LABELS = "labels."
 """Before the name of what a sample has as a whole, in files that are imported and exported."""
 _IDS = ("token_ids", "input_ids")
 _SCALES = "hidden_states_scales"
+_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class Sample(NamedTuple):
@@ -63,6 +65,16 @@ class Source(ABC):
         """
 
 
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    """The files of a folder with a suffix, by name; hidden ones are of the system that copied it.
+
+    Args:
+        folder: Folder of the samples.
+        suffix: End of the names, such as ``.npy``.
+    """
+    return sorted(p for p in folder.glob(f"*{suffix}") if not p.name.startswith("."))
+
+
 def as_layers(name: str, states: Tensor) -> Tensor:
     """States of one sample as (seq, layers, hidden): what has no axis of layers has one layer.
 
@@ -74,9 +86,14 @@ def as_layers(name: str, states: Tensor) -> Tensor:
         InputError: it is neither, or no floats.
     """
     if states.ndim not in (2, 3) or not states.is_floating_point() or 0 in states.shape:
+        hint = ""
+        if states.ndim == 4 and states.shape[0] == 1:
+            hint = "; leave the axis of the batch out, as with states[0]"
+        elif states.ndim in (2, 3) and len(states) == 0:
+            hint = "; a sample without tokens is none"
         raise InputError(
             f"{name} holds {states.dtype} of shape {tuple(states.shape)}: hidden states are "
-            "floats (tokens, layers, hidden) or (tokens, hidden)"
+            f"floats (tokens, layers, hidden) or (tokens, hidden){hint}"
         )
     if states.dtype.itemsize == 1:  # float8 of several kinds
         states = states.to(torch.float32)
@@ -96,21 +113,17 @@ def sample_of(name: str, tensors: Mapping[str, Tensor]) -> Sample:
         InputError: there are no hidden states, or as many tokens as ids.
     """
     if "hidden_states" not in tensors:
-        raise InputError(f"{name} has no hidden_states: it has {', '.join(sorted(tensors))}")
-    states = as_layers(name, tensors["hidden_states"])
+        raise InputError(no_states(name, tensors))
+    given = tensors["hidden_states"]
+    states = as_layers(name, given)
     if (scales := tensors.get(_SCALES)) is not None:
-        try:
-            states = states * scales.to(torch.float32)
-        except RuntimeError:
-            raise InputError(
-                f"{name}: {_SCALES} of shape {tuple(scales.shape)} are not those of hidden states "
-                f"of shape {tuple(states.shape)}"
-            ) from None
-    ids = next((tensors[of].numpy() for of in _IDS if of in tensors), None)
-    check_ids(name, len(states), ids)
+        states = _scaled(name, states, scales, given.ndim)
+    tokens = next((tensors[of] for of in _IDS if of in tensors), None)
+    ids = None if tokens is None else whole_numbers(name, tokens)
+    check_ids(name, states.shape, ids)
     labels, fields = {}, {}
     for key, tensor in tensors.items():
-        if key in (*_IDS, _SCALES, "hidden_states") or tensor.dtype == torch.bfloat16:
+        if key in (*_IDS, _SCALES, "hidden_states") or not _is_of_numpy(tensor):
             continue
         if key.startswith(LABELS):
             labels[key.removeprefix(LABELS)] = tensor.numpy()
@@ -119,17 +132,88 @@ def sample_of(name: str, tensors: Mapping[str, Tensor]) -> Sample:
     return Sample(states, ids, labels, fields)
 
 
-def check_ids(name: str, tokens: int, ids: npt.NDArray[Any] | None) -> None:
+def no_states(name: str, names: Iterable[str]) -> str:
+    """The message of a file that lacks hidden states: its name, and those of what it has."""
+    return (
+        f"{name} has no hidden_states: it has {', '.join(sorted(names)) or 'nothing'}; save the "
+        "states of all layers as hidden_states, (tokens, layers, hidden)"
+    )
+
+
+def _scaled(name: str, states: Tensor, scales: Tensor, axes: int) -> Tensor:
+    """States times their scales, which may lack axes but give none more.
+
+    Args:
+        name: Name of the file.
+        states: Tensor (seq, layers, hidden).
+        scales: Tensor of factors, as the file has them.
+        axes: Number of axes that the states have in the file.
+    """
+    if axes == scales.ndim == 2:  # the states had no axis of layers
+        scales = scales.unsqueeze(1)
+    short = scales.ndim <= states.ndim and not scales.is_complex()
+    fits = short and all(
+        n in (1, due) for n, due in zip(scales.shape[::-1], states.shape[::-1], strict=False)
+    )
+    if not fits:
+        raise InputError(
+            f"{name}: {_SCALES} of shape {tuple(scales.shape)} are not those of hidden states "
+            f"of shape {tuple(states.shape)}"
+        )
+    return states * scales.to(torch.float32)
+
+
+def _is_of_numpy(tensor: Tensor) -> bool:
+    """Whether NumPy has its type, as it has not of bfloat16 and floats of 8 bits."""
+    return not tensor.is_floating_point() or tensor.dtype in _FLOATS
+
+
+def whole_numbers(name: str, ids: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Token ids as an array.
+
+    Raises:
+        InputError: they are no whole numbers.
+    """
+    whole = (
+        ids.dtype.kind in "iu"
+        if isinstance(ids, np.ndarray)
+        else (not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool)
+    )
+    if not whole:
+        raise InputError(
+            f"{name} has token ids of {ids.dtype}, which are no whole numbers: save them as int32 "
+            "or int64"
+        )
+    return native(ids) if isinstance(ids, np.ndarray) else ids.numpy()
+
+
+def check_ids(name: str, shape: Sequence[int], ids: npt.NDArray[Any] | None) -> None:
     """Check that there is an id for each token.
+
+    Args:
+        name: Name of the sample.
+        shape: Shape of its hidden states, (seq, layers, hidden).
+        ids: Token ids, or None.
 
     Raises:
         InputError: there is not: the hidden states may be those of other tokens.
     """
-    if ids is not None and ids.shape != (tokens,):
+    if ids is not None and ids.shape != (shape[0],):
+        turned = len(ids.shape) == 1 and len(ids) == shape[1]
         raise InputError(
-            f"{name} has hidden states of {counted(tokens, 'token')} and token ids of shape "
-            f"{ids.shape}: they are not of one text; compute it again"
+            f"{name} has hidden states of {counted(shape[0], 'token')} and token ids of shape "
+            f"{ids.shape}: "
+            + (
+                "they are (layers, tokens, hidden), it seems; save them as (tokens, layers, hidden)"
+                if turned
+                else "they are not of one text; compute it again"
+            )
         )
+
+
+def native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array out of a file in memory of its own, in this machine's order of bytes."""
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Tensor:
@@ -139,6 +223,6 @@ def as_tensor(array: npt.NDArray[Any]) -> Tensor:
         InputError: its numbers are of no kind that tensors are.
     """
     try:
-        return torch.from_numpy(np.array(array, order="C"))
+        return torch.from_numpy(native(array))
     except TypeError:
         raise InputError(f"{array.dtype} is no type of hidden states: give floats") from None

@@ -40,6 +40,11 @@ def facts(
             if split.misfits and source_split(name, task) == name
             else ""
         )
+        + (
+            f", {len(split.shared):,} of the source that share a text with dev left out"
+            if split.shared and source_split(name, task) == name
+            else ""
+        )
         for name, split in config.data.items()
     ]
     loaded = load_task(task.name)

@@ -42,6 +42,8 @@ class TaskConfig(Settings):
     """Keep only the answerable questions of every split."""
     skip_bad: bool = False
     """Leave malformed questions out instead of refusing the file."""
+    skip_shared: bool = False
+    """Leave out items of ``train`` that share a text with ``dev``."""
     tune_fraction: float = Field(0.05, ge=0, lt=1)
     """Part of the training items held out, for no-answer thresholds and the best epoch."""
     dev_fraction: float = Field(0.0, ge=0, lt=1)

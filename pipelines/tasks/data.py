@@ -31,4 +31,5 @@ class TaskData:
     classes: tuple[str, ...] = ()
     """Names of the classes; empty where there are none: spans, scores."""
     misfits: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     """Ids of items that were left out because no window holds them."""

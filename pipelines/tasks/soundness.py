@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
 
 from bertvision.pipelines.records import Count, Record
 
 log = logging.getLogger(__name__)
 
 _SERIOUS: Final = 0.05
+_SHOWN, _LONGEST = 3, 60  # texts in a message, and characters of each
 _ORDER: Final = ("train", "tune", "dev", "test")
 
 Example = tuple[Hashable, Hashable | None]
@@ -105,14 +107,70 @@ def is_doubtful(splits: Mapping[str, SplitSoundness]) -> bool:
     return any(split.is_doubtful for split in splits.values())
 
 
-def report_doubts(name: str, splits: Mapping[str, Sequence[Example]]) -> None:
+def sharing(
+    texts: Callable[[Any], tuple[str, ...]], items: Sequence[Any], others: Sequence[Any]
+) -> list[str | None]:
+    """A text that each item has in common with others, whatever its case and its spaces.
+
+    Args:
+        texts: The texts of an item, as `Task.texts`.
+        items: Items of a split.
+        others: Items of another split.
+
+    Returns:
+        Of each item the text, or None.
+    """
+    plain = cache(_plain)  # contexts of SQuAD are those of many questions
+    there = {plain(text) for item in others for text in texts(item)}
+    return [next((text for text in texts(item) if plain(text) in there), None) for item in items]
+
+
+def report_shared(
+    texts: Callable[[Any], tuple[str, ...]],
+    train: Sequence[Any],
+    dev: Sequence[Any],
+    advice: str = "",
+) -> None:
+    """Warn of texts that are in train and in dev, with their number and examples.
+
+    Args:
+        texts: The texts of an item, as `Task.texts`.
+        train: Items of train.
+        dev: Items of dev.
+        advice: End of the message.
+    """
+    found = [text for text in sharing(texts, dev, train) if text is not None]
+    if not found:
+        return
+    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(found))[:_SHOWN])
+    log.warning(
+        "%s of %s rows of dev have a text that is in train too (such as %s), so that scores are "
+        "higher than of new texts%s",
+        *(f"{len(found):,}", f"{len(dev):,}", shown, advice),
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def report_doubts(
+    name: str, splits: Mapping[str, Sequence[Example]], *, together: bool = True
+) -> None:
     """Say once, of new data, what is wrong with them: a warning where it is doubtful, else a note.
 
     Args:
         name: of the data set.
         splits: as of `soundness`.
+        together: Whether splits are compared; else each is looked at by itself.
     """
     checked = soundness(splits)
+    if not together:
+        checked = {split: soundness({split: splits[split]})[split] for split in checked}
     if text := doubts(checked):
         level = logging.WARNING if is_doubtful(checked) else logging.INFO
         log.log(level, "the data of %s contradict themselves or overlap: %s", name, text)

@@ -105,6 +105,10 @@ class Task(ABC):
         """What keeps items together when a part is held out: those of one text."""
         return str(item.text)
 
+    def texts(self, item: Any) -> tuple[str, ...]:
+        """The texts of an item, none of which should be both in ``train`` and in ``dev``."""
+        return (self.group(item),)
+
     def grouping(self, items: Sequence[Any]) -> Callable[[Any], str]:
         """What keeps items together that share any of their texts, also through others.
 

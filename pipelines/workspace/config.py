@@ -46,6 +46,10 @@ class ModelConfig(Settings):
     hidden_size: int
     num_hidden_layers: int
     """Transformer layers; there is one hidden state more, the embedding output."""
+    output_layer: Literal["kept", "reordered", "new"] | None = None
+    """Whether fine-tuning begins with the output layer that the checkpoint has of other data, as it
+    is or with its classes in the order of these data; None where it has none, and in workspaces of
+    earlier versions, which kept it as it was."""
 
 
 class DataConfig(Settings):
@@ -60,12 +64,16 @@ class DataConfig(Settings):
     misfits: tuple[str, ...] = ()
     """Ids of items of the source that are left out because no window holds them (``skip_bad``); the
     file does not say it where there are none."""
+    shared: tuple[str, ...] = ()
+    """Ids of items of ``train`` that are left out because a text of theirs is in ``dev``
+    (``skip_shared``), likewise."""
 
     @model_serializer(mode="wrap")
     def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
-        if not self.misfits:
-            del values["misfits"]
+        for name in ("misfits", "shared"):
+            if not values[name]:
+                del values[name]
         return values
 
 
@@ -175,7 +183,11 @@ class FinetuneConfig(Settings):
 
 
 _LATER = {
-    "task": ("classes", "text", "pair", "label", "dev_fraction", "linked", "windows", "date"),
+    "model": ("output_layer",),
+    "task": (
+        *("classes", "text", "pair", "label", "dev_fraction", "linked", "windows", "date"),
+        "skip_shared",
+    ),
     "finetune": (
         *("spare_vectors", "variant", "nested", "order"),
         *("temperature", "labels_weight", "teacher_sha256", "init_from"),
@@ -205,6 +217,8 @@ class WorkspaceConfig(Settings):
         if self.finetune.init_from is not None:  # likewise where the start is
             values["finetune"]["init_from"] = True
             del values["model"]["name_or_path"]
+        if self.model.output_layer == "kept":  # as earlier versions did without a word
+            values["model"]["output_layer"] = None
         for section, fields in _LATER.items():
             defaults = type(getattr(self, section)).model_fields
             for field in fields:  # of what is not set nothing is said

@@ -17,12 +17,13 @@ from bertvision.pipelines.encoders.loading import (
     find_unloaded,
     load_tokenizer,
 )
+from bertvision.pipelines.encoders.output_layer import OutputOrigin, choose_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
-from bertvision.pipelines.tasks.soundness import report_doubts, report_skipped
+from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.variants.registry import fitting_depth
 from bertvision.pipelines.workspace.config import (
@@ -34,7 +35,12 @@ from bertvision.pipelines.workspace.config import (
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import check_starts, checkpoint_for
 from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.selection import fitting, selected_data, source_split
+from bertvision.pipelines.workspace.selection import (
+    fitting,
+    selected_data,
+    source_split,
+    without_shared,
+)
 from bertvision.pipelines.workspace.snapshots import (
     library_versions,
     of_teacher,
@@ -132,8 +138,27 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     kind.check_data(read["train"].items, str(sources["train"]))
     tokenizer = load_tokenizer(checkpoint.folder)
     read = fitting(read, kind, tokenizer, task)
-    report_doubts(name, {k: list(map(kind.example, found.items)) for k, found in read.items()})
-    return _config(checkpoint, task, finetune, selected_data(sources, read, task, finetune))
+    read = without_shared(read, kind, task)
+    examples = {k: list(map(kind.example, found.items)) for k, found in read.items()}
+    report_doubts(name, examples, together=False)
+    if {"train", "dev"} <= set(read):
+        advice = "; --skip-shared leaves such rows out of train"
+        report_shared(kind.texts, read["train"].items, read["dev"].items, advice)
+    data = selected_data(sources, read, task, finetune)
+    return _config(checkpoint, task, finetune, data, output=_output(checkpoint, task, options))
+
+
+def _output(
+    checkpoint: PretrainedEncoder, task: TaskConfig, options: FinetuneOptions
+) -> OutputOrigin | None:
+    """Whether the output layer of the checkpoint is begun with; it is said."""
+    if options.init_from is not None:  # of which the encoder alone is taken
+        return None
+    kind = load_task(task.name)
+    choice = choose_output(checkpoint, kind.model_class, kind.model_options(task))
+    if choice.reason:
+        log.log(logging.WARNING if choice.origin == "new" else logging.INFO, "%s", choice.reason)
+    return choice.origin
 
 
 def _check_sources(kind: Task, options: FinetuneOptions) -> None:
@@ -216,6 +241,7 @@ def _config(
     finetune: FinetuneConfig,
     data: dict[str, DataConfig],
     weights: bool = True,
+    output: OutputOrigin | None = None,
 ) -> WorkspaceConfig:
     size = dimensions(checkpoint.config)
     return WorkspaceConfig(
@@ -227,6 +253,7 @@ def _config(
             num_hidden_layers=fitting_depth(
                 finetune.variant, size.layers, load_task(task.name).kind, checkpoint
             ),
+            output_layer=output,
         ),
         task=task,
         data=data,

@@ -18,7 +18,7 @@ from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
-from bertvision.pipelines.tasks.soundness import report_doubts, report_skipped
+from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.dataset_record import (
@@ -106,7 +106,7 @@ class Dataset:
                 f"{found.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
                 "or start another --workspace"
             )
-        out = set(recorded.misfits)
+        out = {*recorded.misfits, *recorded.shared}
         items = [item for item in found.items if item.id not in out] if out else found.items
         if self.finetune is None:
             return items
@@ -144,6 +144,8 @@ class Dataset:
             return False
         examples = {split: list(map(self.task.example, self.items(split))) for split in self.data}
         report_doubts(self.name, examples)
+        if {"train", "dev"} <= set(self.data):
+            report_shared(self.task.texts, self.items("train"), self.items("dev"))
         write_record(path, DatasetRecord(task=self.config, data=dict(self.data)))
         return True
 

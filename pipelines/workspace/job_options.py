@@ -105,6 +105,9 @@ class FinetuneOptions(Options):
     ] = None
     answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
     skip_bad: Annotated[bool | None, Option("Skip what is malformed or fits no window.")] = None
+    skip_shared: Annotated[
+        bool | None, Option("Leave out of train what has a text that is in dev too.")
+    ] = None
     max_length: Annotated[
         int | None, Option("Tokens of a window (default 386, of sentences 128).")
     ] = None

@@ -20,6 +20,7 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     new_model,
 )
+from bertvision.pipelines.encoders.output_layer import load_with_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.special_tokens import special_ends
@@ -92,14 +93,19 @@ def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> Pretra
 def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreTrainedModel:
     """The pretrained encoder as fine-tuning begins with it.
 
-    It has the task's output layer, made new from the workspace's seed, and the variants' changes.
+    It has the task's output layer, made new from the workspace's seed or that of the checkpoint
+    (`ModelConfig.output_layer`), and the variants' changes.
     """
     config = workspace.config
     kind = load_task(config.task.name)
     seed, options = config.finetune.seed, kind.model_options(config.task)
     torch.manual_seed(seed)
     if config.finetune.init_from is None:
-        model = load_model(checkpoint.folder, kind.model_class, **options)
+        model = load_with_output(
+            *(checkpoint.folder, kind.model_class, checkpoint.config, options),
+            origin=config.model.output_layer,
+            seed=seed,
+        )
     else:  # an output layer that is called as the other task's is as new as any
         model = new_model(checkpoint.config, kind.model_class, seed=seed, **options)
         if _put(encoder_of(checkpoint.folder), model):

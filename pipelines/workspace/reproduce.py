@@ -85,6 +85,16 @@ def stored_options(split: StoredSplit) -> ExtractOptions:
     )
 
 
+def not_extracted(split: StoredSplit) -> str | None:
+    """Where a split comes from that no workspace can extract again; None of one that it can."""
+    made_from = split.record.provenance
+    if "task" in made_from or made_from.get("shuffled_from"):
+        return None
+    if (source := made_from.get("imported_from")) is not None:
+        return f"{split.name} was imported ({source}), and not extracted by `bertvision extract`"
+    return f"{split.name} was written by a program, and not extracted by `bertvision extract`"
+
+
 def extraction_command(split: StoredSplit, tokens: TokenPooling) -> str:
     """The command that ends the extraction of a split: with the options it was begun with.
 

@@ -145,13 +145,59 @@ def selected_data(
                 sha256=read[origin].sha256,
                 questions=count,
                 misfits=read[origin].misfits,
+                shared=read[origin].shared,
             )
         elif split != "tune":
+            items = read[origin].items
             raise InputError(
-                f"{sources[origin]} leaves nothing for the split {split!r}: use more data, or "
-                "a larger --train-questions"
+                f"{sources[origin]} leaves nothing for the split {split!r}: "
+                f"{_why_nothing(items, origin, task, kind)}"
             )
     return data
+
+
+def _why_nothing(items: list[Any], origin: str, task: TaskConfig, kind: Task) -> str:
+    """Why a part of the items of a source is empty, and what to do."""
+    group = kind.grouping(items) if task.linked else kind.group
+    if origin == "train" and len(items) > 1 and len({group(item) for item in items}) == 1:
+        texts = Counter(text for item in items for text in set(kind.texts(item)))
+        text, count = texts.most_common(1)[0]
+        return (
+            f"its {len(items):,} {kind.words[1]} are held out together, as they share texts, such "
+            f"as {reprlib.repr(text)} in {count:,} of them; give --train and --dev, each a file of "
+            "its own"
+        )
+    return "use more data, or a larger --train-questions"
+
+
+def without_shared(
+    read: Mapping[str, TaskData], kind: Task, task: TaskConfig
+) -> dict[str, TaskData]:
+    """What was read of each split, without the items of train whose texts are in dev, if asked.
+
+    Raises:
+        InputError: nothing is left to train on.
+    """
+    from bertvision.pipelines.tasks.soundness import sharing
+
+    found = dict(read)
+    if not task.skip_shared or not {"train", "dev"} <= set(read):
+        return found
+    out = sharing(kind.texts, read["train"].items, read["dev"].items)
+    kept = [item for item, text in zip(read["train"].items, out, strict=True) if text is None]
+    if not kept:
+        raise InputError(
+            f"--skip-shared leaves nothing of train: each of its {len(out):,} {kind.words[1]} has "
+            "a text that is in dev too; give other data, or leave --skip-shared out"
+        )
+    ids = [x.id for x, text in zip(read["train"].items, out, strict=True) if text is not None]
+    if ids:
+        log.warning(
+            "left out: %s of %s %s of train have a text that is in dev too",
+            *(f"{len(ids):,}", f"{len(out):,}", kind.words[1]),
+        )
+    found["train"] = replace(read["train"], items=kept, shared=tuple(ids))
+    return found
 
 
 def trained_on(config: WorkspaceConfig) -> dict[str, object]:
@@ -166,6 +212,7 @@ def trained_on(config: WorkspaceConfig) -> dict[str, object]:
         "train_questions": finetune.train_questions,
         "nested": finetune.nested,
         "misfits": config.data["train"].misfits,
+        "shared": config.data["train"].shared,
         **({"seed": finetune.seed} if chosen else {}),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertvision.errors import UnknownNameError
 from bertvision.pipelines.analysis.structure.options import StructureOptions, treebank_splits
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.arguments.analyses import analysed
@@ -55,13 +56,20 @@ def structure(
 
         return measure(space, tags, split=split, options=options, plot=figure)
 
-    return analysed(
-        run,
-        tags,
-        treebank_splits(split),
-        scheduler="threads",
-        plot=plot,
-        csv=csv,
-        workspace=workspace,
-        store=store,
-    )
+    try:
+        return analysed(
+            run,
+            tags,
+            treebank_splits(split),
+            scheduler="threads",
+            plot=plot,
+            csv=csv,
+            workspace=workspace,
+            store=store,
+        )
+    except UnknownNameError as error:
+        if f"no split {split!r}" not in str(error):
+            raise
+        raise UnknownNameError(
+            f"{error}; a part that is stored is scored with --split, such as --split treebank-dev"
+        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bertvision.errors import InputError, counted
+from bertvision.pipelines.workspace.reproduce import not_extracted
 from bertvision.verbs.arguments.checks import find_workspace
 from bertvision.verbs.arguments.reading import (
     Layers,
@@ -27,8 +28,12 @@ class Audited(ShownRecord):
         """What is wrong, and what that says of the whole split."""
         sampled, examples, wrong = values["sampled"], values["examples"], values["wrong"]
         of = f"{sampled:,} of {counted(examples, 'example')} of {values['split']} computed again"
+        shared = [found["what"] for found in values["deviations"]]
         verdict = f"{counted(wrong, 'example')} wrong" if wrong else "all are as they should be"
-        lines = [f"{of}: {verdict}"]
+        if shared:
+            verdict = f"{counted(wrong, 'example')} wrong, and all others deviate together"
+            verdict = verdict if wrong else "none is wrong by itself, but all deviate together"
+        lines = [f"{of}: {verdict}", *(f"  {what}" for what in shared)]
         if sampled < examples:
             lines.append(
                 f"with {values['confidence']:.0%} confidence at most {values['at_most']:.2%} of "
@@ -94,8 +99,10 @@ def audit(
     states = parse_layers(layers)
     if model is None and (tokenizer is not None or states is not None):
         raise InputError("--tokenizer and --layers belong to an encoder: name it with --model")
-    space = None if model is not None else find_workspace(workspace, store)
     opened = open_store(workspace, store)[f"{tag}/{split}"]
+    if model is None and (reason := not_extracted(opened)) is not None:
+        raise InputError(f"{reason}: name the encoder that it is of with --model")
+    space = None if model is not None else find_workspace(workspace, store)
     from bertvision.pipelines.audit.audit import audit_split
     from bertvision.pipelines.audit.reference import of_model, of_workspace
 

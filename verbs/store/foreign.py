@@ -60,6 +60,7 @@ def import_states(
     dtype: str | None = None,
     shape: str | Iterable[int] | None = None,
     column: str | None = None,
+    format: str | None = None,  # noqa: A002
     skip_bad: bool = False,
     workspace: StrPath | None = None,
     store: StrPath | None = None,
@@ -91,6 +92,7 @@ def import_states(
         dtype: of a memory map: float16, bfloat16, float32 or float64.
         shape: of a memory map, such as ``1000,128,4,768``.
         column: of a data set, where several could be hidden states.
+        format: Kind of files, of a folder that holds several: safetensors, npy, arrow or deepspec.
         skip_bad: leave out samples that are damaged, and count them.
         workspace: folder of the experiment; by default the one you stand in.
         store: a folder or URL, made where there is none; by default the workspace's.
@@ -107,6 +109,8 @@ def import_states(
     parse_choice(compression, ("none", "zstd", "pcodec"), "--compression")
     if dtype is not None:
         parse_choice(dtype, _RAW, "--dtype")
+    if format is not None:
+        parse_choice(format, ("safetensors", "npy", "arrow", "deepspec"), "--format")
     named, sizes = _layers(layers), _shape(shape)
     path = path_of(source)
     assert path is not None
@@ -122,6 +126,7 @@ def import_states(
         dtype=dtype,
         shape=sizes,
         column=column,
+        kind=format,
     )
     kind: CompressionName = compression  # type: ignore[assignment]  # it was checked
     done = import_source(

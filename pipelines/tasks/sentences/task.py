@@ -81,6 +81,10 @@ class SentenceTask(Task):
                 "learned from it: give data with at least two classes or scores"
             )
 
+    def texts(self, item: Sentence) -> tuple[str, ...]:
+        """The sentence, or both of a pair."""
+        return tuple(filter(None, (item.text, item.pair)))
+
     def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
         """What `group` says, linked with all else that shares a text: of pairs, either text."""
         names = linked((self.group(x), *filter(None, (x.text, x.pair))) for x in items)

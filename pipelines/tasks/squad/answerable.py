@@ -35,8 +35,12 @@ class AnswerableTask(QuestionTask):
     model_class = AutoModelForSequenceClassification
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
-        """Two classes."""
-        return {"num_labels": 2}
+        """Two classes, by name."""
+        names = ("unanswerable", "answerable")
+        return {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+        }
 
     def check_data(self, items: Sequence[Question], source: str) -> None:
         """Refuse data of one class alone.

@@ -16,7 +16,7 @@ from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.squad.read import Answer, Question
-from bertvision.pipelines.tasks.squad.sources import load_squad
+from bertvision.pipelines.tasks.squad.sources import FORMS, load_squad
 from bertvision.pipelines.tasks.squad.windows import question_windows
 from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import Windows
@@ -56,8 +56,8 @@ class QuestionTask(Task):
         if (path := Path(source)).is_dir() and any(_file(path, each) for each in SPLITS):
             if (file := _file(path, split)) is None:
                 raise InputError(
-                    f"{source}: holds no {split}*.json (or the same with .gz) to read {self.name} "
-                    "from"
+                    f"{source}: holds no {split}*.json, .jsonl or .csv (or the same with .gz) to "
+                    f"read {self.name} from"
                 )
             source = str(file)
         data = load_squad(source, split, skip_bad=config.skip_bad)
@@ -122,7 +122,8 @@ def _file(folder: Path, split: str) -> Path | None:
     """The file of a split in a folder; None without one, and in a folder of Parquet files."""
     if not folder.is_dir() or on_hub(str(folder)):
         return None
-    found = sorted(p for end in ("", ".gz") for p in folder.glob(f"{split}*.json{end}"))
+    ends = [f"{form}{end}" for form in FORMS for end in ("", ".gz")]
+    found = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
     later = [path for path in found if "-v1.1" not in path.name]
     if len(found) < 2 or len(later) == 1:
         return next(iter(later or found), None)

@@ -105,23 +105,20 @@ class SquadReader:
                 self._question(qa, context, f"{at}.qas[{i}]")
 
     def row(self, row: dict[str, Any], at: str) -> None:
-        """A row of a data set: answers are two lists, and none of them means unanswerable."""
+        """A row of a data set: answers are two lists, or objects as in SQuAD's own files.
+
+        A row without answers is an unanswerable question.
+        """
         with self._part():
-            place = f"{at}.answers"
-            columns = _field(row, "answers", at, dict)
-            texts = _field(columns, "text", place, list)
-            starts = _field(columns, "answer_start", place, list)
-            if len(texts) != len(starts):
-                raise InputError(f"{place}: has {len(texts)} texts but {len(starts)} answer_starts")
-            answers = [
-                {"text": text, "answer_start": start}
-                for text, start in zip(texts, starts, strict=True)
-            ]
-            qa = {**row, "answers": answers, "is_impossible": not answers}
+            answers = _row_answers(_typed(row, at, dict), at)
+            told = row.get("is_impossible") in (True, "true", "True", "1")
+            qa = {**row, "answers": answers, "is_impossible": told or not answers}
             self._question(qa, _text(row, "context", at), at)
 
     def _question(self, qa: Any, context: str, at: str) -> None:
-        question_id = _text(_typed(qa, at, dict), "id", at)
+        if type(_typed(qa, at, dict).get("id")) is int:  # as annotation tools number them
+            qa = {**qa, "id": str(qa["id"])}
+        question_id = _text(qa, "id", at)
         question = _text(qa, "question", at)
         if not question_id:
             raise InputError(f"{at}.id: is empty")
@@ -137,9 +134,11 @@ class SquadReader:
                 f"{at}.answers: holds {len(answers)}, but is_impossible is true: an unanswerable "
                 "question has answers []"
             )
+        if "is_impossible" not in qa:
+            impossible = not answers
         if not impossible and not answers:
             raise InputError(
-                f"{at}.answers: is empty, but is_impossible is not true: an answerable question "
+                f"{at}.answers: is empty, but is_impossible is false: an answerable question "
                 "has at least one answer"
             )
         self._where[question_id] = at
@@ -154,6 +153,32 @@ class SquadReader:
         if version is None:
             version = "v2.0" if any(q.is_impossible for q in self.questions) else "v1.1"
         return SquadData(self.questions, version, self.skipped, digest or _digest(self.questions))
+
+
+def _row_answers(row: dict[str, Any], at: str) -> list[Any]:
+    """The answers of a row, an object each; of a table of texts they are written as JSON."""
+    place, answers = f"{at}.answers", row.get("answers", ())
+    if isinstance(answers, str):
+        try:
+            answers = json.loads(answers) if answers.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{place}: {_short(answers)} is no JSON ({error}): write answers as "
+                '{"text": ["Anna"], "answer_start": [0]}, with nothing between [ and ] where there '
+                "is no answer"
+            ) from error
+    if answers is None:
+        return []
+    if isinstance(answers, list):
+        return answers
+    columns = _field({"answers": answers} if "answers" in row else {}, "answers", at, dict)
+    texts = _field(columns, "text", place, list)
+    starts = _field(columns, "answer_start", place, list)
+    if len(texts) != len(starts):
+        raise InputError(f"{place}: has {len(texts)} texts but {len(starts)} answer_starts")
+    return [
+        {"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)
+    ]
 
 
 def _answer(answer: Any, context: str, at: str) -> Answer:

@@ -15,6 +15,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from bertvision.models.outputs import SpanOutput, span_loss
 from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
 from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, tune_threshold
@@ -31,6 +32,10 @@ class SpanTask(QuestionTask):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.tunes = name == "squad_v2"
+
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """Two logits of a token, of start and end, however many classes the checkpoint told."""
+        return {"num_labels": 2}
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy of start and end position, averaged over both, summed over the windows.
