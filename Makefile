@@ -61,9 +61,8 @@ check: $(STAMP) site ## Lint, format, types, import contracts, contents of the w
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 
-docs: $(STAMP) ## Write what is generated in docs/: commands, rooms, tables of results, API, errors
+docs: $(STAMP) ## Write what is generated in docs/: commands, tables of results, API, errors
 	$(BIN)/python docs/generate_cli.py
-	$(BIN)/python docs/generate_architecture.py
 	$(BIN)/python docs/generate_results.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_errors.py

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from generate_architecture import ROOT, rooms
-
+ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("reference") / "errors.md"
 BASES = ("BertvisionError", "BertvisionWarning")
 
@@ -47,13 +46,16 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def _rooms(top: Path) -> Iterator[Path]:
+    """A folder of the package and those in it."""
+    return (path.parent for path in sorted(top.rglob("__init__.py")))
+
+
 def errors() -> Iterator[tuple[ast.ClassDef, str]]:
     """The classes of errors and warnings, those of ``errors.py`` first, with their modules."""
     known = set(BASES)
-    files = [
-        ROOT / "errors.py",
-        *(f for room in rooms() for f in sorted((ROOT / room).glob("*.py"))),
-    ]
+    rooms = [room for top in sorted(ROOT.glob("*/__init__.py")) for room in _rooms(top.parent)]
+    files = [ROOT / "errors.py", *(f for room in rooms for f in sorted(room.glob("*.py")))]
     for path in files:
         for node in _parsed(path).body:
             if not isinstance(node, ast.ClassDef):
