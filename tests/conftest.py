@@ -63,6 +63,17 @@ def flushed_to_nowhere() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads: one, where processes are compared bit for bit."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def tried(record_property: Callable[[str, object], None]) -> Callable[[int, str], None]:
     """Notes how much a test tried, as docs/reliability.md tells it: a number, and of what."""

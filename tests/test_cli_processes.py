@@ -11,27 +11,17 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from processes import running
 from terminal import done
 from workspaces import write_squad
 
 BERTVISION = Path(sysconfig.get_path("scripts")) / "bertvision"
 Interrupted = Callable[[list[str], Callable[[], bool], signal.Signals], tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and processes are compared bit for bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # the option -q tells tqdm before it is imported, and in a warm process it is

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ from bertvision.pipelines.training.launch import environment, launch, meeting_pl
 from bertvision.pipelines.training.resume import StoppedError
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RUN = """
 import json, os, sys
@@ -74,15 +75,6 @@ def ranks(
             for n in range(count)
         ]
         return [child.finished() for child in started]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the processes that results are compared with."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,9 @@ from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXACT: dict[str, Any] = {"encoding": "float32", "precision": "32", "shard_tokens": 16}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and processes are compared bit for bit here."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

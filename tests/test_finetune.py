@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RUN = (
     STOP_AT
     + """
@@ -50,15 +51,6 @@ except StoppedError as error:
     sys.exit(error.exit_code)
 """
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and processes are compared bit for bit here."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.training.launch import environment, meeting_place
 from bertvision.pipelines.workspace.runs import Run, own_part
 from bertvision.pipelines.workspace.workspace import Workspace
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS = ("learned-pooling", "adapter-64-shared", "average-pooling")
 
@@ -58,15 +59,6 @@ def ranks(verb: str, root: Path, given: dict[str, Any], *kill: int) -> list[Fini
             for n in range(2)
         ]
         return [child.finished() for child in started]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the processes that results are compared with."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

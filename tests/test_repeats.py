@@ -6,12 +6,11 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import run_code
@@ -31,6 +30,8 @@ from bertvision.pipelines.workspace.records import BertScores, read_run_metrics,
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.verbs.repeats import Spread
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KILLED = """
 import json, os, signal, sys
 import bertvision
@@ -44,15 +45,6 @@ run.finetune = once
 bertvision.repeat(**json.loads(sys.argv[1]))
 """
 """A process that is killed between the first seed and the second."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and runs are compared bit for bit here."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,8 @@ from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXAMPLES = {
     "keep": "keep:1",
     "drop": "drop:1",
@@ -63,15 +64,6 @@ EXAMPLES = {
     "mlm": "mlm:0.5",
 }
 """One of each, for the encoder of two layers."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and runs are compared bit for bit here."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
