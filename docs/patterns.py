@@ -41,6 +41,8 @@ class Pattern(NamedTuple):
     reads: str
     """The analysis that a run must have for it."""
     effect: Callable[[Run], Effect]
+    confounded: str = ""
+    """The other reason that the effect may have: with one, no interval can decide the verdict."""
 
 
 def top_changes_most(run: Run) -> Effect:
@@ -128,6 +130,7 @@ PATTERNS = (
         2,
         "rsa",
         less_out_of_domain,
+        "sentences of a treebank differ from the task's pairs or windows in length and format too",
     ),
     Pattern(
         "The more, the longer it lasts",
@@ -261,12 +264,14 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
                 continue
             effects = [pattern.effect(run) for run in of]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
+            decided = len(said) == 1 and not pattern.confounded
+            doubt = f" ({pattern.confounded})" if pattern.confounded else ""
             rows.append(
                 [
-                    f"{pattern.text}: {pattern.measured}" if first else "",
+                    f"{pattern.text}: {pattern.measured}{doubt}" if first else "",
                     *place,
                     "; ".join(_text(effect, pattern.digits) for effect in effects),
-                    said.pop() if len(said) == 1 else "cannot be told",
+                    said.pop() if decided else "cannot be told",
                 ]
             )
             first = False

@@ -79,6 +79,16 @@ def test_the_layer_that_knows_most_syntax_is_compared_with_the_last(
     assert patterns.speech_before_relations(run).value == 2  # expected layers 1 and 3
 
 
+def test_no_interval_decides_what_may_have_another_reason(
+    patterns: ModuleType, run: dict[str, Any]
+) -> None:
+    rows = patterns.judged([run], docs_script("generate_results").verdict)
+    assert patterns.less_out_of_domain(run).low > 0
+    [row] = [row for row in rows if row[0].startswith("Less so on text of another domain")]
+    assert "length and format" in row[0]
+    assert row[-1] == "cannot be told"
+
+
 def test_a_pattern_holds_where_it_holds_in_the_runs_of_all_seeds(
     patterns: ModuleType, run: dict[str, Any]
 ) -> None:
