@@ -10,7 +10,8 @@ the verdict that follows from the intervals in its ``comparisons.json``; between
 ``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder;
 between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say;
 between ``<!-- spread: TASK -->`` and ``<!-- end -->`` what methods of fine-tuning come to
-over seeds.
+over seeds; between ``<!-- weights: RUNS -->`` and ``<!-- end -->`` which third of the layers has
+the largest learned weights, in runs whose names begin so (``all``: in every run).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
 _PLACE = re.compile(
-    r"(<!-- (table|claims|patterns|frozen|spread): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (table|claims|patterns|frozen|spread|weights): ([\w-]+) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 
 
@@ -49,7 +51,8 @@ def render(page: str, text: str) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match[3]
-        make = {"claims": claims, "patterns": patterns_of, "frozen": frozen, "spread": spread}
+        make = {"claims": claims, "patterns": patterns_of, "frozen": frozen}
+        make |= {"spread": spread, "weights": weights}
         made = view(views[name]) if match[2] == "table" else make[match[2]](name)
         return f"{match[1]}{made}\n{match[4]}"
 
@@ -96,6 +99,12 @@ def claims(run: str) -> str:
     lines = []
     for claim in asked:
         for first, second in claim["pairs"]:
+            if claim.get("untested"):
+                mean = f"{signed(_gain(run, first), 1).replace('-', '−')} (no interval)"
+                compared = f"{first}{sides[0]} − {second}{sides[1]}"
+                text = claim["text"] if (first, second) == tuple(claim["pairs"][0]) else ""
+                lines.append([text, compared, mean, "–", "not tested"])
+                continue
             c = found[first, second]
             low, high = (signed(c[end], 1).replace("-", "−") for end in ("low", "high"))
             shown = f"{signed(c['difference'], 1).replace('-', '−')} ({low} to {high})"
@@ -119,6 +128,21 @@ def claims(run: str) -> str:
         "are several; the intervals are of one comparison each, not of all together."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
+
+
+def _gain(run: str, head: str) -> float:
+    """What a head on a part of the data has above the encoder, in points, by the run's results.
+
+    Args:
+        run: folder of docs/results/.
+        head: NAME@fPART:TRAINED_ON, evaluated on the snapshot that it was trained on.
+    """
+    name, part, tag = re.fullmatch(r"(.+)@f([\d.]+):(.+)", head).groups()  # type: ignore[union-attr]
+    rows = json.loads((RESULTS / run / "tables" / "results.json").read_text())["rows"]
+    asked = (name, float(part), tag, tag)
+    keys = ("name", "fraction", "trained_on", "checkpoint")
+    [row] = [row for row in rows if tuple(row.get(key) for key in keys) == asked]
+    return float(row["difference"])
 
 
 def patterns_of(runs: str) -> str:
@@ -170,6 +194,36 @@ def spread(task: str) -> str:
         f"Scores on dev; {held['baseline_name']}: {trivial}. Mean ± standard "
         "deviation over seeds; the interval of the difference (Welch's t) is over seeds alone, on "
         "these examples."
+    )
+    return f"{_markdown(columns, lines)}\n\n{basis}\n"
+
+
+def weights(runs: str) -> str:
+    """Mean learned weight of the layers of each third, and whether the upper third has the most.
+
+    Args:
+        runs: beginning of the names of folders of docs/results/, or ``all``.
+    """
+    names = ("run", "head", "trained on", "seeds", "lower", "middle", "upper", "verdict")
+    columns = [Column("", n, "text" if n in names[:3] + names[-1:] else "count") for n in names]
+    lines, said = [], []
+    for path in sorted(RESULTS.glob("*/tables/pooling_weights.json")):
+        run = path.parents[1].name
+        if runs != "all" and not run.startswith(runs):
+            continue
+        for row in json.loads(path.read_text())["rows"]:
+            layers = [row[f"layer_{i}"] for i in range(1, 1 + sum("layer_" in k for k in row) - 1)]
+            size = len(layers) // 3
+            means = [sum(layers[i * size : (i + 1) * size]) / size for i in range(3)]
+            said.append("holds" if means[2] > max(means[:2]) else "does not")
+            shown = [f"{mean:.2f}" for mean in means]
+            which = [run, row["name"], row["trained_on"], str(row["seeds"])]
+            lines.append([*which, *shown, said[-1]])
+    basis = (
+        f"Mean weight of a layer in per cent, means over seeds; thirds of the transformer layers, "
+        f"without the embeddings. *Holds*: the upper third has the most, which is so in "
+        f"{said.count('holds')} of {len(said)} rows. Verdicts are signs of differences of one row "
+        "each: the rows have no interval."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
 

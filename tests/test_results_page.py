@@ -34,10 +34,32 @@ def test_every_view_stands_in_its_page_and_every_claim_was_compared(generator: M
         text += page
     for path in generator.RESULTS.glob("*/claims.toml"):
         claims = tomllib.loads(path.read_text())["claim"]
-        asked = {tuple(pair) for claim in claims for pair in claim["pairs"]}
+        tested = [claim for claim in claims if not claim.get("untested")]
+        asked = {tuple(pair) for claim in tested for pair in claim["pairs"]}
         held = json.loads((path.parent / "comparisons.json").read_text())
         assert {(c["first"], c["second"]) for c in held} == asked
         assert f"<!-- claims: {path.parent.name} -->" in text
+
+
+def test_a_claim_that_was_not_compared_is_not_decided(generator: ModuleType) -> None:
+    lines = generator.claims("squad11").splitlines()
+    start = next(i for i, line in enumerate(lines) if "enough to beat the encoder" in line)
+    rows = [line.strip("| ").split(" | ") for line in lines[start : start + 4]]
+    assert {row[-1] for row in rows} == {"not tested"}
+    assert [row[-3] for row in rows][0] == "+4.0 (no interval)"
+    assert "not tested" not in "".join(lines[:start] + lines[start + 4 :])
+
+
+def test_the_weights_of_every_head_are_judged(generator: ModuleType) -> None:
+    lines = [line.strip("| ").split(" | ") for line in generator.weights("all").splitlines()]
+    verdicts = {tuple(line[:3]): line[-1] for line in lines if len(line) == 8}
+    for path in generator.RESULTS.glob("*/tables/pooling_weights.json"):
+        for row in json.loads(path.read_text())["rows"]:
+            verdict = verdicts[path.parents[1].name, row["name"], row["trained_on"]]
+            upper, rest = range(9, 13), (range(1, 5), range(5, 9))
+            most = max(sum(row[f"layer_{i}"] for i in third) for third in rest)
+            holds = sum(row[f"layer_{i}"] for i in upper) > most
+            assert verdict == ("holds" if holds else "does not")
 
 
 def test_a_changed_row_changes_the_page(
