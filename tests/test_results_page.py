@@ -5,11 +5,26 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
 import pytest
-from docs_scripts import docs_script
+from docs_scripts import DOCS, docs_script
+
+MEASURED = [
+    *sorted(DOCS.glob("results*.md")),
+    *(DOCS / f"{name}.md" for name in ("analyses", "scaling", "performance", "tokens")),
+    DOCS / "compression.md",
+    DOCS.parent / "README.md",
+]
+"""Pages whose prose has measured numbers."""
+NUMBERS: dict[str, dict[str, dict[str, str]]] = tomllib.loads((DOCS / "numbers.toml").read_text())
+"""By page, phrases of its prose, and what each rests on: a row, a setting or a cited work."""
+_MADE = re.compile(r"<!-- [a-z]+: [\w-]+ -->\n(.*?)<!-- end -->", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.@-])[+−]?\d[\d,]*(?:\.\d+)?(?:e[-−]?\d+)?(?!\w|\.\d)")
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +115,110 @@ def test_a_changed_row_changes_the_page(
 )
 def test_verdicts(generator: ModuleType, kind: str, low: float, high: float, said: str) -> None:
     assert generator.verdict(kind, low, high) == said
+
+
+def numbers(text: str) -> Iterator[str]:
+    """Numbers of a text without sign and thousands separators; years are none."""
+    for match in _NUMBER.finditer(text):
+        number = match[0].rstrip(",")
+        if not re.fullmatch(r"(19|20)\d\d", number):
+            yield number.lstrip("+−").replace(",", "").replace("−", "-")
+
+
+def measured(path: Path) -> str:
+    """A page; of scaling.md the section that was measured, as all others reckon on paper."""
+    text = path.read_text()
+    if path.name != "scaling.md":
+        return text
+    return text.partition("## One and two workers\n")[2].partition("\n## ")[0]
+
+
+def tables_and_prose(page: str) -> tuple[str, str]:
+    """Tables with what is generated around them, and the running text without code and links."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    made = "\n".join(_MADE.findall(text))
+    lines = _MADE.sub("", text).splitlines()
+    tables = "\n".join([made, *(line for line in lines if line.startswith("|"))])
+    prose = " ".join(line for line in lines if not line.startswith(("|", "#", "    ")))
+    prose = re.sub(r"<!--.*?-->|!?\[[^\]]*\]\([^)]*\)|`[^`]*`|\*", "", prose)
+    return tables, re.sub(r"\s+", " ", prose)
+
+
+def unsupported(page: str, entries: dict[str, dict[str, str]]) -> list[str]:
+    """Numbers from 10 on, or with decimals, that stand in no table and no entry."""
+    tables, prose = tables_and_prose(page)
+    for phrase in sorted(entries, key=len, reverse=True):
+        assert phrase in prose, f"numbers.toml lists what the page does not say: {phrase}"
+        prose = prose.replace(phrase, " ")
+    known = {*numbers(tables), *map(str, range(10))}
+    return [number for number in numbers(prose) if number not in known]
+
+
+def values(row: str) -> list[float]:
+    """What the expression behind ``path:`` says of a committed file; of a figure, of its titles."""
+    path, expression = row.split(": ", 1)
+    text = (DOCS / path).read_text()
+    data = dict(re.findall(r"<title>([^<]*)(?:, |: )([-\d.]+)</title>", text))
+    if path.endswith(".json"):
+        data = json.loads(text)
+    rows = data if isinstance(data, list) else data.get("rows", [])
+
+    def pick(**where: Any) -> list[dict[str, Any]]:
+        return [row for row in rows if where.items() <= row.items()]
+
+    def pair(first: str, second: str) -> list[float]:
+        [of] = pick(first=first, second=second)
+        return [of["difference"], of["low"], of["high"]]
+
+    names: dict[str, Any] = {"data": data, "rows": rows, "pick": pick, "pair": pair, "mean": mean}
+    names["one"] = lambda **where: pick(**where)[0]
+    found = eval(expression, names)  # of a file of this repository
+    return found if isinstance(found, list) else [found]
+
+
+def agrees(shown: str, value: float) -> bool:
+    """Whether a number is a value as rounded as it is shown, signs apart."""
+    digits = re.sub(r"e.*", "", shown).partition(".")[2]
+    unit = 10.0 ** -len(digits) * float("1" + (re.findall(r"e.*", shown) or ["e0"])[0])
+    return abs(abs(value) - float(shown)) <= unit * 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name)
+def test_every_number_of_the_prose_has_its_row(path: Path) -> None:
+    left = unsupported(measured(path), NUMBERS.get(path.name, {}))
+    assert not left, f"no row in a table or in docs/numbers.toml: {', '.join(left)}"
+
+
+ROWS = [
+    (page, phrase, entry["row"])
+    for page, entries in NUMBERS.items()
+    for phrase, entry in entries.items()
+    if "row" in entry
+]
+
+
+@pytest.mark.parametrize(("page", "phrase", "row"), ROWS)
+def test_a_number_is_that_of_its_row(page: str, phrase: str, row: str) -> None:
+    shown, found = list(numbers(phrase)), values(row)
+    assert len(shown) == len(found), (shown, found)
+    assert all(map(agrees, shown, found)), (shown, found)
+
+
+def test_entries_say_what_a_number_rests_on() -> None:
+    assert set(NUMBERS) <= {path.name for path in MEASURED}
+    for entries in NUMBERS.values():
+        for phrase, entry in entries.items():
+            assert len(entry) == 1
+            assert set(entry) <= {"row", "setting", "cited"}
+            assert list(numbers(phrase)), phrase
+
+
+def test_a_number_without_a_row_is_found() -> None:
+    page = "It has 41.5 points, 12 more than [10](x), `99`, and 3 of 1,299 (2019).\n\n| 1,299 |\n"
+    assert unsupported(page, {}) == ["41.5", "12"]
+    assert unsupported(page, {"41.5 points, 12 more": {"setting": "made up"}}) == []
+    with pytest.raises(AssertionError, match="does not say"):
+        unsupported(page, {"41.6 points": {"setting": "made up"}})
+    assert agrees("41", 40.5)
+    assert not agrees("41", 40.45)
+    assert not agrees("6.2e-3", 6.3e-3)
