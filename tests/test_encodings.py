@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import ROUNDED, IsotropyResult
 from bertvision.pipelines.analysis.geometry.spread import Rounding
 from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines.analysis.run import cca, rsa
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.report.analyses.layers import analysis_sections
+from bertvision.pipelines.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 SPREADS = [1.0, 0.2, 0.03, 0.004, 0.0005]
@@ -173,3 +178,23 @@ def test_of_int4_what_is_kept_is_said_by_analysis(splits: dict[str, ActivationSp
     assert "was not measured" in unmeasured
     for encoding in ("float32", "bfloat16", "float16", "int8"):
         assert encoding_notes("rsa", [splits[encoding]]) == []
+
+
+def test_notes_stand_below_the_table_and_in_the_report_and_are_kept(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    space = Workspace.find(shutil.copytree(workspace.root, tmp_path / "space"))
+    store = tmp_path / "int4"
+    extract(space, "1e", splits=["dev"], tokens="all", encoding="int4", store=str(store))
+    space = space.at(str(store))
+    for analysis in (rsa, cca):  # of which the second has remarks of its own
+        for _ in range(2):  # measured, then as it was kept
+            said = " ".join(analysis(space, "1e", "1e").table().split())
+            note = f"1e/dev is stored as int4, of which {analysis.__name__} keeps the course"
+            assert note in said
+    left_out: list[str] = []
+    sections = analysis_sections(space, left_out)
+    assert left_out == []
+    for section in sections:
+        (table,) = section.tables
+        assert any("is stored as int4" in remark for remark in table.remarks)

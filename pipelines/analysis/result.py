@@ -74,7 +74,11 @@ class AnalysisResult(Plotted):
 
     def remarks(self) -> list[str]:
         """What is to be said below the table of this result alone."""
-        return list(self.noted)
+        return []
+
+    def footnotes(self) -> list[str]:
+        """All that is said below its table, here and in the report: `noted`, then `remarks`."""
+        return [*self.noted, *self.remarks()]
 
     def with_notes(self, notes: Sequence[str]) -> Self:
         """The result, with sentences on the encodings of the splits that it was measured on.
@@ -89,7 +93,7 @@ class AnalysisResult(Plotted):
         columns = self.columns()
         lines = [[column.text(row) for column in columns] for row in self.shown()]
         table = format_table([column.label for column in columns], lines)
-        return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.remarks()))])
+        return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.footnotes()))])
 
     def figure(self) -> Figure:
         """The drawing with its title, which a notebook shows."""

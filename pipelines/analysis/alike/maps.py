@@ -81,7 +81,7 @@ class LayerByLayer(AnalysisResult):
             lines = [[c.text(row) for c in columns] for row in rows]
             text = format_table([c.label for c in columns], lines, stacked=True)
             parts.append(f"{label}\n{text}")
-        return "\n\n".join([*parts, fill(self.reading), *map(fill, self.remarks())])
+        return "\n\n".join([*parts, fill(self.reading), *map(fill, self.footnotes())])
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""

@@ -185,7 +185,8 @@ class ExitsResult(AnalysisResult):
             limits = self.thresholds[k].tolist()
             rule = f"{criterion} {_LIMITS.get(criterion, '')}"
             tips = [
-                f"{rule} {limit:.3g}: {mean:.2f} layers, {score:.1f}"
+                f"{f'{rule} {limit:.3g}' if np.isfinite(limit) else 'all windows leave last'}: "
+                f"{mean:.2f} layers, {score:.1f}"
                 for limit, (mean, score) in zip(limits, points, strict=True)
             ]
             kept = [i for i, point in enumerate(points) if np.isfinite(point).all()]

@@ -153,10 +153,9 @@ class IsotropyResult(AnalysisResult):
                 where = f"{self.sets[j]} of {self.snapshots[k]}"
                 hidden.setdefault(where, []).append(str(self.layers[i]))
         if not hidden:
-            return super().remarks()
+            return []
         where = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in hidden.items())
         return [
-            *super().remarks(),
             "* Rounding of the stored values is more than 5 % of the variance here, so that EV, σ, "
             "half, |ρ|, γ, outliers and what is corrected say nothing of the model (norms, cosines "
             f"and log I do). Layers of {where}. Extract with --encoding float32 into another "
@@ -240,7 +239,7 @@ class IsotropyResult(AnalysisResult):
                 lines = [[column.text(row) for column in columns] for row in of]
                 text = format_table([column.label for column in columns], lines, stacked=True)
                 parts.append(f"{snapshot}, {name}\n{text}")
-        return "\n\n".join([*parts, *map(fill, (self.reading, *self.remarks()))])
+        return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot and set."""

@@ -54,7 +54,7 @@ def _table(kind: type[AnalysisResult], found: Found) -> Table:
     for file, analysis in found.items():
         result = analysis.result
         columns |= {column.key: column for column in result.columns() if column.key not in columns}
-        remarks |= dict.fromkeys(result.remarks())
+        remarks |= dict.fromkeys(result.footnotes())
         trace = {_GROUP: result.title(), "file": file, "command": analysis.command}
         lines += [row | trace for row in result.shown()]
     told = [_GROUP, *_TRACE, *columns]
