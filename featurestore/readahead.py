@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,19 +131,28 @@ class Iteration(Iterator[_Batch]):
                 "does not carry the threads that read for it: begin an iteration in the process "
                 "that draws from it"
             )
-        if not self._lock.acquire(blocking=False):
-            raise InputError(
-                f"two threads draw from one iteration of {self._name} at once: give each thread a "
-                "loader or stream of its own, with rank= and world_size= to share an epoch"
-            )
-        try:
+        with self._alone():
             return next(self._batches)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        mine = False
+        try:
+            mine = self._lock.acquire(blocking=False)
+            if not mine:
+                raise InputError(
+                    f"two threads use one iteration of {self._name} at once: give each thread a "
+                    "loader or stream of its own, with rank= and world_size= to share an epoch"
+                )
+            yield
         finally:
-            self._lock.release()
+            if mine:
+                self._lock.release()
 
     def close(self) -> None:
-        """End the iteration and its threads, as leaving it for good does."""
-        self._batches.close()
+        """End the iteration and its threads, as dropping the iterator does."""
+        with self._alone():
+            self._batches.close()
 
 
 class EpochSetter(NamedTuple):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import shlex
 import sys
@@ -116,6 +118,8 @@ def _signature(value: object) -> str:
 
 
 def _records() -> Iterator[str]:
+    import bertvision.pipelines
+    import bertvision.verbs
     from bertvision.pipelines.analysis.kinds import ANALYSES
     from bertvision.pipelines.records import Record
 
@@ -127,10 +131,14 @@ def _records() -> Iterator[str]:
             yield sub
             yield from below(sub)
 
+    for package in (bertvision.pipelines, bertvision.verbs):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     records = {
         sub.__name__: sub
         for sub in below(Record)
-        if sub.__module__.startswith("bertvision") and "[" not in sub.__name__
+        # not those that are made of a result's fields, whenever one is first read
+        if vars(sys.modules.get(sub.__module__, sys)).get(sub.__name__) is sub
     }
     for name in sorted(records):
         yield f"record {name}: {', '.join(records[name].model_fields)}"

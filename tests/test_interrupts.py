@@ -123,3 +123,25 @@ def test_the_same_call_again_ends_well_at_many_more_lines(
     lines = Run(tmp_path / "whole", encoding, call).lines
     for at in range(1, lines, max(1, lines // 300)):
         Run(tmp_path / str(at), encoding, call, at)
+
+
+def test_a_commit_that_two_interrupts_left_in_the_queue_takes_no_later_examples(
+    tmp_path: Path,
+) -> None:
+    store = ActivationStore.create(tmp_path)
+    writer = store.writer("0e", "s", hidden_size=4, layers=[0, 1], encoding="float32")
+    writer.add(0, states(0))
+    buffer = writer._buffer
+    asked_for = buffer.batch
+    writer.flush()
+    writer.add(1, states(1))
+    writer.flush()
+    writer.add(2, states(2))
+    assert writer._buffer is buffer  # it is filled for the second time
+    writer._commit(buffer, asked_for)
+    assert writer.unwritten == ["2"]
+    assert not buffer.is_committed
+    writer.add(3, states(3))
+    split = writer.finish()
+    assert split.table()["id"].to_pylist() == ["0", "1", "2", "3"]
+    assert split.verify() == []

@@ -173,3 +173,15 @@ def test_a_stream_without_end_says_that_its_position_is_missing(store: Path) -> 
     next(iter(stream))
     stream.set_epoch(1)  # of a run that goes on
     assert stream.batches == 1
+
+
+def test_batches_of_a_sanity_check_are_not_left_out_of_the_first_epoch(store: Path) -> None:
+    stream = ActivationStore.open(store)["0e"]["train"].tokens(0, batch_size=4)
+    drawn = iter(stream)
+    next(drawn)
+    next(drawn)
+    stream.set_epoch(0)
+    assert sum(1 for _ in stream) == len(stream)
+    stream.load_state_dict(stream.state_dict() | {"batches": len(stream) + 2})
+    stream.set_epoch(1)  # of a trainer that resumes within the epoch
+    assert sum(1 for _ in stream) == len(stream) - 2

@@ -169,3 +169,9 @@ def test_computed_states_take_the_place_of_stored_ones_in_their_own_type(tmp_pat
         assert torch.equal(torch.tensor(row["hidden_states"]), expected)
     with pytest.raises(TypeError, match="Couldn't cast"):  # as numbers of examples
         rows.map(doubled, features=rows.features, load_from_cache_file=False)
+
+
+def test_a_number_that_is_computed_is_no_example(tmp_path: Path) -> None:
+    rows = Made(LENGTHS).write(tmp_path).to_dataset()
+    made = rows.map(lambda row: {"hidden_states": row["hidden_states"].shape[0]})
+    assert made["hidden_states"][:] == [row["hidden_states"].shape[0] for row in rows]

@@ -208,7 +208,7 @@ class ChannelStatsAccumulator:
         self._square += x.square_().sum(dim=0)
 
     def result(self, levels: int | None = None) -> ChannelStats:
-        """Mean and standard deviation; a constant channel gets a usual one, and stays exact.
+        """Mean and standard deviation; a constant channel gets the layer's median, and stays exact.
 
         Args:
             levels: of the codes that they are for; None gives the moments of all tokens alike.
@@ -244,7 +244,9 @@ class ChannelStatsAccumulator:
         # a channel that is constant but for rounding: its codes are 0, whatever it is divided by
         constant = std <= 1e-6 * mean.abs()
         usual = std.masked_fill(constant, torch.nan).nanmedian(dim=1, keepdim=True).values
-        std = torch.where(constant, usual.nan_to_num(nan=1.0), std)
+        usual = usual.nan_to_num(nan=1.0)
+        # or one that is off in the sample: where it is on, it would take a token's whole range
+        std = torch.where(constant | (std < 1e-6 * usual), usual, std)
         return mean, std.clamp_min(torch.finfo(torch.float32).tiny)
 
 

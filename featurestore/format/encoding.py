@@ -144,9 +144,9 @@ def encode(
     return Encoded(codes, scale, count)
 
 
-def check_loss(
+def lossy_layer(
     hidden_states: Tensor, encoded: Encoded, encoding: Encoding, stats: ChannelStats | None
-) -> str | None:
+) -> tuple[float, str] | None:
     """Measure on a few tokens what an encoding loses of values that are small.
 
     float16 has no numbers below 6e-8, and the quantised encodings no digits for vectors that are
@@ -160,11 +160,8 @@ def check_loss(
         stats: Channel statistics that they were made with, or None.
 
     Returns:
-        A sentence on the layer in which half of the tokens lose more of their norm than ordinary
-        ones do, by several times; None where there is none.
-
-    Raises:
-        NonFiniteError: Half of the tokens lose half of their norm in a layer.
+        Of the layer in which tokens lose most of their norm: the part that half of them lose, from
+        0 to 1, and a sentence about it; None where no layer loses several times what is ordinary.
     """
     if encoding.name not in _MOST_LOST:
         return None
@@ -188,14 +185,13 @@ def check_loss(
     if (most := float(usual[layer])) <= _MOST_LOST[encoding.name]:
         return None
     small = norms[part[:, layer] >= most, layer].median()
+    value = float((small / given.shape[-1]).sqrt())
     said = (
-        f"layer {layer}: values of about {float((small / given.shape[-1]).sqrt()):.1g} lose "
-        f"{min(most, 1):.0%} of themselves in {encoding.name}; choose encoding bfloat16 or "
-        "float32, or bring all values to one size"
+        f"layer {layer} of those stored: values of about {value:.1g} lose {min(most, 1):.0%} of "
+        f"themselves in {encoding.name}; choose encoding bfloat16 or float32, or bring all values "
+        "to one size"
     )
-    if most >= 0.5:
-        raise NonFiniteError(said)
-    return said
+    return min(most, 1.0), said
 
 
 def decode(

@@ -26,6 +26,7 @@ from bertvision.featurestore.format.records import (
     FEATURES,
     FORMAT,
     GROWING,
+    MOVES,
     ROOT,
     SHUFFLED,
     Header,
@@ -36,7 +37,7 @@ from bertvision.featurestore.storage.seal import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
 
 LEDGER = "ledger"
-_KNOWN = FEATURES | {GROWING, SHUFFLED}
+_KNOWN = FEATURES | {GROWING, MOVES, SHUFFLED}
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
 _PART = re.compile(r"\.part-\d+\.lock", re.ASCII)
 _Record = TypeVar("_Record", bound=BaseModel)

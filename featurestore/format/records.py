@@ -29,6 +29,9 @@ FEATURES = frozenset({"split_sha256", "table_digest"})
 """What this version knows of the names that a split's ``requires`` may hold, and writes there: its
 shards are bound to it, and the digest of its examples is of columns."""
 
+MOVES = "moves"
+"""What ``requires`` names beside `GROWING` while examples move to other shards."""
+
 GROWING = "growing"
 """What ``requires`` names beside `FEATURES` while examples are still added to a split: its record
 has no plan yet (see `writing.growing`)."""

@@ -194,9 +194,8 @@ class ShardReader:
                         )
                     begin, example = end, example + 1
         if scale is not None and self.scale is not None:
-            if [
-                *positions
-            ] == self._all_positions:  # as many in another order are not all as they lie
+            # as many layers in another order are not all of them as they lie
+            if list(positions) == self._all_positions:
                 scale[...] = self.scale[low:high]
             else:
                 scale[...] = self.scale[low:high, list(positions)]

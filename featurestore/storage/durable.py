@@ -39,8 +39,9 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
     temporary = path.with_name(f".{path.name}.tmp")
     with full_disk_named(path.parent):
         make_folder(path.parent)
-        descriptor = _new_file(temporary)
-        try:
+        descriptor = None
+        try:  # from the first moment: an open descriptor that nobody knows would lock the file
+            descriptor = _new_file(temporary)
             if callable(content):
                 _write_by(content, temporary, path, descriptor)
             else:
@@ -55,7 +56,8 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
                 os.unlink(temporary)
             raise
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
         fsync(path.parent)
 
 
@@ -169,14 +171,19 @@ def _new_file(path: Path) -> int:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for _ in range(_TRIES):
+        descriptor = None
         try:
             descriptor = os.open(path, flags, 0o666)
+            if _is_locked_there(descriptor, path):
+                return descriptor
+            os.close(descriptor)
         except FileExistsError:
             _remove_left(path)
-            continue
-        if _is_locked_there(descriptor, path):
-            return descriptor
-        os.close(descriptor)
+        except BaseException:
+            if descriptor is not None:
+                with suppress(OSError):
+                    os.close(descriptor)
+            raise
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
 
 

@@ -6,8 +6,12 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bertvision.errors import LockedError, StoreError
+
+if TYPE_CHECKING:
+    import filelock
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -30,6 +34,22 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
 
     lock = filelock.FileLock(path, fallback_to_soft=False)
     try:
+        _acquire(lock, path, what, wait=wait)
+        yield
+    finally:
+        lock.release()  # nothing where it was not acquired; an interrupt must not leave it taken
+
+
+def _acquire(lock: filelock.BaseFileLock, path: Path, what: str, *, wait: bool) -> None:
+    """Acquire a lock.
+
+    Raises:
+        LockedError: another process holds it.
+        StoreError: the file system has no locks.
+    """
+    import filelock
+
+    try:
         lock.acquire(timeout=-1 if wait else 0)
     except filelock.Timeout:
         raise LockedError(
@@ -44,7 +64,3 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
             "writers cannot be kept apart: work in a folder of a local disk, or have the file "
             "system mounted with locks (NFS: without nolock)"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()

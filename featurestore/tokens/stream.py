@@ -131,6 +131,7 @@ class TokenStream:
         self.batches = 0
         self.wait_seconds = 0.0
         self._iteration: object | None = None  # the one that counts ``batches``
+        self._loaded = False
 
     def __repr__(self) -> str:
         order = f"mixed over {counted(self._buffer, 'shard')}, seed {self._seed}"
@@ -198,7 +199,7 @@ class TokenStream:
                     f"the position was saved of another stream: its {name} is {state.get(name)!r}, "
                     f"here it is {value!r}; give the same split and arguments, or begin anew"
                 )
-        self.batches = batches
+        self.batches, self._loaded = batches, True
         self._iteration = None
 
     @property
@@ -270,7 +271,7 @@ class TokenStream:
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of an epoch; a position inside of it stays.
+        """Let the next iteration be of an epoch; a loaded position inside of it stays.
 
         Lightning calls it at the beginning of each of its epochs. A stream without end goes on
         where it is, whatever a trainer calls an epoch.
@@ -282,7 +283,7 @@ class TokenStream:
             InputError: a trainer goes on with a stream without end whose position was not loaded.
         """
         if not self._cuts.endless:
-            if self._cuts.place(self.batches)[0] != epoch:
+            if not self._loaded or self._cuts.place(self.batches)[0] != epoch:
                 self.batches = epoch * len(self._cuts)
         elif epoch and not self.batches:
             raise InputError(
@@ -301,6 +302,7 @@ class TokenStream:
 
     def _iterate(self) -> Generator[TokenBatch, None, None]:
         mine = self._iteration = object()
+        self._loaded = False
         epoch, _ = self._cuts.place(self.batches)
         batches = self._batches(self.batches)
         try:

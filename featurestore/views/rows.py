@@ -55,18 +55,28 @@ class StoredHiddenStates:
     decode: bool = True
     id: str | None = None
     dtype: ClassVar[str] = "torch.Tensor"
-    pa_type: ClassVar[Any] = pa.int64()
+    pa_type: ClassVar[Any] = pa.struct({EXAMPLE: pa.int64()})
     _type: str = field(default="BertvisionHiddenStates", init=False, repr=False)
 
     def __call__(self) -> Any:
         """The type of the column in Arrow."""
         return self.pa_type
 
-    def decode_example(self, value: int, token_per_repo_id: object = None) -> Tensor:
+    def cast_storage(self, storage: pa.Array) -> pa.Array:
+        """A column of numbers of examples as it is.
+
+        Raises:
+            TypeError: It is another one, which `datasets` then keeps in its own type if it may.
+        """
+        if storage.type != self.pa_type:
+            raise TypeError(f"Couldn't cast {storage.type} to numbers of stored examples")
+        return storage
+
+    def decode_example(self, value: dict[str, int], token_per_repo_id: object = None) -> Tensor:
         """The hidden states of an example, float32 (seq, layers, hidden).
 
         Args:
-            value: Number of the example.
+            value: Number of the example, by the name ``example``.
             token_per_repo_id: Not used; features of files of the hub need it.
 
         Raises:
@@ -76,8 +86,9 @@ class StoredHiddenStates:
         """
         source = SplitSource(self.store, self.tag, self.split, self.record_sha256)
         split = source.open()
-        n = int(split.plan.n_tokens[value])
-        examples = np.full(n, value)
+        example = value[EXAMPLE]
+        n = int(split.plan.n_tokens[example])
+        examples = np.full(n, example)
         return torch.from_numpy(decoded_tokens(split, examples, np.arange(n), self.positions))
 
 
@@ -107,7 +118,9 @@ def as_rows(split: SplitReader, layers: int | str | Sequence[int | str] | None) 
     if taken := columns.keys() & {EXAMPLE, STATES}:
         raise InputError(f"{split.name} has a column {taken.pop()} of its own: use split.read")
     numbers = np.arange(len(split))
-    table = pa.table({EXAMPLE: numbers, **columns, STATES: numbers})
+    # a structure, so that no number that somebody computes is taken for the number of an example
+    pointers = pa.StructArray.from_arrays([pa.array(numbers)], names=[EXAMPLE])
+    table = pa.table({EXAMPLE: numbers, **columns, STATES: pointers})
     features = Features(Features.from_arrow_schema(table.schema) | {STATES: feature})
     # given, as the library would pickle the whole table to make one
     digest = sha256(repr((source, feature.positions)).encode()).hexdigest()[:16]

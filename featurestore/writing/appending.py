@@ -8,6 +8,7 @@ was. `finish` then makes an ordinary split of it, which all readers know.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +24,7 @@ from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
-from bertvision.featurestore.writing.buffer import Example, ShardBuffer
+from bertvision.featurestore.writing.buffer import Example, Losses, ShardBuffer
 from bertvision.featurestore.writing.columns import as_key, as_states, as_whole, check_same, rows_of
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
 from bertvision.featurestore.writing.finishing import finish
@@ -85,8 +86,10 @@ class ActivationWriter:
                 self._committed.refresh()
                 self._stored = self._committed.keys
                 known = known_stats(ledger, self._growing)
-                growing = self._growing
-                self._buffers = tuple(ShardBuffer(growing, nonfinite, known) for _ in range(2))
+                growing, losses = self._growing, Losses()
+                self._buffers = tuple(
+                    ShardBuffer(growing, nonfinite, known, losses) for _ in range(2)
+                )
             self._held = held.pop_all()
         # examples fill one of two buffers; the other one is empty, or waits to be committed
         self._filling = 0
@@ -147,11 +150,11 @@ class ActivationWriter:
     ) -> None:
         if os.getpid() != self._process:
             return  # a forked process holds nothing
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            with self._lock:
+        with self._exclusively():
+            try:
+                if kind is None:
+                    self._close()
+            finally:
                 if self._open:
                     self._cut_short = True
                 self._let_go()
@@ -186,22 +189,27 @@ class ActivationWriter:
         with self._exclusively():
             self._require_open()
             name, ledger = as_key(key), self._ledger
-            if self._adding == name and self._buffers:  # a call like this one was interrupted
-                self._buffer.take_back(name)
-            growing = check_new(
-                name, self._growing, self._has(name), self._due, ledger.tag, ledger.split
-            )
+            # whether a call like this one was interrupted when it had nearly ended
+            again = self._adding == name and bool(self._buffers) and name in self._buffer
+            there = self._has(name) and not again
+            growing = check_new(name, self._growing, there, self._due, ledger.tag, ledger.split)
             states = as_states(name, hidden_states, growing)
             rows, columns = rows_of(len(states), input_ids, labels, fields)
             if (others := self._columns()) is not None:
                 check_same(columns, others, f"example {name!r}")
+            if again:
+                self._buffer.take_back(name)
             if not self._buffer.has_room(name, len(states)):
                 self._hand_over()
             self._use_known_stats()
             self._adding = name
-            self._buffer.put(Example(name, states, rows, columns))
-            self._tell_refused()
+            try:
+                self._buffer.put(Example(name, states, rows, columns))
+            except Exception:
+                self._adding = None
+                raise
             self._adding = None
+            self._tell_refused()
 
     def _columns(self) -> Mapping[str, Column] | None:
         """The kinds of arrays that every example has; None as long as there is none."""
@@ -236,6 +244,7 @@ class ActivationWriter:
             if self._growing is not None and self._open:
                 with suppress(BertvisionError, OSError):  # what can be written is
                     self._settle()
+                self._thread.submit(int).result()  # whatever an interrupt left in its queue
                 self._drop_refused()
                 for buffer in self._buffers:
                     buffer.clear()
@@ -249,12 +258,15 @@ class ActivationWriter:
             InputError, NonFiniteError, DiskSpaceError: as `flush`.
         """
         with self._exclusively():
-            if self._open:
-                self._flush()
-                if self._growing is not None:
-                    with full_disk_named(self._storage):
-                        close_part(self._ledger, self._growing, self._part)
-            self._let_go()
+            self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._flush()
+            if self._growing is not None:
+                with full_disk_named(self._storage):
+                    close_part(self._ledger, self._growing, self._part)
+        self._let_go()
 
     def finish(self, permute: int | None = None, examples: int | None = None) -> ActivationSplit:
         """Write what it holds, and make the split complete: it takes no more examples then.
@@ -290,7 +302,7 @@ class ActivationWriter:
                 self._flush()
                 self._committed.refresh()
             check_all(self._keys(), self._due, examples, self._ledger.name)
-            self.close()
+            self._close()
             with full_disk_named(self._storage):
                 finish(self._ledger, permute, self._committed.own if self._growing else None)
         split = ActivationSplit(self._storage, self._ledger.tag, self._ledger.split)
@@ -305,7 +317,8 @@ class ActivationWriter:
         """Let one thread at a time change what the writer holds.
 
         Raises:
-            InputError: the writer was made in another process.
+            InputError: the writer was made in another process, or a signal handler calls it while
+                a call of its own thread is being carried out.
         """
         if os.getpid() != self._process:
             raise InputError(
@@ -313,8 +326,25 @@ class ActivationWriter:
                 f"is process {os.getpid()}, to which a fork does not carry its thread and its "
                 "lock: make a writer here, with another part="
             )
-        with self._lock:
+        if self._is_called_within():
+            raise InputError(
+                f"a signal handler calls the writer of {self._ledger.name} while a call of it is "
+                "being carried out: note the signal in the handler, and call it afterwards"
+            )
+        with self._lock:  # one that its thread may take again: an interrupt may leave it taken
             yield
+
+    def _is_called_within(self) -> bool:
+        """Whether a call of this thread is being carried out, and was interrupted for this one.
+
+        The frames tell it, and no flag: an interrupt could leave a flag as it was.
+        """
+        frame, calls = sys._getframe(1), 0
+        while frame is not None:
+            if frame.f_code in _CALLS and frame.f_locals.get("self") is self:
+                calls += 1
+            frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+        return calls > 1
 
     def _hand_over(self) -> None:
         """Let the shard that was being filled be committed in the thread, and fill the next."""
@@ -337,13 +367,18 @@ class ActivationWriter:
         """
         # an interrupt leaves the thread at its work; what begins then finds the shard committed
         while self._full.keys and not self._full.is_committed:
-            commit, self._committing = self._committing or self._begin(), None
-            commit.result()
+            if self._committing is None:
+                self._committing = self._begin()
+            try:
+                self._committing.result()
+            finally:
+                if self._committing.done():
+                    self._committing = None
         self._full.clear()
 
     def _begin(self) -> Future[None]:
         """Begin to commit the full buffer, which does nothing where that was done before."""
-        return self._thread.submit(self._commit, self._full)
+        return self._thread.submit(self._commit, self._full, self._full.batch)
 
     def _tell_refused(self) -> None:
         if refused := self._drop_refused():
@@ -356,10 +391,10 @@ class ActivationWriter:
             buffer.refused = {}
         return refused
 
-    def _commit(self, buffer: ShardBuffer) -> None:
+    def _commit(self, buffer: ShardBuffer, batch: object) -> None:
         assert self._growing is not None
         with full_disk_named(self._storage):
-            commit(self._ledger, self._growing, self._committed, buffer)
+            commit(self._ledger, self._growing, self._committed, buffer, batch)
 
     def _let_go(self) -> None:
         """Let go of the split; what is left of a call that was interrupted is done again."""
@@ -373,3 +408,10 @@ class ActivationWriter:
                 f"the writer of {self._ledger.name} is closed: make another one with the same "
                 "arguments to go on"
             )
+
+
+_CALLS = {
+    getattr(ActivationWriter, name).__code__
+    for name in ("add", "flush", "discard", "close", "finish", "__exit__")
+}
+"""The calls that take turns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
-from bertvision.featurestore.format.encoding import ChannelStats, check_loss, encode
+from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
 from bertvision.featurestore.format.layout import Encoding, get_encoding
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout
@@ -24,8 +25,23 @@ from bertvision.featurestore.writing.shards import ShardContent
 log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 1024
+_MOST_LOST_IN_A_ROW = 16
+"""Examples that lose half of themselves before that is refused: one may be small, all may not."""
 _LARGEST = 1e8
 """Beside a larger value the sums of channel statistics keep no digits of the others."""
+
+
+@dataclass
+class Losses:
+    """What small values lost in the examples of a writer.
+
+    Attributes:
+        said: Whether it was said.
+        in_a_row: Examples up to the last one that lost half of themselves.
+    """
+
+    said: bool = False
+    in_a_row: int = 0
 
 
 class Example(NamedTuple):
@@ -79,6 +95,7 @@ class ShardBuffer:
         layout: of the split.
         nonfinite: what to do about NaN and infinity (see `encode`).
         stats: channel statistics, where they are known.
+        losses: What small values lost in the buffers of the same writer.
 
     Attributes:
         stats: channel statistics, once they are known.
@@ -86,16 +103,21 @@ class ShardBuffer:
     """
 
     def __init__(
-        self, layout: Layout, nonfinite: NonFinite, stats: ChannelStats | None = None
+        self,
+        layout: Layout,
+        nonfinite: NonFinite,
+        stats: ChannelStats | None = None,
+        losses: Losses | None = None,
     ) -> None:
         encoding = get_encoding(layout.encoding)
         layers, tokens = len(layout.layers), layout.shard_tokens
         width = encoding.codes_size(layout.hidden_size)
         self.stats = stats
         self.refused: dict[str, str] = {}
-        self._warned = False
+        self._losses = Losses() if losses is None else losses
         self._examples: dict[str, _Stored] = {}
-        self._committed: dict[str, _Stored] | None = None
+        self._committed: object = None
+        self._attempt: tuple[object, int] | None = None
         self._layout, self._encoding, self._nonfinite = layout, encoding, nonfinite
         self._codes = torch.empty((layers, tokens, width), dtype=encoding.torch_dtype)
         self._scale: Tensor | None = None
@@ -132,6 +154,11 @@ class ShardBuffer:
         return self._examples[next(reversed(self._examples))].end if self._examples else 0
 
     @property
+    def batch(self) -> object:
+        """What tells the examples that it holds from those that it will hold after `clear`."""
+        return self._examples
+
+    @property
     def is_committed(self) -> bool:
         """Whether the shard of the examples that it holds was committed."""
         return self._committed is self._examples
@@ -139,6 +166,15 @@ class ShardBuffer:
     def mark_committed(self) -> None:
         """Note that the shard of the examples that it holds was committed."""
         self._committed = self._examples
+
+    @property
+    def attempted(self) -> int | None:
+        """The shard under whose number the examples that it holds may have been committed."""
+        return self._attempt[1] if self._attempt and self._attempt[0] is self._examples else None
+
+    def attempt(self, shard: int) -> None:
+        """Note that the examples that it holds are about to be committed as a shard."""
+        self._attempt = self._examples, shard
 
     @property
     def waits(self) -> bool:
@@ -245,10 +281,7 @@ class ShardBuffer:
                 hidden_states.detach(), self._encoding, stats, nonfinite=self._nonfinite, out=out
             )
             if not encoded.nonfinite:
-                said = check_loss(hidden_states.detach(), encoded, self._encoding, stats)
-                if said and not self._warned:
-                    self._warned = True
-                    log.warning("example %r: %s", key, said)
+                self._check_loss(key, hidden_states.detach(), encoded, stats)
         except NonFiniteError as error:
             raise NonFiniteError(f"example {key!r}: {error}") from None
         if encoded.codes is not room:
@@ -256,6 +289,28 @@ class ShardBuffer:
         if self._scale is not None and encoded.scale is not None:
             self._scale[tokens].copy_(encoded.scale)
         return encoded.nonfinite
+
+    def _check_loss(
+        self, key: str, hidden_states: Tensor, encoded: Encoded, stats: ChannelStats | None
+    ) -> None:
+        """Say what the encoding loses of small values, once, and refuse that it loses them all.
+
+        Raises:
+            NonFiniteError: float16 has no numbers for an example, or many examples in a row lose
+                half of themselves, as gradients that shrink while a model trains.
+        """
+        loss = lossy_layer(hidden_states, encoded, self._encoding, stats)
+        half = loss is not None and loss[0] >= 0.5
+        losses = self._losses
+        losses.in_a_row = losses.in_a_row + 1 if half else 0
+        if loss is None:
+            return
+        many = losses.in_a_row >= _MOST_LOST_IN_A_ROW
+        if half and self._nonfinite == "error" and (many or not self._encoding.quantised):
+            raise NonFiniteError(loss[1])
+        if not losses.said:
+            losses.said = True
+            log.warning("example %r: %s", key, loss[1])
 
 
 def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:

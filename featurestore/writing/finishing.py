@@ -32,7 +32,7 @@ from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
 from bertvision.featurestore.format.plan import FEW_SHARDS, ShardPlan
-from bertvision.featurestore.format.records import FORMAT
+from bertvision.featurestore.format.records import FORMAT, MOVES
 from bertvision.featurestore.format.shard import check_record_size
 from bertvision.featurestore.writing.columns import read_column
 from bertvision.featurestore.writing.committed import Versions, find_changed, read_shards
@@ -42,7 +42,7 @@ from bertvision.featurestore.writing.permuting import rearrange
 _MOST_FILL = 0.1
 """Share of a split's bytes that may be fill, before its examples move to fewer or smaller shards.
 
-Those of a split that then has more than `FEW_SHARDS` stay, or all of it would be written again.
+Examples of a split that would still have more than `FEW_SHARDS` stay where they are.
 """
 
 
@@ -119,7 +119,12 @@ def _with_final(
         check_record_size(plan, len(growing.layers))
     elif plan.fill > _MOST_FILL:
         tight = ShardPlan.fitted(plan.n_tokens, shard_tokens=growing.shard_tokens)
-        if tight.n_shards <= FEW_SHARDS and _has_room(ledger, shards, tight, len(growing.layers)):
+        smaller = tight.n_shards * tight.shard_tokens < plan.n_shards * plan.shard_tokens
+        if (
+            smaller
+            and tight.n_shards <= FEW_SHARDS
+            and _has_room(ledger, shards, tight, len(growing.layers))
+        ):
             plan = replace(tight, example_id=plan.example_id)
     spec = SplitSpec(
         tag=growing.tag,
@@ -135,7 +140,11 @@ def _with_final(
     values = _values(ledger, growing, shards, plan, rows)
     with store_lock(ledger.storage):
         final = write_beside(ledger, fields, values, table)
-        finishing = growing.model_copy(update={"final": final, "moves": plan is not as_filled})
+        moves = plan is not as_filled
+        # a version that does not know of it would bind the shards as they lie to the new plan
+        requires = tuple(sorted({*growing.requires, *([MOVES] if moves else [])}))
+        update = {"final": final, "moves": moves, "requires": requires}
+        finishing = growing.model_copy(update=update)
         ledger.commit_growing(finishing)
     return finishing
 

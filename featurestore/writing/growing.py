@@ -55,7 +55,7 @@ class GrowingRecord(Layout):
         parts: that were begun and have not been closed; they may have more examples to come.
         arrays: channel statistics and what the encoding loses, once they are known.
         final: the split's record, once all examples are there and it is being finished.
-        moves: Whether its examples move to other shards before it is finished.
+        moves: Whether its examples are moved to other shards before it is finished.
     """
 
     writing: str = Field(pattern="^[0-9a-f]{32}$")

@@ -93,6 +93,7 @@ def commit(
     begun: GrowingRecord,
     committed: Committed,
     buffer: ShardBuffer,
+    batch: object,
 ) -> None:
     """Write what a buffer holds as the next shard, durably, and commit it.
 
@@ -101,6 +102,8 @@ def commit(
         begun: its record when that part was opened.
         committed: what its shards hold; the new one is added.
         buffer: nothing is committed where it holds nothing, or what was committed already.
+        batch: `ShardBuffer.batch` when this was asked for; where the buffer holds others by now,
+            these are not committed.
 
     Raises:
         InputError: another process committed one of the examples, or other arrays.
@@ -113,6 +116,15 @@ def commit(
                 f"{ledger.name} in {ledger.storage} was removed or replaced while examples were "
                 "added to it: those of the last shard were not stored"
             )
+        # an interrupt may have had the same examples committed twice
+        if buffer.batch is not batch or buffer.is_committed:
+            return
+        if (attempted := buffer.attempted) is not None:
+            record = ledger.read_growing(attempted, growing)
+            if record is not None and list(record.keys) == buffer.keys:
+                committed.refresh()  # it took its place although that ended with an error
+                buffer.mark_committed()
+                return
         if buffer.waits:
             if not growing.arrays:
                 growing = _with_stats(ledger, growing, buffer.calibrate())
@@ -120,7 +132,7 @@ def commit(
             assert stats is not None
             buffer.use(stats)
         columns = buffer.columns
-        if columns is None or buffer.is_committed:
+        if columns is None:
             return
         committed.refresh()
         committed.check(buffer.keys, columns)
@@ -140,6 +152,7 @@ def commit(
             lengths=tuple(buffer.lengths),
             columns=dict(columns),
         )
+        buffer.attempt(shard)
         written.commit(record)
         committed.add(record)
         buffer.mark_committed()

@@ -60,11 +60,13 @@ def _write_beside(
     old = {record.shard: record for record in read_shards(ledger, growing, ledger.shards())}
     stored = sum(file.bytes for record in old.values() for file in record.files.values())
     free = storage.free_bytes()
-    needed = stored * len(missing) // final.shards
+    capacity = len(old) * growing.shard_tokens
+    needed = stored * len(missing) * final.shard_tokens // capacity
     if free is not None and free < needed:
         raise DiskSpaceError(
-            f"the examples of {ledger.name} cannot change their order: that takes {needed:,} bytes "
-            f"for a while, and {storage} has room for {free:,}; free some space and finish it again"
+            f"the examples of {ledger.name} cannot be moved to other shards: that takes "
+            f"{needed:,} bytes for a while, and {storage} has room for {free:,}; free some space "
+            "and finish it again"
         )
     plan = ShardPlan(
         **{name: read_array(storage, group, name, final.arrays[name]) for name in PLAN_ARRAYS},

@@ -86,9 +86,9 @@ def encoding_notes(kind: str, splits: Iterable[ActivationSplit]) -> list[str]:
                 where = ", ".join(layers[i] for i in beyond)
                 notes.append(
                     f"{split.name} keeps {_TOKENS.get(tokens, tokens)} of layer {where} less well "
-                    f"than {encoding} promises (an error of {errors[worst]:.2g} deviations in "
-                    f"layer {layers[worst]}): what is told of them apart may be rounding; "
-                    "--encoding bfloat16 or float32 keeps them"
+                    f"than {encoding} promises (an error of {errors[worst]:.2g} of an ordinary "
+                    f"token's deviation in layer {layers[worst]}): numbers of these tokens alone "
+                    "may be less exact than others; --encoding bfloat16 or float32 keeps them"
                 )
     for encoding, names in named.items():
         kept: Kept = getattr(KEEPS[kind], encoding)

@@ -87,7 +87,7 @@ def split_contents(
     )
 
 
-def shard_capacity(storage: Storage, tag: str, split: str) -> int | None:
+def shard_capacity(storage: Storage, tag: str, split: str, longest: int) -> int | None:
     """The capacity of the shards of a split that was begun, here or in another snapshot.
 
     With the same one the split can be finished, and has the same plan in all snapshots, so that
@@ -97,6 +97,7 @@ def shard_capacity(storage: Storage, tag: str, split: str) -> int | None:
         storage: Storage of the store.
         tag: Tag of the snapshot; its own split comes first.
         split: Name of the stored split.
+        longest: Tokens of the longest window; one that a shard had no room for is of other tokens.
 
     Returns:
         None where no snapshot has such a split.
@@ -104,7 +105,9 @@ def shard_capacity(storage: Storage, tag: str, split: str) -> int | None:
     names = [(other, name) for other, name in split_names(storage) if name == split]
     for other, name in sorted(names, key=lambda pair: pair[0] != tag):
         with suppress(BertvisionError):  # whoever reads a damaged record says so
-            return Ledger(storage, other, name).read_split().shard_tokens
+            capacity = Ledger(storage, other, name).read_split().shard_tokens
+            if capacity >= longest:
+                return capacity
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import NonFiniteError
-from bertvision.featurestore.format.encoding import ChannelStats, Encoded, check_loss, encode
+from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
@@ -131,8 +131,8 @@ class ShardWork:
         encoding, stats = self._writers[kept].split.encoding, self._stats[kept]
         encoded = encode(hidden_states, encoding, stats, nonfinite=self._nonfinite)
         if kept not in self._checked and not encoded.nonfinite:
-            if said := check_loss(hidden_states, encoded, encoding, stats):
-                log.warning("%s: %s", self._writers[kept].split.name, said)
+            if loss := lossy_layer(hidden_states, encoded, encoding, stats):
+                log.warning("%s: %s", self._writers[kept].split.name, loss[1])
             self._checked.add(kept)
         return encoded
 

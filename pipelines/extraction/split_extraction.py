@@ -80,7 +80,8 @@ class SplitExtraction:
         digest = token_ids_digest(self.windows)
         for kept in self.tokens:
             name = StoredName(job.split, kept, data.name, bool(job.options.sites)).name
-            known = shard_capacity(self.storage, job.tag, name)
+            longest = int(self.windows.n_tokens.max()) if kept == "all" else 1
+            known = shard_capacity(self.storage, job.tag, name, longest)
             self.contents[kept] = split_contents(
                 *(data.task, self.windows, items, kept),
                 seed=seed,

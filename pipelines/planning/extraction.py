@@ -217,7 +217,8 @@ class _Split:
         contents = split_contents(
             *(self.data.task, windows, self.data.items(job.split), self.kept),
             seed=order_seed(self.workspace, job.split),
-            shard_tokens=options.shard_tokens or shard_capacity(storage, job.tag, name),
+            shard_tokens=options.shard_tokens
+            or shard_capacity(storage, job.tag, name, int(windows.n_tokens.max())),
         )
         layers = kept_layers(
             options.layers, self.encoder.size.layers, pooler=self.encoder.pooler, tokens=self.kept

@@ -66,7 +66,7 @@ class Rounding(NamedTuple):
     relative: float = 0.0
 
     def share(self, moments: Moments) -> Array:
-        """Part of the variance that is rounding, (layers,); NaN where nothing varies.
+        """Part of the variance that is rounding, (layers,), at most 1; NaN where nothing varies.
 
         The larger of two: of the variance in all channels, and of that in the median channel, which
         a few channels with most of the variance would hide.
@@ -76,11 +76,15 @@ class Rounding(NamedTuple):
         """
         variance = moments.variance()
         rounding = self.variance + self.relative**2 * (variance + moments.mean**2)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            whole = rounding.sum(axis=1) / variance.sum(axis=1)
-            median = np.median(rounding / variance, axis=1)
-        share = np.fmax(whole, median).clip(max=1e6)
-        return np.where(variance.sum(axis=1) > 0, share, np.nan)
+        shares = []
+        for of_layer, total in zip(rounding, variance, strict=True):
+            varies = total > 0  # a channel that does not has nothing to hide
+            if not varies.any():
+                shares.append(np.nan)
+                continue
+            whole = of_layer.sum() / total.sum()
+            shares.append(max(whole, np.median(of_layer[varies] / total[varies])))
+        return np.clip(shares, None, 1.0)
 
 
 def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
