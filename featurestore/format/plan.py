@@ -21,9 +21,6 @@ SHARD_TOKENS = 4096
 """Tokens per shard: 105 MB at BERT-large in int8, large enough for sequential reads, small enough
 that losing one to a crash costs seconds, and that a shuffle buffer of several fits in memory."""
 
-FEW_SHARDS = 10
-"""Splits of at most so many shards have shards as small as their tokens let them be."""
-
 _WINDOW = 256
 _PLACED_AT_ONCE = 1 << 13  # examples
 
@@ -92,9 +89,8 @@ class ShardPlan:
     ) -> ShardPlan:
         """Plan as many shards as `make` does, each as small as they then can be.
 
-        A shard takes its capacity on the disk whatever it holds. Of a split of few shards the last
-        one may be nearly empty; with a smaller capacity all of them are nearly full. A split of
-        more than `FEW_SHARDS` is planned as `make` does: its last shard is less than a tenth of it.
+        A shard takes its capacity on the disk whatever it holds, and the last one may be nearly
+        empty; with a smaller capacity all of them are nearly full.
 
         Args:
             lengths: (examples,) real tokens of each example, in the caller's order.
@@ -106,8 +102,6 @@ class ShardPlan:
         """
         plan = cls.make(lengths, shard_tokens=shard_tokens, seed=seed)
         shards = plan.n_shards
-        if shards > FEW_SHARDS:
-            return plan
         n = np.asarray(lengths, dtype=np.int64)
         if seed is not None:
             n = n[np.random.default_rng(seed).permutation(n.size)]

@@ -31,7 +31,7 @@ from bertvision.featurestore.creation import (
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
-from bertvision.featurestore.format.plan import FEW_SHARDS, ShardPlan
+from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT, MOVES
 from bertvision.featurestore.format.shard import check_record_size
 from bertvision.featurestore.writing.columns import read_column
@@ -40,10 +40,10 @@ from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord
 from bertvision.featurestore.writing.permuting import rearrange
 
 _MOST_FILL = 0.1
-"""Share of a split's bytes that may be fill, before its examples move to fewer or smaller shards.
-
-Examples of a split that would still have more than `FEW_SHARDS` stay where they are.
-"""
+"""Share of a split's bytes that may be fill, before its examples move to fewer or smaller shards."""
+_MOST_MOVED = 10
+"""Shards of a split whose examples move: the last shard of more is less than a tenth of the split,
+and to write a large split again costs more than its fill."""
 
 
 def finish(ledger: GrowingLedger, seed: int | None = None, own: Versions | None = None) -> None:
@@ -120,11 +120,8 @@ def _with_final(
     elif plan.fill > _MOST_FILL:
         tight = ShardPlan.fitted(plan.n_tokens, shard_tokens=growing.shard_tokens)
         smaller = tight.n_shards * tight.shard_tokens < plan.n_shards * plan.shard_tokens
-        if (
-            smaller
-            and tight.n_shards <= FEW_SHARDS
-            and _has_room(ledger, shards, tight, len(growing.layers))
-        ):
+        few = tight.n_shards <= _MOST_MOVED
+        if smaller and few and _has_room(ledger, shards, tight, len(growing.layers)):
             plan = replace(tight, example_id=plan.example_id)
     spec = SplitSpec(
         tag=growing.tag,
