@@ -17,34 +17,32 @@ __version__ = "0.2.0"
 
 _MODULES = {
     # what one does
-    "verbs.experiment": ("quickstart", "status", "score", "report"),
-    "verbs.finetune": ("finetune",),
-    "verbs.repeats": ("repeat", "spread"),
-    "verbs.extract": ("extract",),
-    "verbs.logits": ("logits",),
-    "verbs.store.foreign": ("import_states", "export_states"),
-    "verbs.store.generation": ("generate", "generated_texts"),
-    "verbs.store.audit": ("audit",),
-    "verbs.store.shuffle": ("shuffle_tokens",),
-    "verbs.heads": ("train", "evaluate"),
-    "verbs.sweep": ("sweep",),
-    "verbs.beforehand.dry_run": ("dry_run",),
-    "verbs.beforehand.doctor": ("doctor",),
-    "verbs.systems": ("ensemble", "compare"),
-    "verbs.latency": ("latency", "quantise"),
-    "verbs.sharing.hub": ("push", "pull"),
-    "verbs.errors": ("error_analysis",),
-    "verbs.results": ("results", "predictions", "table"),
-    "verbs.analyses.probe": ("probe",),
-    "verbs.analyses.pairs": ("rank", "similarity"),
-    "verbs.analyses.alike": ("cka", "cca", "rsa"),
-    "verbs.analyses.layers": ("isotropy", "context"),
-    "verbs.analyses.structure": ("structure",),
-    "verbs.analyses.exits": ("exits",),
-    "verbs.analyses.groups": ("languages",),
-    "verbs.analyses.heads": ("attention", "relations", "prune"),
-    "verbs.analyses.mlm": ("lens", "cloze"),
-    "verbs.rows": ("Row", "Rows"),
+    "jobs.experiment": ("quickstart", "status", "score", "report"),
+    "jobs.finetune": ("finetune", "logits"),
+    "jobs.repeats": ("repeat", "spread"),
+    "jobs.extract": ("extract",),
+    "jobs.foreign": ("import_states", "export_states"),
+    "jobs.generation": ("generate", "generated_texts"),
+    "jobs.store": ("audit", "shuffle_tokens"),
+    "jobs.heads": ("train", "evaluate", "heads"),
+    "jobs.sweep": ("sweep",),
+    "jobs.dry_run": ("dry_run",),
+    "jobs.doctor": ("doctor",),
+    "jobs.systems": ("ensemble", "compare"),
+    "jobs.latency": ("latency", "quantise"),
+    "jobs.hub": ("push", "pull"),
+    "jobs.errors": ("error_analysis",),
+    "jobs.results": ("results", "predictions", "table"),
+    "jobs.analyses.probe": ("probe",),
+    "jobs.analyses.pairs": ("rank", "similarity"),
+    "jobs.analyses.alike": ("cka", "cca", "rsa"),
+    "jobs.analyses.layers": ("isotropy", "context"),
+    "jobs.analyses.structure": ("structure",),
+    "jobs.analyses.exits": ("exits",),
+    "jobs.analyses.groups": ("languages",),
+    "jobs.analyses.heads": ("attention", "relations", "prune"),
+    "jobs.analyses.mlm": ("lens", "cloze"),
+    "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
     "pipelines.sharing.head": ("Head",),
@@ -107,6 +105,55 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
+    from bertvision.jobs.analyses.alike import cca as cca
+    from bertvision.jobs.analyses.alike import cka as cka
+    from bertvision.jobs.analyses.alike import rsa as rsa
+    from bertvision.jobs.analyses.exits import exits as exits
+    from bertvision.jobs.analyses.groups import languages as languages
+    from bertvision.jobs.analyses.heads import attention as attention
+    from bertvision.jobs.analyses.heads import prune as prune
+    from bertvision.jobs.analyses.heads import relations as relations
+    from bertvision.jobs.analyses.layers import context as context
+    from bertvision.jobs.analyses.layers import isotropy as isotropy
+    from bertvision.jobs.analyses.mlm import cloze as cloze
+    from bertvision.jobs.analyses.mlm import lens as lens
+    from bertvision.jobs.analyses.pairs import rank as rank
+    from bertvision.jobs.analyses.pairs import similarity as similarity
+    from bertvision.jobs.analyses.probe import probe as probe
+    from bertvision.jobs.analyses.structure import structure as structure
+    from bertvision.jobs.doctor import doctor as doctor
+    from bertvision.jobs.dry_run import dry_run as dry_run
+    from bertvision.jobs.errors import error_analysis as error_analysis
+    from bertvision.jobs.experiment import quickstart as quickstart
+    from bertvision.jobs.experiment import report as report
+    from bertvision.jobs.experiment import score as score
+    from bertvision.jobs.experiment import status as status
+    from bertvision.jobs.extract import extract as extract
+    from bertvision.jobs.finetune import finetune as finetune
+    from bertvision.jobs.finetune import logits as logits
+    from bertvision.jobs.foreign import export_states as export_states
+    from bertvision.jobs.foreign import import_states as import_states
+    from bertvision.jobs.generation import generate as generate
+    from bertvision.jobs.generation import generated_texts as generated_texts
+    from bertvision.jobs.heads import evaluate as evaluate
+    from bertvision.jobs.heads import heads as heads
+    from bertvision.jobs.heads import train as train
+    from bertvision.jobs.hub import pull as pull
+    from bertvision.jobs.hub import push as push
+    from bertvision.jobs.latency import latency as latency
+    from bertvision.jobs.latency import quantise as quantise
+    from bertvision.jobs.repeats import repeat as repeat
+    from bertvision.jobs.repeats import spread as spread
+    from bertvision.jobs.results import predictions as predictions
+    from bertvision.jobs.results import results as results
+    from bertvision.jobs.results import table as table
+    from bertvision.jobs.show import Row as Row
+    from bertvision.jobs.show import Rows as Rows
+    from bertvision.jobs.store import audit as audit
+    from bertvision.jobs.store import shuffle_tokens as shuffle_tokens
+    from bertvision.jobs.sweep import sweep as sweep
+    from bertvision.jobs.systems import compare as compare
+    from bertvision.jobs.systems import ensemble as ensemble
     from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
@@ -145,54 +192,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
-    from bertvision.verbs.analyses.alike import cca as cca
-    from bertvision.verbs.analyses.alike import cka as cka
-    from bertvision.verbs.analyses.alike import rsa as rsa
-    from bertvision.verbs.analyses.exits import exits as exits
-    from bertvision.verbs.analyses.groups import languages as languages
-    from bertvision.verbs.analyses.heads import attention as attention
-    from bertvision.verbs.analyses.heads import prune as prune
-    from bertvision.verbs.analyses.heads import relations as relations
-    from bertvision.verbs.analyses.layers import context as context
-    from bertvision.verbs.analyses.layers import isotropy as isotropy
-    from bertvision.verbs.analyses.mlm import cloze as cloze
-    from bertvision.verbs.analyses.mlm import lens as lens
-    from bertvision.verbs.analyses.pairs import rank as rank
-    from bertvision.verbs.analyses.pairs import similarity as similarity
-    from bertvision.verbs.analyses.probe import probe as probe
-    from bertvision.verbs.analyses.structure import structure as structure
-    from bertvision.verbs.beforehand.doctor import doctor as doctor
-    from bertvision.verbs.beforehand.dry_run import dry_run as dry_run
-    from bertvision.verbs.errors import error_analysis as error_analysis
-    from bertvision.verbs.experiment import quickstart as quickstart
-    from bertvision.verbs.experiment import report as report
-    from bertvision.verbs.experiment import score as score
-    from bertvision.verbs.experiment import status as status
-    from bertvision.verbs.extract import extract as extract
-    from bertvision.verbs.finetune import finetune as finetune
-    from bertvision.verbs.heads import evaluate as evaluate
-    from bertvision.verbs.heads import train as train
-    from bertvision.verbs.latency import latency as latency
-    from bertvision.verbs.latency import quantise as quantise
-    from bertvision.verbs.logits import logits as logits
-    from bertvision.verbs.repeats import repeat as repeat
-    from bertvision.verbs.repeats import spread as spread
-    from bertvision.verbs.results import predictions as predictions
-    from bertvision.verbs.results import results as results
-    from bertvision.verbs.results import table as table
-    from bertvision.verbs.rows import Row as Row
-    from bertvision.verbs.rows import Rows as Rows
-    from bertvision.verbs.sharing.hub import pull as pull
-    from bertvision.verbs.sharing.hub import push as push
-    from bertvision.verbs.store.audit import audit as audit
-    from bertvision.verbs.store.foreign import export_states as export_states
-    from bertvision.verbs.store.foreign import import_states as import_states
-    from bertvision.verbs.store.generation import generate as generate
-    from bertvision.verbs.store.generation import generated_texts as generated_texts
-    from bertvision.verbs.store.shuffle import shuffle_tokens as shuffle_tokens
-    from bertvision.verbs.sweep import sweep as sweep
-    from bertvision.verbs.systems import compare as compare
-    from bertvision.verbs.systems import ensemble as ensemble
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: parse, call one verb, print.
+"""The command line: parse, call one job, print.
 
 Nothing heavy is imported at the top, so that `bertvision --help` answers at once. Results go to
 stdout (as JSON with --json), everything else to stderr. Errors of the user are one message and
@@ -11,41 +11,15 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 import bertvision
-from bertvision.commands.analyses.alike import cca, cka, rsa
-from bertvision.commands.analyses.exits import exits
-from bertvision.commands.analyses.groups import languages
-from bertvision.commands.analyses.heads import attention, prune, relations
-from bertvision.commands.analyses.layers import context, isotropy
-from bertvision.commands.analyses.mlm import cloze, lens
-from bertvision.commands.analyses.pairs import rank, similarity
-from bertvision.commands.analyses.probe import probe
-from bertvision.commands.analyses.structure import structure
-from bertvision.commands.beforehand.doctor import doctor
-from bertvision.commands.declared_options import with_options
-from bertvision.commands.errors import errors
-from bertvision.commands.experiment import quickstart, report, score, status
-from bertvision.commands.extract import extract
-from bertvision.commands.finetune import finetune
-from bertvision.commands.heads import evaluate, heads, train
-from bertvision.commands.latency import latency, quantise
-from bertvision.commands.logits import logits
-from bertvision.commands.options import CommandGroup
-from bertvision.commands.repeats import repeat, spread
-from bertvision.commands.results import table
-from bertvision.commands.sharing.hub import pull, push
-from bertvision.commands.store.audit import audit
-from bertvision.commands.store.foreign import export_states, import_states
-from bertvision.commands.store.generation import generate
-from bertvision.commands.store.inspection import app as store_app
-from bertvision.commands.store.shuffle import shuffle_tokens
-from bertvision.commands.sweep import sweep
-from bertvision.commands.systems import compare, ensemble
 from bertvision.errors import BertvisionError, BertvisionWarning, InputError
 from bertvision.pipelines.ranks import end_with_starter, this_rank
 from bertvision.pipelines.text import printable
@@ -55,12 +29,130 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
+COMMANDS = {
+    "Start": ("quickstart", "doctor", "status"),
+    "Fine-tune": ("finetune", "repeat", "logits"),
+    "Store": ("extract", "generate", "store"),
+    "Heads": ("heads", "train", "evaluate", "sweep", "ensemble"),
+    "Analyse": ("isotropy", "context", "cka", "cca", "rsa", "languages", "exits", "attention")
+    + ("prune", "relations"),
+    "Read out": ("probe", "rank", "similarity", "structure", "lens", "cloze"),
+    "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),
+    "Share": ("table", "report", "push", "pull"),
+}
+"""Commands by heading of `bertvision --help`; `bertvision rsa` calls ``bertvision.rsa``."""
+_STORE = {
+    "ls": "jobs.store:ls",
+    "info": "jobs.store:info",
+    "verify": "jobs.store:verify",
+    "repair": "jobs.store:repair",
+    "rm": "jobs.store:rm",
+    "import": "jobs.foreign:import_states",
+    "export": "jobs.foreign:export_states",
+    "audit": "jobs.store:audit",
+    "shuffle": "jobs.store:shuffle_tokens",
+}
+"""Jobs of `bertvision store`, by command."""
+
+
+def _place(name: str) -> str:
+    """The module and function of a command."""
+    function = {"errors": "error_analysis"}.get(name, name)
+    return f"{bertvision._HOME[function]}:{function}"
+
+
+class Commands(dict[str, Any]):
+    """Commands by name; the module of a job is imported when its command is looked at."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        super().__init__(dict.fromkeys(places))
+        self.places = places
+
+    def __getitem__(self, name: str) -> Any:
+        made = super().__getitem__(name)
+        if made is None:
+            from bertvision.jobs.command import command
+
+            module, _, function = self.places[name].partition(":")
+            job = getattr(import_module(f"bertvision.{module}"), function)
+            made = self[name] = command(job, name)
+        return made
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The command of a name."""
+        return self[name] if name in self else default  # noqa: SIM401  (that would call itself)
+
+    def items(self) -> Any:
+        """Names and commands."""
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        """All commands."""
+        return [self[name] for name in self]
+
+
+def _summary(place: str) -> str:
+    """The first line of a job's docstring, out of its source: nothing is imported."""
+    module, _, function = place.partition(":")
+    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    _, _, below = source.read_text(encoding="utf-8").partition(f"\ndef {function}(")
+    return below.partition('"""')[2].partition("\n")[0].rstrip('"').replace("`", "")
+
+
+class CommandGroup(typer.core.TyperGroup):
+    """Commands that say of an option in front of them that it belongs behind."""
+
+    headings: ClassVar[Mapping[str, Sequence[str]]]
+    places: ClassVar[Mapping[str, str]]
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        groups = self.commands
+        self.commands = Commands(self.places)
+        self.commands.update(groups)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return [name for names in self.headings.values() for name in names]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under their headings, a line each."""
+        for heading, names in self.headings.items():
+            rows = [(name, self._line(name)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def _line(self, name: str) -> str:
+        if name in self.places:
+            return _summary(self.places[name])
+        return str(self.commands[name].get_short_help_str(100))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as click does, with more to say of an option that it does not know."""
+        named = [arg for arg in args if arg in self.commands]
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            for name in named:
+                if any(option in parameter.opts for parameter in self.commands[name].params):
+                    place = f"{ctx.command_path} {name} {option}"
+                    error.message += f": it belongs behind the command, {place}"  # type: ignore[attr-defined]
+                    break
+            raise
+
+
 # Functions of Python without a command of their name, and the command that shows what they read.
 _SHOWN_BY = {"results": "table", "predictions": "errors", "error_analysis": "errors"}
 
 
 class _Group(CommandGroup):
     """Turns errors that are no bug into a message and a status, and warnings into one line."""
+
+    headings = COMMANDS
+    places = {
+        name: _place(name) for names in COMMANDS.values() for name in names if name != "store"
+    }
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -90,6 +182,13 @@ class _Group(CommandGroup):
                     f"bertvision.{args[0]}(): take `bertvision {instead}`"
                 )
             raise
+
+
+class _StoreGroup(CommandGroup):
+    """The commands of the store."""
+
+    headings: ClassVar[Mapping[str, Sequence[str]]] = {"Commands": tuple(_STORE)}
+    places = _STORE
 
 
 def _say(text: str, colour: str | None = None) -> None:
@@ -164,22 +263,15 @@ def _main(
 
 _SHARED = {"finetune", "train", "sweep"}
 """Commands that several ranks run together."""
-_MAIN = (finetune, status, extract, generate, logits)
-_HEADS = (train, evaluate, heads, score, quickstart, doctor)
-_LABORATORY = (repeat, spread, sweep, ensemble, compare, latency, quantise, errors, table, report)
-_ANALYSES = (probe, rank, similarity, cka, cca, rsa, isotropy, context, lens, structure, exits)
-_RUN = (languages, attention, relations, prune, cloze)  # these run the encoder
-_SHARING = (push, pull)
-for command in (*_MAIN, *_HEADS, *_LABORATORY, *_ANALYSES, *_RUN, *_SHARING):
-    app.command()(with_options(command))
-store_app.command("import")(import_states)
-store_app.command("export")(export_states)
-store_app.command("audit")(audit)
-store_app.command("shuffle")(shuffle_tokens)
-for registered in store_app.registered_commands:
-    if registered.callback is not None:
-        registered.callback = with_options(registered.callback)
-app.add_typer(store_app, name="store")
+app.add_typer(
+    typer.Typer(
+        cls=_StoreGroup,
+        help="List, verify, audit, import, export and remove splits.",
+        no_args_is_help=True,
+        callback=lambda: None,
+    ),
+    name="store",
+)
 
 
 if __name__ == "__main__":

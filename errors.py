@@ -41,10 +41,6 @@ class BertvisionWarning(UserWarning):
     """Base of every warning of bertvision; the tests turn it into an error."""
 
 
-class DeprecatedWarning(BertvisionWarning, FutureWarning):
-    """A former name was given: it works until the version that the message names."""
-
-
 class InputError(BertvisionError, ValueError):
     """A file, option or name the user gave is wrong."""
 

@@ -1,26 +1,29 @@
-"""Write docs/cli.md from the command line's own help: ``make docs``. A test keeps it current."""
+"""Write docs/cli.md from the commands: ``make docs``. A test keeps it current."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from bertvision.cli import app
+import bertvision
+from bertvision.cli import COMMANDS, app
+from bertvision.jobs.declare import arguments
 
 TARGET = Path(__file__).with_name("cli.md")
-WIDTH = 88
 
 HEADER = """\
 # The command line
 
-Written by `make docs` from `bertvision … --help`; do not edit.
+Written by `make docs` from the commands; do not edit. `bertvision train --help` and its like say the same.
 
 Results go to stdout, as JSON with `--json`; progress and messages go to stderr. Every command works
 on the workspace it is run in (the folder with `bertvision.yaml`, or any folder below it), or on
-`--workspace DIR`. A command that is killed is finished by running it again.
+`--workspace DIR`. A command that is killed is finished by running it again. `bertvision NAME …` is
+`bertvision.NAME(…)` in Python, with the same arguments.
 
 | exit status | meaning |
 |---|---|
@@ -29,26 +32,76 @@ on the workspace it is run in (the folder with `bertvision.yaml`, or any folder 
 | 2 | an option, file or workspace is wrong; the message says what to do |
 | 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
 """
+_OFTEN = 5
+"""Commands that share an option before it is listed once, above all of them."""
 
 
 def render() -> str:
     """The whole page."""
-    root = typer.main.get_command(app)
-    sections = [
-        f"## {name}\n\n```text\n{text}\n```\n" for name, text in _helps(root, "bertvision", None)
-    ]
-    return "\n".join([HEADER, *sections])
-
-
-def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
-    """Path and help of a command and of all its sub-commands, in the order they were defined."""
-    context = command.make_context(
-        name, [], parent, resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
+    root: Any = typer.main.get_command(app)
+    commands = {name: root.commands[name] for names in COMMANDS.values() for name in names}
+    store = commands["store"].commands
+    options = Counter(
+        _entry(option)
+        for command in [*commands.values(), *store.values()]
+        if command is not commands["store"]
+        for option in command.params
     )
-    lines = (line.rstrip() for line in command.get_help(context).splitlines())
-    yield context.command_path, "\n".join(lines).strip()
-    for sub_name, sub_command in getattr(command, "commands", {}).items():
-        yield from _helps(sub_command, sub_name, context)
+    shared = {entry for entry, n in options.items() if n >= _OFTEN and entry[0].startswith("`-")}
+    lines = [HEADER, "## Options of many commands\n"]
+    lines += [_line(entry) for entry in sorted(shared)]
+    told: dict[frozenset[Entry], str] = {}
+    for heading, names in COMMANDS.items():
+        lines.append(f"\n## {heading}")
+        for name in names:
+            if name == "store":
+                for word, command in store.items():
+                    lines += _section(f"store {word}", command, shared, None)
+            else:
+                own = {_entry(option) for option in commands[name].params}
+                like = next((other for entries, other in told.items() if entries <= own), None)
+                lines += _section(name, commands[name], shared | _fields(like), like)
+                if fields := _fields(name):
+                    told.setdefault(frozenset(fields), name)
+    return "\n".join(lines) + "\n"
+
+
+Entry = tuple[str, str, str]
+"""Flags, default and help of an option."""
+
+
+def _entry(option: Any) -> Entry:
+    flags = " ".join(f"`{flag}`" for flag in reversed([*option.opts, *option.secondary_opts]))
+    default = option.default
+    shown = "" if default in (None, False) or option.required else f" (default {default})"
+    if option.param_type_name == "argument":
+        flags = f"`{option.name.upper()}`"
+    return flags, shown, option.help or ""
+
+
+def _line(entry: Entry) -> str:
+    flags, default, text = entry
+    return f"- {flags}{default}: {text}"
+
+
+def _fields(name: str | None) -> set[Entry]:
+    """The options of a command that are fields of an options class."""
+    if name is None or name == "errors":
+        return set()
+    fields = {a.name for a in arguments(getattr(bertvision, name)) if a.options}
+    command: Any = typer.main.get_command(app)
+    return {_entry(o) for o in command.commands[name].params if o.name in fields}
+
+
+def _section(name: str, command: Any, shared: set[Entry], like: str | None) -> Iterator[str]:
+    yield f"\n### bertvision {name}\n"
+    yield command.help
+    own = [_entry(option) for option in command.params]
+    lines = [_line(entry) for entry in own if entry not in shared]
+    if like:
+        lines.append(f"- The options of `bertvision {like}`.")
+    if lines:
+        yield "\n" + "\n".join(lines)
 
 
 if __name__ == "__main__":

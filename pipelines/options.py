@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PrecisionName = Literal["auto", "32", "bf16"]
+"""Arithmetic of a job (see `precision.resolve_precision`)."""
 LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 """Where losses go beside the log that every training writes."""
-"""What may be asked of a job's arithmetic (see `precision.resolve_precision`)."""
 
 
 class Option(NamedTuple):
@@ -35,11 +35,13 @@ class Option(NamedTuple):
     help: str = ""
     """One sentence, also that of the command line; without one the option is Python's alone."""
     flag: str | None = None
-    """Its name on the command line, where that is not the field's."""
+    """Its names on the command line, where they are not the field's, apart by a space."""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
+    several: bool = False
+    """Whether the command line takes it several times."""
 
 
 @dataclass(frozen=True)

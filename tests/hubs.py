@@ -151,6 +151,7 @@ def cut(part: str, after: int) -> Fault:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # or headers and body are 40 ms apart
     protocol_version = "HTTP/1.1"
     server: Hub
 

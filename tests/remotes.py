@@ -84,6 +84,7 @@ class SlowServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # or headers and body are 40 ms apart
     protocol_version = "HTTP/1.1"
     server: SlowServer
 
@@ -188,6 +189,7 @@ class FaultyProxy(ThreadingHTTPServer):
 
 
 class _Forward(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # or headers and body are 40 ms apart
     protocol_version = "HTTP/1.1"
     server: FaultyProxy
 
@@ -263,6 +265,7 @@ def s3_server(**more: str) -> Iterator[list[str]]:
             "log_request",
             lambda handler, *_: requests.append(handler.requestline),
         )
+        patch.setattr(werkzeug_app.MotoRequestHandler, "disable_nagle_algorithm", True)
         server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         server.start()
         host, port = server.get_host_and_port()

@@ -118,8 +118,8 @@ def _signature(value: object) -> str:
 
 
 def _records() -> Iterator[str]:
+    import bertvision.jobs
     import bertvision.pipelines
-    import bertvision.verbs
     from bertvision.pipelines.analysis.kinds import ANALYSES
     from bertvision.pipelines.records import Record
 
@@ -131,7 +131,7 @@ def _records() -> Iterator[str]:
             yield sub
             yield from below(sub)
 
-    for package in (bertvision.pipelines, bertvision.verbs):
+    for package in (bertvision.pipelines, bertvision.jobs):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     records = {

@@ -16,6 +16,9 @@ from scipy.special import softmax
 
 from bertvision import plugins
 from bertvision.errors import InputError
+from bertvision.jobs.errors import errors_table
+from bertvision.jobs.heads import evaluated_table
+from bertvision.jobs.systems import compare_table
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.report.build import write_report
@@ -37,9 +40,6 @@ from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.errors import errors_table
-from bertvision.verbs.heads import evaluated_table
-from bertvision.verbs.systems import compare_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-task.md"
 TAG = "6e"

@@ -18,14 +18,15 @@ from processes import warm_pool
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
+from bertvision.jobs import command
+from bertvision.jobs.analyses import alike as of_pairs
+from bertvision.jobs.analyses import layers as of_layers
 from bertvision.pipelines.analysis.geometry.run import isotropy as run_isotropy
 from bertvision.pipelines.analysis.run import cca as run_cca
 from bertvision.pipelines.analysis.run import cka as run_cka
 from bertvision.pipelines.analysis.sides import told_apart
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.analyses import alike as of_pairs
-from bertvision.verbs.analyses import layers as of_layers
 
 
 @pytest.fixture
@@ -109,8 +110,10 @@ def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     shared = {"max_tokens": 100, "workspace": workspace.root, "plot": tmp_path / "plot.svg"}
-    alike = of_pairs.cka("0.5e", "1e", csv=tmp_path / "cka.csv", **shared)
-    spread = of_layers.isotropy("1e", csv=tmp_path / "isotropy.csv", **shared)
+    alike = of_pairs.cka("0.5e", "1e", **shared)
+    command.show(alike, True, tmp_path / "cka.csv")
+    spread = of_layers.isotropy("1e", **shared)
+    command.show(spread, True, tmp_path / "isotropy.csv")
     pairs, layers = alike.to_pandas(), spread.to_pandas()
     assert (len(pairs), len(layers)) == (9, 6)
     one = pairs[(pairs.layer_x == 2) & (pairs.layer_y == 1)]

@@ -22,6 +22,7 @@ from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
+from bertvision.jobs.store import Audited
 from bertvision.pipelines.audit.confidence import at_most
 from bertvision.pipelines.audit.diagnosis import Case, diagnose
 from bertvision.pipelines.audit.distance import yardstick
@@ -30,7 +31,6 @@ from bertvision.pipelines.extraction.job import ExtractionJob, load_encoder
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.store.audit import Audited
 
 WORDS = "the a of in and was is who what where anna boris clara london paris city river".split()  # noqa: SIM905
 WRONG = (4, 11, 17)

@@ -113,7 +113,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_mentions_exist(page: Path) -> None:
-    folders = "benchmarks|commands|docs|featurestore|models|pipelines|tests|verbs"
+    folders = "benchmarks|docs|featurestore|jobs|models|pipelines|tests"
     named = re.findall(rf"`((?:{folders})/[\w./*-]*)`", page.read_text())
     missing = [name for name in named if not any(ROOT.glob(name.rstrip("/")))]
     assert missing == []
@@ -158,7 +158,7 @@ def test_the_tree_names_every_folder_and_no_other() -> None:
         folders[depth:] = [name]
         named.add("".join(folders))
     rooms = {path.parent for path in ROOT.glob("*/**/*.py") if not path.parts[-2].startswith(".")}
-    tracked = ("commands", "featurestore", "models", "pipelines", "verbs")
+    tracked = ("featurestore", "jobs", "models", "pipelines")
     tracked += ("benchmarks", "tests", "docs")
     held = {
         f"{room.relative_to(ROOT)}/" for room in rooms if room.relative_to(ROOT).parts[0] in tracked
@@ -233,7 +233,7 @@ PYTHON = [
 ]
 
 
-VERBS = {name for name, home in bertvision._HOME.items() if home.startswith("verbs.")}
+JOBS = {name for name, home in bertvision._HOME.items() if home.startswith("jobs.")}
 
 
 @pytest.mark.parametrize(("page", "i"), PYTHON)
@@ -246,7 +246,7 @@ def test_documented_code_runs(
 ) -> None:
     torch.manual_seed(0)
     source = blocks(page, "python")[i]
-    if VERBS & set(re.findall(r"\b(\w+)\(", source)):
+    if JOBS & set(re.findall(r"\b(\w+)\(", source)):
         monkeypatch.chdir(experiment)
     if match := re.match(r"# (\w+)\.py\n", source):  # a module of the reader's own
         (in_workspace / f"{match[1]}.py").write_text(source)

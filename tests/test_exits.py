@@ -17,6 +17,7 @@ from workspaces import answerable_options, write_squad
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.jobs.command import show
 from bertvision.pipelines.analysis.exiting.confidence import confidence, fitting_criteria
 from bertvision.pipelines.analysis.exiting.curve import exit_curve
 from bertvision.pipelines.analysis.exiting.measure import measure_exits
@@ -301,7 +302,8 @@ def test_output_layers_say_of_stored_states_what_they_say_in_the_encoder(
 
 def test_the_score_of_all_layers_is_the_encoders_own(space: Workspace, tmp_path: Path) -> None:
     plot, csv = tmp_path / "exits.svg", tmp_path / "exits.csv"
-    found = bertvision.exits("1e", plot=plot, csv=csv, workspace=space.root)
+    found = bertvision.exits("1e", plot=plot, workspace=space.root)
+    show(found, True, csv)
     text = (space.bert_dir("1e") / "metrics.json").read_text()
     scores = BertScores.model_validate_json(text)
     own = headline(scores.rules)

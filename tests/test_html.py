@@ -10,9 +10,8 @@ from stores import Made
 
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.views.html import html_table
+from bertvision.jobs.show import Row, Rows, ShownRecord, Values
 from bertvision.pipelines.text import format_table, html_of
-from bertvision.verbs.rows import Row, Rows, ShownRecord
-from bertvision.verbs.tables import Values
 
 
 class Parsed(HTMLParser):

@@ -26,7 +26,7 @@ import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.verbs.store.foreign import Imported
+from bertvision.jobs.foreign import Imported
 
 ROWS = range(len(LENGTHS))
 

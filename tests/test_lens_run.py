@@ -19,6 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.jobs.command import show
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.snapshots import load_snapshot, save_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -114,7 +115,8 @@ def test_masked_words_get_the_models_own_answers(made: Made, copy: Path, tmp_pat
 
 
 def test_both_are_kept_and_in_the_report(copy: Path, tmp_path: Path) -> None:
-    read = bertvision.lens("0e", split=SPLIT, workspace=copy, csv=tmp_path / "lens.csv")
+    read = bertvision.lens("0e", split=SPLIT, workspace=copy)
+    show(read, True, tmp_path / "lens.csv")
     path = tmp_path / "words.jsonl"
     path.write_text("\n".join(map(json.dumps, ITEMS)))
     asked = bertvision.cloze(items=path, workspace=copy)

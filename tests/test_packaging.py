@@ -173,9 +173,9 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 
 PUBLIC = """
     __version__
-    quickstart status score report finetune repeat spread extract logits
+    quickstart status score report finetune logits repeat spread extract
     import_states export_states generate generated_texts audit shuffle_tokens
-    train evaluate sweep dry_run doctor
+    train evaluate heads sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity cka cca rsa isotropy context
     structure exits languages attention relations prune lens cloze

@@ -14,6 +14,9 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.jobs.analyses.probe import probe_charts
+from bertvision.jobs.repeats import Spread
+from bertvision.jobs.show import Row, Rows, score_charts
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
@@ -23,10 +26,6 @@ from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.structure.result import StructureResult
 from bertvision.pipelines.plotting.axes import draw
 from bertvision.pipelines.plotting.charts import Curves, HeatMap, points
-from bertvision.verbs.analyses.probe import probe_charts
-from bertvision.verbs.repeats import Spread
-from bertvision.verbs.rows import Row, Rows
-from bertvision.verbs.tables import score_charts
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from workspaces import SETTINGS, write_squad
 
 import bertvision
 from bertvision.errors import BertvisionError, InputError, UnknownNameError, WorkspaceError
+from bertvision.jobs.repeats import Spread
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.repeats.drawing import _apart
@@ -28,7 +29,6 @@ from bertvision.pipelines.repeats.statistics import deviation, is_failed, welch
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import BertScores, read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.repeats import Spread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ from byhand import change, fields, rewrite
 from reports import HEADS, Page, make_lab, read_table
 from typer.testing import CliRunner
 
-from bertvision.commands.experiment import report as command
+from bertvision.cli import app
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.headline import sentences
@@ -323,9 +323,8 @@ def test_a_file_and_the_workspace_itself_are_no_place(lab: OpenWorkspace, tmp_pa
 
 
 def test_the_command_says_where_and_what_is_missing(lab: OpenWorkspace, tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(command)
-    out, options = tmp_path / "out", ["--workspace", str(lab.root), "--out", str(tmp_path / "out")]
+    out = tmp_path / "out"
+    options = ["report", "--workspace", str(lab.root), "--out", str(out)]
     shown = CliRunner().invoke(app, options)
     assert shown.exit_code == 0, shown.output
     assert str(out / "index.html") in shown.output
@@ -336,8 +335,6 @@ def test_the_command_says_where_and_what_is_missing(lab: OpenWorkspace, tmp_path
 
 
 def test_commands_that_the_page_names_are_those_of_the_program(bare: Report) -> None:
-    from bertvision.cli import app
-
     program: Any = typer.main.get_command(app)
     named = re.findall(r"<code>(bertvision [^<]*)</code>", bare.page.read_text(encoding="utf-8"))
     lines = {html.unescape(line) for text in named for line in text.split("; ")}

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.jobs.sweep import sweep_table
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.sweep import sweep_table
 
 HEADS = ["learned-pooling", "adapter-64-shared"]
 OPTIONS = TrainOptions(batch_size=8, precision="32")

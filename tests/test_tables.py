@@ -15,6 +15,7 @@ from reports import HEADS, make_lab
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.jobs.command import show
 from bertvision.pipelines.report import build
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.captions import basis
@@ -209,7 +210,8 @@ def test_pairs_of_snapshots_are_columns(lab: OpenWorkspace) -> None:
 def test_a_table_is_printed_with_its_caption_and_written_as_in_the_report(
     lab: OpenWorkspace, tmp_path: Path
 ) -> None:
-    found = bertvision.table("data_fractions", csv=tmp_path / "t.csv", workspace=lab.root)
+    found = bertvision.table("data_fractions", workspace=lab.root)
+    show(found, True, tmp_path / "t.csv")
     report = write_report(lab, tmp_path / "report")
     written = report.page.parent / "tables" / "data_fractions.csv"
     assert (tmp_path / "t.csv").read_text() == written.read_text()

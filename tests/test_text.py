@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import did_you_mean
+from bertvision.jobs.show import mapping_table
 from bertvision.pipelines import text
 from bertvision.pipelines.text import csv_text, printable
-from bertvision.verbs.tables import mapping_table
 
 CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text("a,\"\n '"))
 

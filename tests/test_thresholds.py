@@ -12,6 +12,10 @@ from labs import HEADS, scored_copy
 from reports import read_table
 
 from bertvision.errors import BertvisionWarning, InputError
+from bertvision.jobs.heads import evaluated_table
+from bertvision.jobs.results import results_table
+from bertvision.jobs.sweep import sweep_table
+from bertvision.jobs.systems import compare_table, ensemble_table
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.results.columns import FOOTNOTE
@@ -24,10 +28,6 @@ from bertvision.pipelines.tasks.squad import spans
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.heads import evaluated_table
-from bertvision.verbs.results import results_table
-from bertvision.verbs.sweep import sweep_table
-from bertvision.verbs.systems import compare_table, ensemble_table
 
 HEAD = HEADS[0]
 

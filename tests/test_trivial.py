@@ -9,6 +9,10 @@ from byhand import change, fields
 from labs import HEADS, scored_copy
 from reports import read_table
 
+from bertvision.jobs.heads import evaluated_table
+from bertvision.jobs.results import results_table
+from bertvision.jobs.sweep import sweep_table
+from bertvision.jobs.systems import compare_table, ensemble_table
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.headline import sentences
 from bertvision.pipelines.report.page import in_code
@@ -23,10 +27,6 @@ from bertvision.pipelines.tasks.scores import ORACLE, headline, trivial_metrics,
 from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.heads import evaluated_table
-from bertvision.verbs.results import results_table
-from bertvision.verbs.sweep import sweep_table
-from bertvision.verbs.systems import compare_table, ensemble_table
 
 HEAD = HEADS[0]
 

@@ -40,7 +40,7 @@ from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord
 from bertvision.featurestore.writing.permuting import rearrange
 
 _MOST_FILL = 0.1
-"""Share of a split's bytes that may be fill, before its examples move to fewer or smaller shards."""
+"""Share of a split that may be fill, before its examples move to fewer or smaller shards."""
 _MOST_MOVED = 10
 """Shards of a split whose examples move: the last shard of more is less than a tenth of the split,
 and to write a large split again costs more than its fill."""

@@ -68,6 +68,10 @@ class AnalysisResult(Plotted):
             width: px that there are.
         """
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The same rows, by the name that all results have."""
+        return self.rows()
+
     def shown(self) -> list[dict[str, Any]]:
         """Rows as people read them: of the table, and of the report; `rows`, if nothing else."""
         return self.rows()

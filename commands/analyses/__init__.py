@@ -1,1 +1,0 @@
-"""The commands that ask what hidden states hold; they learn nothing that would be kept."""

@@ -1,1 +1,0 @@
-"""The commands ``bertvision push`` and ``pull``."""

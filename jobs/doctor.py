@@ -1,0 +1,101 @@
+"""Whether this machine is fit for bertvision, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from bertvision.errors import WorkspaceError
+from bertvision.jobs.checks import find_workspace
+from bertvision.jobs.declare import StorePath, WorkspacePath, job
+from bertvision.jobs.reading import StrPath
+from bertvision.jobs.show import ShownRecord, Values
+from bertvision.pipelines.text import fill, format_table
+
+
+class Examined(BaseModel):
+    """One thing that the doctor looked at (see `pipelines.machine.finding.Finding`)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    verdict: str
+    found: str
+    advice: str
+
+
+class Examination(ShownRecord):
+    """What the doctor found."""
+
+    rows_in: ClassVar[str] = "findings"
+    usable: bool
+    """False where something makes bertvision unusable here."""
+    findings: list[Examined]
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        rows = [[f["name"], f["verdict"], f["found"]] for f in values["findings"]]
+        advice = [f"{f['name']}: {f['advice']}" for f in values["findings"] if f["advice"]]
+        told = "\n".join(map(fill, advice)) or "Nothing needs to be changed."
+        return f"{format_table(['', '', 'found'], rows)}\n\n{told}"
+
+
+@job
+def doctor(
+    *,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+) -> Examination:
+    """Examine this machine, and say what to change.
+
+    It looks at versions of the libraries, threads, bfloat16 against float32, GPU, huge pages,
+    locale, and the disk of the workspace, on which a file of 48 MiB is written, read and removed.
+    The command exits with 1 where bertvision cannot be used.
+
+    Examples:
+        >>> import bertvision
+        >>> found = bertvision.doctor()
+        >>> found.usable, [finding.name for finding in found.findings][:3]
+        (True, ['python', 'libraries', 'threads'])
+
+    Raises:
+        WorkspaceError: ``workspace`` is named, and is none.
+        InputError: ``store`` is a URL of no known file system.
+    """
+    folder = _folder(workspace, store)
+    from bertvision.pipelines.machine.disk import examine_disk
+    from bertvision.pipelines.machine.libraries import examine_libraries, examine_text
+
+    found = examine_libraries()
+    if all(finding.verdict != "error" for finding in found):  # or torch may not be there
+        from bertvision.pipelines.machine import processor
+
+        found += [
+            processor.examine_threads(),
+            processor.examine_bfloat16(),
+            processor.examine_gpu(),
+            processor.examine_pages(),
+        ]
+    found += [*examine_disk(folder), examine_text()]
+    return Examination(
+        usable=all(finding.verdict != "error" for finding in found),
+        findings=[Examined(**finding._asdict()) for finding in found],
+    )
+
+
+def _folder(workspace: StrPath | None, store: StrPath | None) -> Path:
+    """Where activations are, or would be."""
+    try:
+        space = find_workspace(workspace, store)
+    except WorkspaceError:
+        if workspace is not None:
+            raise
+        return (
+            Path.cwd()
+            if store is None or "://" in str(store)
+            else Path(store).expanduser().resolve()
+        )
+    activations = space.activations
+    return activations if isinstance(activations, Path) else space.root

@@ -1,0 +1,301 @@
+"""An experiment as a whole: what it holds, the quickstart, the report, scoring a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from bertvision.errors import InputError
+from bertvision.jobs.checks import find_workspace
+from bertvision.jobs.declare import StorePath, WorkspacePath, job
+from bertvision.jobs.reading import Names, StrPath, parse_names, path_of
+from bertvision.jobs.show import (
+    RowsField,
+    ShownRecord,
+    Values,
+    mapping_table,
+    metric_cells,
+    metric_names,
+)
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.repeats.folder import holds_runs
+from bertvision.pipelines.text import format_table, shorten
+from bertvision.pipelines.workspace.workspace import FILE
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.report.page import Report
+
+
+class SnapshotStatus(BaseModel):
+    """A snapshot of a workspace: whether it is made, and BERT's own first scores there."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    tag: str
+    made: bool
+    bert: dict[str, float] | None
+
+
+class Status(ShownRecord):
+    """What a workspace holds and what can be run next."""
+
+    rows_in: ClassVar[str] = "snapshots"
+
+    workspace: str
+    model: str
+    task: str
+    variant: list[str] = []
+    """Changes to fine-tuning, such as ``freeze:6``."""
+    items: dict[str, int]
+    """By split."""
+    snapshots: list[SnapshotStatus]
+    stored: dict[str, list[str]]
+    """By snapshot the splits that are stored whole."""
+    unfinished: dict[str, list[str]]
+    """By snapshot the splits whose extraction has not ended."""
+    growing: dict[str, list[str]]
+    """By snapshot the splits that examples are still added to."""
+    heads: list[dict[str, str]]
+    """``trained_on`` and ``name`` of each trained head."""
+    begun: list[dict[str, str]]
+    """The same of each head whose training was interrupted."""
+    next: list[str]
+    """Commands."""
+    seconds: float = 0.0
+    """What fine-tuning took in this call."""
+    steps: int = 0
+    """Steps of fine-tuning in this call."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return status_table(values)
+
+
+class Scored(ShownRecord):
+    """The official metrics of a predictions file, in per cent: those of parts where it has some."""
+
+    exact: float
+    f1: float
+    total: int
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return mapping_table(values)
+
+
+class Quickstart(ShownRecord):
+    """What the quickstart came to."""
+
+    workspace: str
+    rows: RowsField
+    """``system``, ``trained_on``, ``evaluated_on``, ``percent_of_encoder`` and ``metrics``."""
+    seconds: dict[str, float]
+    """Time of this call, by what it went to."""
+    remark: str
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return quickstart_table(values)
+
+
+@job
+def status(
+    *,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+) -> Status:
+    """Show what the workspace holds, and what to run next.
+
+    Examples:
+        >>> import bertvision
+        >>> bertvision.status().task
+        'squad_v2'
+
+    Raises:
+        WorkspaceError: there is no workspace.
+    """
+    space = find_workspace(workspace, store)
+    from bertvision.pipelines.workspace.status import status as run
+
+    return Status.model_validate(run(space))
+
+
+@job
+def score(
+    predictions: StrPath,
+    data: StrPath,
+    *,
+    na_prob: StrPath | None = None,
+    na_prob_thresh: float = 1.0,
+    skip_bad: bool = False,
+) -> Scored:
+    """Score a predictions file with the official SQuAD metric.
+
+    It is SQuAD 2.0's: exact match and F1, with the best threshold where probabilities are given.
+
+    Args:
+        predictions: JSON file: {"question id": "answer"}.
+        data: SQuAD file.
+        na_prob: JSON file: {"question id": probability of no answer}.
+        na_prob_thresh: Predict no answer above this probability.
+        skip_bad: Skip malformed questions and count them.
+
+    Raises:
+        InputError: a file is malformed, or does not cover the questions.
+    """
+    from bertvision.pipelines.tasks.squad.metrics import score_files
+
+    found = score_files(
+        Path(predictions),
+        Path(data),
+        path_of(na_prob),
+        na_prob_thresh=na_prob_thresh,
+        skip_bad=skip_bad,
+    )
+    return Scored.model_validate(found)
+
+
+@job
+def quickstart(
+    *,
+    workspace: Annotated[StrPath, Option(flag="--workspace -w")] = "quickstart",
+) -> Quickstart:
+    """Run the whole pipeline on a small built-in example.
+
+    It needs no network, and takes minutes.
+
+    Args:
+        workspace: Folder to make.
+
+    Raises:
+        InputError: the encoder's package is missing.
+    """
+    from bertvision.pipelines.quickstart import quickstart as run
+
+    return Quickstart.model_validate(run(Path(workspace)))
+
+
+@job
+def report(
+    folders: Names | None = None,
+    *,
+    out: StrPath | None = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+) -> Report:
+    """Write all results as one HTML page, with tables and figures.
+
+    The page needs no network. An older report at the same place is replaced; a folder with anything
+    else is left alone.
+
+    Examples:
+        >>> import bertvision
+        >>> bertvision.report().page.name
+        'index.html'
+
+    Args:
+        folders: Folders that repeat made, which get a section as spread compares them; where you
+            stand in no workspace, a page of their own.
+        out: Folder to write; by default report/ in the workspace.
+
+    Raises:
+        WorkspaceError: there are no results, or a file is damaged; a folder holds no runs, or they
+            are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: ``out`` is a file, or a folder that holds something else than a report; a folder
+            is a file, comes twice, or is of another task or data than the workspace.
+    """
+    methods = [name for name in parse_names(folders or ()) if name]
+    here = (path_of(workspace) or Path()).expanduser().resolve()
+    if alone := holds_runs(here):
+        methods = methods or [str(here)]
+    elif methods and workspace is None:
+        alone = not any((place / FILE).is_file() for place in (here, *here.parents))
+    if alone:
+        if store is not None:
+            raise InputError("--store: a page of methods shows nothing of a store; leave it out")
+        from bertvision.pipelines.report.repeats.alone import write_methods
+
+        return write_methods(methods, path_of(out) or here / "report")
+    space = find_workspace(workspace, store)
+    from bertvision.pipelines.report.build import write_report
+
+    return write_report(space, path_of(out), methods)
+
+
+def status_table(status: Values) -> str:
+    """What a workspace holds and what can be run next."""
+    items = ", ".join(f"{split} {n:,}" for split, n in status["items"].items())
+    stored = {tag: list(splits) for tag, splits in status["stored"].items()}
+    for key, mark in (("unfinished", "unfinished"), ("growing", "being written")):
+        for tag, splits in status[key].items():
+            stored.setdefault(tag, []).extend(f"{split} ({mark})" for split in splits)
+    scores: Values = next((s["bert"] for s in status["snapshots"] if s["bert"]), {})
+    names = metric_names([scores])
+    lines = [
+        f"workspace  {status['workspace']}",
+        f"model      {shorten(status['model'], 11)}",
+        f"task       {status['task']} ({items or 'hidden states alone'})",
+        *([f"variant    {', '.join(status['variant'])}"] if status["variant"] else []),
+        "",
+        format_table(
+            ["snapshot", "made", *(f"BERT {names[key]}" for key in scores), "activations"],
+            [
+                [
+                    s["tag"],
+                    "yes" if s["made"] else "no",
+                    *metric_cells(s["bert"] or {}, scores),
+                    _stored(stored.get(s["tag"], [])),
+                ]
+                for s in status["snapshots"]
+            ],
+        ),
+    ]
+    if status["heads"] or status["begun"]:
+        lines += ["", _heads_table(status)]
+    if status["next"]:
+        lines += ["", "next:", *(f"  {command}" for command in status["next"])]
+    return "\n".join(lines)
+
+
+def _heads_table(status: Values) -> str:
+    """A line for each head, whatever parts of the data and seeds it was trained with."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for key, mark in (("heads", ""), ("begun", " (begun)")):
+        for head in status[key]:
+            name = head["name"].partition("@")[0]
+            found.setdefault(name, []).append((f"{head['trained_on']}{mark}", head["name"]))
+    return format_table(
+        ["head", "trained on", "runs"],
+        [
+            [name, ", ".join(dict.fromkeys(tag for tag, _ in runs)), str(len(runs))]
+            for name, runs in sorted(found.items())
+        ],
+    )
+
+
+def _stored(splits: Sequence[str]) -> str:
+    """The stored splits of the own data, and the names of other data sets that are stored."""
+    from bertvision.pipelines.stored_name import StoredName
+
+    parsed = {split: StoredName.parse(split.partition(" ")[0]).dataset for split in splits}
+    own = [split for split, dataset in parsed.items() if dataset is None]
+    added = sorted({dataset for dataset in parsed.values() if dataset is not None})
+    return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"
+
+
+def quickstart_table(result: Values) -> str:
+    """The one table of the quickstart, with where the time went."""
+    names = metric_names([r["metrics"] for r in result["rows"]])
+    rows = [
+        [r["system"], r["trained_on"], r["evaluated_on"], f"{r['percent_of_encoder']:.3f}"]
+        + metric_cells(r["metrics"], names)
+        for r in result["rows"]
+    ]
+    header = ["system", "trained on", "evaluated on", "% of encoder"]
+    table = format_table([*header, *names.values()], rows)
+    seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
+    return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"

@@ -1,0 +1,185 @@
+"""Hidden states into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bertvision.jobs.checks import check_cluster, check_snapshots
+from bertvision.jobs.data import adding_data, check_data
+from bertvision.jobs.declare import (
+    DEFAULTS,
+    DataSource,
+    LabelColumn,
+    MaxLength,
+    NewModel,
+    PairColumn,
+    SkipBad,
+    StorePath,
+    TextColumn,
+    WorkspacePath,
+    job,
+)
+from bertvision.jobs.reading import Tags, parse_tags, path_of, text_of
+from bertvision.jobs.show import Rows, Values
+from bertvision.pipelines.encoders.sites.names import check_patterns
+from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.heads import only_tag
+from bertvision.pipelines.workspace.job_options import ExtractOptions
+from bertvision.pipelines.workspace.selection import check_split
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.extraction.job import Extracted
+    from bertvision.pipelines.workspace.workspace import Workspace
+
+
+@job
+def extract(
+    checkpoint: Annotated[Tags | None, Option(flag="--checkpoint")] = None,
+    *,
+    options: ExtractOptions = DEFAULTS,
+    task: str | None = None,
+    data: DataSource = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
+    max_length: MaxLength = None,
+    windows: str | None = None,
+    date: str | None = None,
+    skip_bad: SkipBad = None,
+    model: NewModel = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> Rows[Extracted]:
+    """Write the hidden states of snapshots into the store.
+
+    The data are the workspace's own, or another data set: ``task`` names it, and ``data``, the
+    first time, where it is. A killed extraction is finished by the same call. A store named with
+    ``store`` is the workspace's from then on.
+
+    Examples:
+        >>> import bertvision
+        >>> written = bertvision.extract("1e", split="tune,dev", pool="max", encoding="int4")
+        >>> [(row.tag, row.split, row.examples) for row in written]
+        [('1e', 'tune-max', 18), ('1e', 'dev-max', 24)]
+
+    Args:
+        checkpoint: Snapshots, such as 0.3e or 0.3e,1e; by default the only one there is.
+        task: Another data set than the workspace's own: its task, such as cola.
+        windows: What becomes of documents (task text): cut (default), a window each; split, as many
+            windows as they fill; pack, several documents in a window, apart.
+        date: Date, as 2024-07-26, for a chat template that writes it (task chat); by default the
+            day on which the data are first named.
+
+    Returns:
+        What was done to each split of each snapshot.
+
+    Raises:
+        UnknownNameError: there is no such snapshot, data set or split.
+        InputError: an option is wrong, or the encoder has no token for a pooling.
+        ProvenanceError: a split was begun from something else.
+        LockedError: another process is writing the split.
+        DiskSpaceError: the disk cannot hold what is missing.
+        NonFiniteError: a hidden state is NaN or infinite.
+    """
+    tags = None if checkpoint is None else parse_tags(checkpoint)
+    model, data = text_of(model), text_of(data)
+    root = path_of(workspace)
+    columns = Columns(text or "text", pair, label or "label")
+    check_names(options, tags, check_data(root, model, task, data, columns), task)
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows, "date": date}
+    options = replace(options, store=text_of(store) or options.store)
+    with adding_data(root, model, task, data, store=options.store, **settings) as (space, named):
+        done = _extract(space, tags, replace(options, dataset=named or options.dataset))
+    return Rows(done, extracted_table)
+
+
+def _extract(
+    space: Workspace, tags: Sequence[str] | None, options: ExtractOptions
+) -> list[Extracted]:
+    from bertvision.pipelines.extraction.extract import extract as run
+    from bertvision.pipelines.progress import parts
+    from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+
+    if tags is None:
+        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
+    for tag in tags:
+        ensure_snapshot(space, tag)  # of all, before hours are spent on the first
+    done: list[Extracted] = []
+    for tag, part in zip(tags, parts([1.0] * len(tags), "snapshot"), strict=True):
+        with part:
+            done += run(space, tag, options)
+    return done
+
+
+def check_names(
+    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, task: str | None
+) -> None:
+    """Check what nothing heavy is needed for, beside the data: snapshots, layers, sites, splits.
+
+    Args:
+        options: of the extraction.
+        tags: snapshots; None is not said.
+        there: the workspace, where there is one.
+        task: data set that is named.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: an option is wrong.
+    """
+    check_cluster(options.scheduler)
+    if there is None:
+        return
+    check_snapshots(there, tags or ())
+    depth = there.config.model.num_hidden_layers
+    kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
+    check_patterns(options.sites or (), depth)
+    if task in (None, there.config.task.name):
+        names = map(StoredName.parse, options.splits or ())
+        for named in (name for name in names if name.dataset is None):
+            check_split(named.split, there.config.data, None)
+
+
+def extracted_table(splits: Sequence[Values]) -> str:
+    """What an extraction wrote, and what of it was pooled from stored tokens."""
+    remarks = [
+        f"{s['tag']}/{s['split']}: pooled from {s['pooled_from']}, without the encoder"
+        for s in splits
+        if s["pooled_from"]
+    ]
+    table = format_table(
+        [
+            *("split", "examples", "shards written", "size", "largest error"),
+            *("examples/s", "encoder's share"),
+        ],
+        [
+            [
+                f"{s['tag']}/{s['split']}",
+                f"{s['examples']:,}",
+                str(s["shards_written"]),
+                size(s["bytes"]),
+                _largest_error(s["encoding_error"]),
+                f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
+                f"{s['encoder_seconds'] / s['seconds']:.0%}"
+                if s["shards_written"] and not s["pooled_from"]
+                else "-",
+            ]
+            for s in splits
+        ],
+    )
+    return "\n\n".join([table, *(["\n".join(remarks)] if remarks else [])])
+
+
+def _largest_error(errors: Values) -> str:
+    """The largest of all kinds of token and layers, as the calibration sample has it."""
+    if not errors:
+        return "-"
+    kind = max(errors, key=lambda kind: errors[kind]["largest"])
+    return f"{errors[kind]['largest']:.1%} ({kind}, layer {errors[kind]['in_layer']})"

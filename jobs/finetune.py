@@ -1,0 +1,170 @@
+"""Snapshots of BERT, their scores, and their logits for students."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bertvision.errors import WorkspaceError
+from bertvision.jobs.checks import check_learns, find_workspace
+from bertvision.jobs.data import check_source
+from bertvision.jobs.declare import DEFAULTS, WorkspacePath, job
+from bertvision.jobs.experiment import Status
+from bertvision.jobs.reading import Names, Tag, Tags, parse_names, parse_tag, parse_tags, path_of
+from bertvision.jobs.show import Rows, Values
+from bertvision.pipelines.encoders.checkpoint_path import check_path
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.records import validated
+from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.registry import check_task
+from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.heads import only_tag
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.selection import check_split
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.finetuning.kept_logits import KeptLogits
+
+
+@job
+def finetune(
+    *,
+    options: FinetuneOptions = DEFAULTS,
+    save_at: Tags | None = None,
+    resume: bool = False,
+    devices: Annotated[int, Option(ge=1)] = 1,
+    workspace: WorkspacePath = None,
+    **changes: Any,
+) -> Status:
+    """Fine-tune BERT, with snapshots at fractions of an epoch.
+
+    Each snapshot is scored on dev. Makes a workspace, or continues the one that was made with the
+    same options: an interrupted run goes on where it was, to the same snapshots bit for bit.
+
+    Examples:
+        >>> import bertvision
+        >>> done = bertvision.finetune(resume=True)
+        >>> done.steps  # of this call: everything was there
+        0
+
+    Args:
+        save_at: Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is the
+            mean of two.
+        resume: Continue the workspace's run; needs no options.
+        devices: Processes that train together, a GPU for each where there are GPUs; they share
+            every batch (docs/scaling.md).
+
+    Returns:
+        What the workspace holds, with ``seconds`` and ``steps`` of this call.
+
+    Raises:
+        WorkspaceError: the workspace was made with other settings, or there is none to resume.
+        InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in this workspace.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+        RankLostError: one of several processes ended; names it, and the same call goes on.
+    """
+    options = checked(options, save_at)
+    try:
+        find_workspace(workspace)
+    except WorkspaceError:
+        if resume:
+            raise
+        check_new(options)
+    if devices > 1:
+        from bertvision.pipelines.finetuning.devices import finetune_on
+
+        return Status.model_validate(
+            finetune_on(devices, path_of(workspace), options, resume=resume)
+        )
+    from bertvision.pipelines.finetuning.finetune import finetune as run
+
+    return Status.model_validate(run(path_of(workspace), options, resume=resume))
+
+
+def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:
+    """Options whose values are allowed, with the snapshots that are asked for.
+
+    Args:
+        options: as they were given.
+        save_at: fractions of an epoch; None leaves the options as they are.
+
+    Raises:
+        InputError: an option is wrong.
+    """
+    if save_at is not None:
+        options = replace(options, save_at=parse_tags(save_at))
+    for section in (TaskConfig, FinetuneConfig):
+        validated(section, options.given(section))
+    if options.task is not None and (options.data or (options.train and options.dev)):
+        check_task(options.task)  # it names no data set, where the data are named
+    return options
+
+
+def check_new(options: FinetuneOptions) -> None:
+    """Check what a new workspace is made from; one that is there compares it with its own.
+
+    Raises:
+        InputError: something is missing, or there is no such model or file.
+    """
+    options.sources()
+    if options.model is not None:
+        check_path(options.model)
+    for option in ("train", "dev", "data"):
+        check_source(f"--{option}", getattr(options, option))
+
+
+@job
+def logits(
+    checkpoint: Annotated[Tag | None, Option(flag="--checkpoint")] = None,
+    *,
+    split: Names = "train",
+    workspace: WorkspacePath = None,
+) -> Rows[KeptLogits]:
+    """Keep a snapshot's logits, for students to learn from.
+
+    The windows are those that the snapshot was trained on; `bertvision train HEAD --distil TAG`
+    reads the logits. What is kept is not computed again; a killed run is finished by the same call.
+
+    Examples:
+        >>> import bertvision
+        >>> (kept,) = bertvision.logits("1e")
+        >>> kept.file, kept.windows
+        ('bert/1e/train.safetensors', 72)
+
+    Args:
+        checkpoint: The snapshot; by default the only one there is.
+        split: Splits, such as train,tune.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: the workspace has no task, so that its encoder has no output layer.
+        WorkspaceError: the snapshot or the data changed since it was made.
+    """
+    splits = parse_names(split)
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    check_learns(space)
+    tag = tag or only_tag(space.snapshots(), "snapshots")
+    space.require_snapshot(tag)
+    for name in splits:
+        check_split(name, space.config.data, None)
+    from bertvision.pipelines.finetuning.kept_logits import keep_logits
+
+    return Rows(keep_logits(space, tag, splits), logits_table)
+
+
+def logits_table(kept: Sequence[Values]) -> str:
+    """What is kept of each split, and what it took."""
+    return format_table(
+        ["snapshot", "split", "windows", "size", "seconds", "file"],
+        [
+            [
+                *(k["tag"], k["split"], f"{k['windows']:,}", size(k["bytes"])),
+                *(f"{k['seconds']:.1f}", k["file"]),
+            ]
+            for k in kept
+        ],
+    )

@@ -1,0 +1,401 @@
+"""Heads: trained, and evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertvision.errors import InputError, WorkspaceError
+from bertvision.jobs.checks import (
+    check_new_heads,
+    check_trained_heads,
+    check_training_data,
+    find_workspace,
+)
+from bertvision.jobs.declare import (
+    DEFAULTS,
+    Devices,
+    Precision,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.jobs.reading import (
+    Names,
+    StrPath,
+    Tag,
+    parse_names,
+    parse_tag,
+)
+from bertvision.jobs.show import (
+    Row,
+    Rows,
+    ShownRecord,
+    Values,
+    baseline_cells,
+    marked_scores,
+    meanings,
+    metric_cells,
+    metric_names,
+    number,
+    with_footnote,
+)
+from bertvision.models import Kind
+from bertvision.pipelines.options import LoggerName
+from bertvision.pipelines.ranks import this_rank
+from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
+from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.pipelines.workspace.reproduce import option_words
+from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
+from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
+    from bertvision.pipelines.workspace.workspace import Workspace
+
+
+@job
+def train(
+    heads: Names,
+    *,
+    checkpoint: Tag | None = None,
+    options: TrainOptions = DEFAULTS,
+    seed: Seed = 0,
+    fraction: float = 1.0,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    logger: LoggerName | None = None,
+    devices: Devices = 1,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> Rows[RunMetrics]:
+    """Train heads on stored hidden states, without running BERT.
+
+    Several heads are trained in one pass. A name may carry its own part of the examples and seed,
+    adapter-386-shared@f0.3@s1, and its own layers, learning rate and epochs,
+    learned-pooling@l0-6@lr0.01@e3: heads that differ in these stand beside each other. An
+    interrupted training is continued, exactly, by the same call.
+
+    Examples:
+        >>> import bertvision
+        >>> heads = "learned-pooling,adapter-64-shared"
+        >>> trained = bertvision.train(heads, checkpoint="1e", epochs=2)
+        >>> [(row.head, row.trained_on) for row in trained]
+        [('learned-pooling', '1e'), ('adapter-64-shared', '1e')]
+
+    Args:
+        heads: Names from `bertvision heads`.
+        checkpoint: Snapshot to train on; by default the only one stored.
+        seed: Seed of initial weights and order.
+        fraction: Part of the training examples, 0 to 1; parts are nested.
+        overwrite: Replace heads that were trained otherwise.
+        tensorboard: The same as ``logger`` tensorboard.
+        logger: Also log losses with csv, tensorboard, wandb or mlflow.
+
+    Returns:
+        What the training of each head came to, in the order of ``heads``.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        WorkspaceError: a head of that name was trained otherwise; nothing was changed.
+        IncompleteSplitError: the extraction of the split has not ended.
+        LockedError: another process is training the same heads.
+        InputError: there are fewer heads, or fewer GPUs, than ``devices``.
+        RankLostError: one of several processes ended; names it, and the same call goes on.
+    """
+    rank = this_rank()
+    logger = "tensorboard" if tensorboard else logger
+    if logger is not None and not (rank.alone and devices == 1):
+        option = "--tensorboard" if tensorboard else "--logger"
+        raise InputError(f"{option} is for one process: leave it out, or --devices")
+    space = find_workspace(workspace, store)
+    runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
+    if devices > 1:
+        from bertvision.pipelines.training.launch import share_out
+        from bertvision.pipelines.workspace.records import read_run_metrics
+
+        words = ["train", *(run.text for run in runs), "--checkpoint", tag]
+        words += [*option_words(options), *(["--overwrite"] if overwrite else [])]
+        share_out(words, space, runs, devices)
+        folders = (space.head_dir(tag, run.name) for run in options.named(runs))
+        return Rows(map(read_run_metrics, folders), trained_table)
+    rank.claim_device()
+    from bertvision.pipelines.training.train import train as run
+
+    own = own_part(runs, rank)
+    found = run(space, own, tag, options, overwrite=overwrite, logger=logger)
+    return Rows(found, trained_table)
+
+
+def asked_training(
+    space: Workspace,
+    heads: Names,
+    checkpoint: Tag | None,
+    options: TrainOptions,
+    *,
+    seed: int,
+    fraction: float,
+) -> tuple[list[Run], str]:
+    """The runs that are to be trained, and the snapshot, with all that needs nothing heavy checked.
+
+    Args:
+        space: the workspace.
+        heads: as of `train`, likewise all that follow.
+        checkpoint: snapshot to train on.
+        options: of the training.
+        seed: of initial weights and order.
+        fraction: part of the training examples.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        InputError: a name or an option is wrong.
+    """
+    runs = runs_of(parse_names(heads), [fraction], [seed])
+    check_told(runs, options.distil, options.temperature, options.labels_weight)
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    check_new_heads(space, runs)
+    if tag is None:
+        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        stored = (name for name, splits in space.stored().items() if held & set(splits))
+        tag = only_tag(stored, "activations of train")
+    check_training_data(space, runs, tag, options.layers)
+    return runs, tag
+
+
+@job
+def evaluate(
+    heads: Names,
+    *,
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    split: str = "dev",
+    precision: Precision = "auto",
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+) -> Rows[HeadScores]:
+    """Score trained heads with the official metric.
+
+    The hidden states may be those of any snapshot.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="0.5e")
+        >>> (scored,) = bertvision.evaluate("learned-pooling", checkpoint="1e")
+        >>> scored.trained_on, scored.checkpoint
+        ('0.5e', '1e')
+        >>> sorted(scored.rules)
+        ['argmax', 'n-best', 'n-best, oracle threshold', 'n-best, threshold 0']
+        >>> 0 <= scored.rules["n-best"]["metrics"]["f1"] <= 100
+        True
+
+    Args:
+        heads: Names of trained heads.
+        trained_on: Snapshot the heads were trained on; by default the only one.
+        checkpoint: Snapshot whose activations to evaluate on; by default the same.
+        split: Split to score.
+
+    Returns:
+        The scores of each head, in the order of ``heads``: ``rules`` has them by decoding rule.
+
+    Raises:
+        UnknownNameError: there is no such head, snapshot or split.
+        ProvenanceError: the activations are of another model or task than the head's.
+        IncompleteSplitError: the extraction of the split has not ended.
+    """
+    names = parse_names(heads)
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace, store)
+    source = source or trained_where(space, names)
+    target = target or source
+    for config in check_trained_heads(space, names, source).values():
+        check_head_activations(space, target, config.kind, split)
+    from bertvision.pipelines.training.evaluate import evaluate as run
+
+    found = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
+    return Rows(found, evaluated_table)
+
+
+@job
+def heads(
+    name: str | None = None,
+    *,
+    hidden: int | None = None,
+    layers: int | None = None,
+    kind: Kind | None = None,
+    workspace: WorkspacePath = None,
+) -> Rows[Row] | HeadFacts:
+    """List the heads, or show one, with their costs.
+
+    Sizes are those for the workspace's encoder; outside a workspace, for BERT-large.
+
+    Args:
+        name: Show this head in full; by default list all.
+        hidden: Width of the hidden states; by default the workspace's, or 1024.
+        layers: How many hidden states the encoder has, with the embedding output; by default the
+            workspace's, or 25.
+        kind: List this kind alone: span or classification.
+
+    Raises:
+        UnknownNameError: There is no such head.
+    """
+    from bertvision.models.registry import describe_head, describe_heads
+
+    layers, hidden, encoder = _dimensions(workspace, layers, hidden)
+    if name is not None:
+        return HeadFacts(encoder, **describe_head(name, layers, hidden)._asdict())
+    rows = (Row(info._asdict()) for info in describe_heads(layers, hidden, kind))
+    return Rows(rows, lambda heads: heads_table(heads, encoder))
+
+
+class HeadFacts(ShownRecord):
+    """A head, with its source and its costs."""
+
+    _encoder: str
+
+    def __init__(self, encoder: str, **values: Any) -> None:
+        super().__init__(**values)
+        self._encoder = encoder
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return head_table(values, self._encoder)
+
+
+def _dimensions(
+    workspace: StrPath | None, layers: int | None, hidden: int | None
+) -> tuple[int, int, str]:
+    """Hidden states, their width, and a line that says whose these are."""
+    whose, found = "BERT-large", (25, 1024)
+    if layers is None or hidden is None:
+        try:
+            model = find_workspace(workspace).config.model
+            whose, found = (
+                "the workspace's encoder",
+                (model.num_hidden_layers + 1, model.hidden_size),
+            )
+        except WorkspaceError:
+            if workspace is not None:
+                raise
+    if layers is not None or hidden is not None:
+        whose = "an encoder"
+    layers, hidden = found[0] if layers is None else layers, found[1] if hidden is None else hidden
+    return layers, hidden, f"for {whose}: {layers} hidden states of width {hidden:,}"
+
+
+_LEGEND = (
+    "M mult./token: millions of multiplications of a forward pass for each token.  *: costly "
+    "beside the encoder; `bertvision sweep` trains it only when named.  `bertvision heads NAME` "
+    "shows one head in full."
+)
+
+
+def heads_table(heads: Sequence[Values], encoder: str) -> str:
+    """Name, parameters, arithmetic and description of each head.
+
+    Args:
+        heads: fields of `HeadInfo`.
+        encoder: what the sizes are for.
+    """
+    table = format_table(
+        ["head", "parameters", "% BERT-large", "M mult./token", "description"],
+        [
+            [
+                h["name"] + (" *" if h["costly"] else ""),
+                f"{h['total']:,}",
+                f"{h['percent']:.4f}",
+                _millions(h),
+                h["description"],
+            ]
+            for h in heads
+        ],
+    )
+    return f"{table}\n\n{fill(f'Sizes {encoder}.')}\n{fill(_LEGEND)}"
+
+
+def head_table(head: Values, encoder: str) -> str:
+    """One head: what it does, where it comes from, what it costs."""
+    from bertvision.models.zoo import HEADS
+
+    spec = HEADS.get(head["name"])
+    made = spec.target + "".join(f" {k}={v}" for k, v in spec.kwargs.items()) if spec else ""
+    lines = {
+        "head": head["name"],
+        "kind": head["kind"],
+        "what": head["description"],
+        "source": head["source"],
+        "made by": made,
+        "sizes": encoder,
+        "parameters": f"{head['trainable']:,} trained, {head['total']:,} with running statistics",
+        "": f"{head['percent']:.4f} % of BERT-large",
+        "arithmetic": f"{_millions(head)} million multiplications for each token",
+        "costly": "yes: `bertvision sweep` trains it only when named" if head["costly"] else "no",
+    }
+    return "\n".join(f"{name:<12}{text}" for name, text in lines.items() if text)
+
+
+def _millions(head: Values) -> str:
+    return number(head["multiplications"] and head["multiplications"] / 1e6, "{:.3g}")
+
+
+def trained_table(heads: Sequence[Values]) -> str:
+    """What a training made."""
+    return format_table(
+        [
+            "head",
+            "trained on",
+            "part of data",
+            "seed",
+            "parameters",
+            "loss",
+            "seconds",
+            "waiting for data",
+        ],
+        [
+            [
+                h["head"],
+                h["trained_on"],
+                f"{h['fraction']:.4g}",
+                str(h["seed"]),
+                f"{h['total']:,}",
+                number(h["loss"], "{:.3f}"),
+                f"{h['own_seconds']:.1f}",
+                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
+            ]
+            for h in heads
+        ],
+    )
+
+
+def evaluated_table(results: Sequence[Values]) -> str:
+    """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
+    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics, trivial_score
+
+    spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
+    classes = [r for r in results if r not in spans]
+    tables = []
+    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
+        metrics = [headline(r["rules"]) for r in group]
+        names = metric_names(metrics)
+        rows = [
+            [
+                *(marked_scores(r["head"], r), r["trained_on"], r["checkpoint"]),
+                *metric_cells(found, names),
+                *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
+            ]
+            for r, found in zip(group, metrics, strict=True)
+        ]
+        baseline = trivial_score(metrics[0], "f1" if argmax else "accuracy") if metrics else None
+        if baseline is not None:
+            name, cells = baseline_cells(baseline, names)
+            rows.append([name, "-", "-", *cells, *["-"] * len(argmax)])
+        header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
+        if rows:
+            tables.append(with_footnote(format_table(header, rows), [row[0] for row in rows]))
+            if legend := meanings(names).strip():
+                tables.append(fill(legend))
+    return "\n\n".join(tables)

@@ -1,0 +1,209 @@
+"""How long answers take, and what an encoder answers in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from bertvision.errors import counted
+from bertvision.jobs.checks import check_learns, check_trained_heads, find_workspace
+from bertvision.jobs.declare import Precision, WorkspacePath, job
+from bertvision.jobs.reading import (
+    Names,
+    Tag,
+    parse_names,
+    parse_tag,
+)
+from bertvision.jobs.show import Shown, Values, metric_cells, metric_names
+from bertvision.pipelines.finetuning.latency_record import Latencies, system_name
+from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.tasks.scores import headline
+from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.workspace.heads import only_tag, trained_heads
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
+from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class LatencyTable(Shown, Latencies):
+    """How long systems take for a window, measured in turns."""
+
+    rows_in: ClassVar[str] = "systems"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return Latencies.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return latency_table(values)
+
+
+@job
+def latency(
+    heads: Names | None = None,
+    *,
+    checkpoint: Tag | None = None,
+    trained_on: Tag | None = None,
+    windows: Annotated[int, Option(ge=1)] = 32,
+    batch_size: Annotated[int, Option(ge=1)] = 1,
+    rounds: Annotated[int, Option(ge=1)] = 5,
+    precision: Precision = "auto",
+    quantised: bool = False,
+    beside: Names | None = None,
+    workspace: WorkspacePath = None,
+) -> LatencyTable:
+    """Time an answer: encoder and head, beside BERT itself.
+
+    A head that takes none of the upper hidden states needs only the layers below them.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> measured = bertvision.latency(checkpoint="1e", windows=2, rounds=1)
+        >>> [system.name for system in measured.systems][:1]
+        ['BERT']
+
+    Args:
+        heads: Names of trained heads; by default all, one of each kind.
+        checkpoint: Snapshot of the encoder; by default the one heads were trained on.
+        trained_on: Snapshot the heads were trained on; by default the same.
+        windows: Windows of dev, evenly spread.
+        batch_size: Windows of a forward pass.
+        rounds: Rounds, in each of which every system answers all windows.
+        quantised: Also the encoder with 8-bit linear layers, on a CPU.
+        beside: Encoders of other workspaces, such as students: ../mrpc-4:1e.
+
+    Raises:
+        UnknownNameError: there is no such head or snapshot.
+        WorkspaceError: a head or the snapshot is damaged.
+        InputError: an option is wrong, or does not fit this machine.
+    """
+    names = parse_names(heads) if heads else []
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    source = None if trained_on is None else parse_tag(trained_on)
+    space = find_workspace(workspace)
+    if source is None:
+        source = target or (
+            trained_where(space, names)
+            if names
+            else only_tag({tag for tag, _ in trained_heads(space)}, "heads were trained on")
+        )
+    target = target or source
+    space.require_snapshot(target)
+    if names:
+        check_trained_heads(space, names, source)
+    else:
+        names = _one_of_each(space, source)
+    from bertvision.pipelines.finetuning.latency import measure_latency
+
+    found = measure_latency(
+        space,
+        [(source, name) for name in names],
+        tag=target,
+        windows=windows,
+        batch_size=batch_size,
+        rounds=rounds,
+        precision=precision,
+        in_8_bits=quantised,
+        beside=parse_names(beside) if beside else (),
+    )
+    return LatencyTable.model_validate(found.model_dump())
+
+
+class QuantisedTable(Shown, QuantisedScores):
+    """What an encoder scores with 8-bit linear layers, and its size."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return QuantisedScores.to_json(self)
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return quantised_table(values)
+
+
+@job
+def quantise(
+    checkpoint: Annotated[Tag | None, Option(flag="--checkpoint")] = None,
+    *,
+    workspace: WorkspacePath = None,
+) -> QuantisedTable:
+    """Score a snapshot with 8-bit linear layers.
+
+    It is scored on dev, on a CPU. It then stands among the results as bert-int8; `bertvision
+    latency --quantised` measures it.
+
+    Examples:
+        >>> import bertvision
+        >>> scored = bertvision.quantise("1e")
+        >>> scored.layers, scored.bytes < scored.float_bytes
+        (12, True)
+
+    Args:
+        checkpoint: The snapshot; by default the only one there is.
+
+    Raises:
+        UnknownNameError: there is no such snapshot.
+        InputError: the workspace has no task, or this torch cannot quantise its encoder.
+        WorkspaceError: the snapshot or the data changed since it was made.
+    """
+    tag = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    check_learns(space)
+    tag = tag or only_tag(space.snapshots(), "snapshots")
+    space.require_snapshot(tag)
+    from bertvision.pipelines.finetuning.quantised import quantise as run
+
+    return QuantisedTable.model_validate(run(space, tag).model_dump())
+
+
+def quantised_table(result: Values) -> str:
+    """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
+    metrics = headline(result["rules"])
+    names = metric_names([metrics])
+    header = ["system", "snapshot", *names.values(), "8-bit layers", "size", "in float32"]
+    sizes = size(result["bytes"]), size(result["float_bytes"])
+    row = [NAME, result["snapshot"], *metric_cells(metrics, names), str(result["layers"]), *sizes]
+    rows = [row]
+    if result["whole"] is not None:  # BERT's own scores are of another precision
+        cells = metric_cells(headline(result["whole"]), names)
+        rows.append(["BERT, float32", result["snapshot"], *cells, "0", sizes[1], sizes[1]])
+    return format_table(header, rows)
+
+
+def _one_of_each(space: Workspace, tag: str) -> list[str]:
+    """The heads trained on a snapshot, without those that differ in seed or data alone.
+
+    Of a class of one's own none is taken: its module is imported where its path was named.
+    """
+    kept: dict[tuple[str, str], str] = {}
+    for name in (name for on, name in trained_heads(space) if on == tag):
+        config = read_run_config(space.head_dir(tag, name))
+        if ":" not in config.head:
+            kept.setdefault((config.head, config.variant), name)
+    return list(kept.values())
+
+
+def latency_table(result: Values) -> str:
+    """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
+    rows = [
+        [
+            system_name(system["name"], system["trained_on"], result["tag"]),
+            f"{system['layers']}",
+            f"{1e3 * system['seconds']:.1f}",
+            f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
+            f"{system['speed_up']:.2f}",
+        ]
+        for system in result["systems"]
+    ]
+    head = ["system", "layers run", "ms per window", "fastest to slowest round", "speed-up"]
+    legend = (
+        f"Medians of {result['rounds']} rounds, in each of which every system answers the same "
+        f"{counted(result['windows'], 'window')} of {result['tokens']:.0f} tokens in the mean, "
+        f"{result['batch_size']} at a time, on {result['device']} with "
+        f"{counted(result['threads'], 'thread')} in precision {result['precision']}.  Layers run: "
+        "the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
+        "time over the system's."
+    )
+    return f"{format_table(head, rows)}\n\n{fill(legend)}"

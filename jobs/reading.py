@@ -1,0 +1,179 @@
+"""Arguments of jobs, read: texts with commas as on the command line, or sequences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.names import EncodingName, SnapshotTag
+from bertvision.pipelines.options import PrecisionName
+from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+
+StrPath = str | os.PathLike[str]
+Names = str | Iterable[str]
+"""``"train,dev"`` or ``["train", "dev"]``."""
+Tag = str | float
+"""``"0.3e"``, ``"0.3"`` or 0.3."""
+Tags = Tag | Iterable[Tag]
+Numbers = str | float | Iterable[float]
+
+Layers = str | int | Iterable[int]
+"""``"0,6,12"``, 6, ``[0, 6, 12]``, or ``"all"``."""
+PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
+ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
+
+
+def parse_names(value: Names) -> list[str]:
+    """``train,dev`` → names."""
+    found = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in found]
+
+
+def parse_tags(value: Tags) -> tuple[str, ...]:
+    """``0.1,0.3e,1,0.3+1`` → tags.
+
+    Raises:
+        InputError: a part is not a fraction of an epoch.
+    """
+    texts = [value] if isinstance(value, float | int) else _texts(value)
+    return tuple(
+        SnapshotTag("+".join(_fraction(part) for part in str(text).strip().split("+")))
+        for text in texts
+    )
+
+
+def _fraction(text: str) -> str:
+    """``0.3`` → ``0.3e``; what has its form stays."""
+    if text.endswith("e") or text == "untrained":
+        return text
+    try:
+        return SnapshotTag.of(float(text))
+    except ValueError:
+        raise InputError(f"{text!r} is not a fraction of an epoch: such as 0.3") from None
+
+
+def parse_tag(value: Tag) -> str:
+    """One tag.
+
+    Raises:
+        InputError: there are several, or it is not a fraction of an epoch.
+    """
+    if len(tags := parse_tags(value)) != 1:
+        raise InputError(f"{value!r}: name one snapshot, such as 0.3e")
+    return tags[0]
+
+
+def parse_layers(value: Layers | None) -> tuple[int, ...] | None:
+    """``0,6,12`` → indices of hidden states; ``all`` and None → None.
+
+    Raises:
+        InputError: a part is not a number.
+    """
+    if value is None or value == "all":
+        return None
+    try:
+        return tuple(
+            _whole(part) for part in ([value] if isinstance(value, int) else _texts(value))
+        )
+    except (TypeError, ValueError):
+        raise InputError(f"--layers {value!r}: give indices such as 0,6,12, or all") from None
+
+
+def parse_poolings(value: Names, option: str = "--pool") -> tuple[TokenPooling, ...]:
+    """``cls,mean`` → poolings, each once.
+
+    Raises:
+        InputError: one is not known.
+    """
+    names = dict.fromkeys(parse_names(value))
+    return tuple(parse_choice(name, POOLINGS, option) for name in names)
+
+
+def parse_tokens(value: Names) -> tuple[TokenPooling, ...]:
+    """``none`` → all tokens; else poolings.
+
+    Raises:
+        InputError: one is not known.
+    """
+    names = parse_names(value)
+    return ("all",) if names in (["none"], ["all"]) else parse_poolings(names)
+
+
+def parse_numbers(value: Numbers, option: str, such_as: str) -> tuple[float, ...]:
+    """``0,0.1,1`` → numbers.
+
+    Args:
+        value: what was given.
+        option: for the message.
+        such_as: what is allowed, for the message.
+
+    Raises:
+        InputError: a part is not a number.
+    """
+    try:
+        found = [value] if isinstance(value, float | int) else _texts(value)
+        return tuple(float(part) for part in found)
+    except (TypeError, ValueError):
+        raise InputError(f"{option} {value!r}: give {such_as}") from None
+
+
+def parse_fractions(value: Numbers) -> tuple[float, ...]:
+    """``0,0.1,1`` → parts of the training examples.
+
+    Raises:
+        InputError: a part is not a number.
+    """
+    return parse_numbers(value, "--fractions", "numbers from 0 to 1, such as 0.1,1")
+
+
+def parse_weight_decays(value: Numbers) -> tuple[float, ...]:
+    """``1e-5,1e-4`` → numbers, in increasing order.
+
+    Raises:
+        InputError: a part is not a number.
+    """
+    option, such_as = "--weight-decays", "numbers from 0, such as 1e-5,1e-4"
+    return tuple(sorted(set(parse_numbers(value, option, such_as))))
+
+
+def parse_choice(value: Any, allowed: tuple[Any, ...], option: str) -> Any:
+    """The value of an option that takes one of a few.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if value not in allowed:
+        raise InputError(f"{option} {value!r}: choose one of {', '.join(allowed)}")
+    return value
+
+
+def path_of(value: StrPath | None) -> Path | None:
+    """A path, where one is given."""
+    return None if value is None else Path(value)
+
+
+def text_of(value: StrPath | None) -> str | None:
+    """A path or URL as text, where one is given."""
+    return None if value is None else os.fspath(value)
+
+
+def _texts(value: Any) -> list[Any]:
+    return value.split(",") if isinstance(value, str) else list(value)
+
+
+def _whole(part: Any) -> int:
+    if isinstance(part, float) and not part.is_integer():
+        raise ValueError(part)
+    return int(part)
+
+
+READ: dict[Any, Callable[[Any], Any]] = {
+    tuple[int, ...] | None: parse_layers,
+    tuple[str, ...] | None: parse_names,
+    tuple[TokenPooling, ...] | None: parse_tokens,
+    tuple[float, ...]: parse_weight_decays,
+}
+"""The reader of an option, by the type of its field."""

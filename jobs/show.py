@@ -1,0 +1,394 @@
+"""Results of jobs: a list or a record to Python, a table to the eye, a frame to pandas."""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+from bertvision.errors import InputError, did_you_mean
+from bertvision.pipelines.plotting.axes import Plotted
+from bertvision.pipelines.plotting.charts import Chart, points
+from bertvision.pipelines.text import fill, format_table, html_of, shorten, size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Values = Mapping[str, Any]
+
+
+class Result(Protocol):
+    """A result of a job: its text is the command's table, its JSON what ``--json`` prints."""
+
+    def to_json(self) -> Any:
+        """The result as lists, dicts, texts and numbers."""
+
+
+R = TypeVar("R", bound=Result, covariant=True)
+
+
+class Row(Mapping[str, Any]):
+    """One row of a table: values by name, as attributes and by key; names depend on the task.
+
+    Examples:
+        >>> import bertvision
+        >>> row = bertvision.results()[0]
+        >>> row.name, row["checkpoint"], 0 <= row.f1 <= 100
+        ('BERT', '0.5e', True)
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_values", dict(values))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Row.__slots__ or name not in self._values:
+            held = {} if name in Row.__slots__ else self._values
+            hint = did_you_mean(name, held)
+            raise AttributeError(f"the row has no {name!r}: {hint}it has {', '.join(held)}")
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a row is not changed: {name!r} cannot be set")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Row, (self._values,)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._values})
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Values by name."""
+        return dict(self._values)
+
+
+class Rows(Sequence[R], Plotted, Generic[R]):
+    """Several results, in order: a list to Python, a table where it is shown.
+
+    Examples:
+        >>> import bertvision
+        >>> rows = bertvision.extract("1e", split="dev", pool="max")
+        >>> len(rows), rows[0].examples
+        (1, 24)
+        >>> print(str(rows).splitlines()[0].split("  ")[0])
+        split
+        >>> list(rows.to_pandas().columns)[:3]
+        ['tag', 'split', 'examples']
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[R],
+        table: Callable[[Sequence[Values]], str] | None = None,
+        charts: Callable[[Sequence[Values]], Mapping[str, Chart]] | None = None,
+    ) -> None:
+        self._rows, self._table, self._charts = tuple(rows), table or plain_table, charts
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[R]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> R | Rows[R]:
+        if isinstance(index, slice):
+            return Rows(self._rows[index], self._table, self._charts)
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return self._table(self.to_json())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.__repr__)
+
+    def charts(self) -> Mapping[str, Chart]:
+        """What `plot` draws, by measure: of scores and probes.
+
+        Raises:
+            InputError: the rows are neither.
+        """
+        if self._charts is None:
+            raise InputError(
+                "these rows are drawn by nothing of bertvision: `to_pandas()` gives a frame, whose "
+                "`plot` draws columns; results, sweep and probe give rows with figures"
+            )
+        return self._charts(self.to_json())
+
+    def to_json(self) -> list[Any]:
+        """The rows as ``--json`` prints them."""
+        return [row.to_json() for row in self._rows]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
+        return flat_rows(self.to_json())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of `to_rows`, with a column for each field."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
+
+
+class Shown(ABC):
+    """Base of a single result: its text is what the command prints."""
+
+    rows_in: ClassVar[str] = "rows"
+    """The field that holds its rows; a result without that field is one row itself."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+
+    @abstractmethod
+    def table(self, values: Values) -> str:
+        """The text that the command prints.
+
+        Args:
+            values: the fields, as `to_json` gives them.
+        """
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
+        values = self.to_json()
+        return flat_rows(values.get(self.rows_in, values))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of `to_rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
+
+    def __repr__(self) -> str:
+        return self.table(self.to_json())
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return html_of(self.__repr__)
+
+
+class ShownRecord(Shown, BaseModel):
+    """A result whose fields are those of ``--json``."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", protected_namespaces=(), arbitrary_types_allowed=True
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def plain_table(rows: Sequence[Values]) -> str:
+    """A table of all fields of the first rows, texts shortened; see `_FIRST` and `_WIDEST`."""
+    if not rows:
+        return "no rows"
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[_cell(row.get(name)) for name in names] for row in rows[:_FIRST]]
+    rest = f"\n… {len(rows):,} rows in all" if len(rows) > _FIRST else ""
+    return format_table(names, lines) + rest
+
+
+_FIRST, _WIDEST = 10, 40
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = " | ".join(map(str, value))
+    text = f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 2]} …"
+
+
+def _rows(values: Any) -> Any:
+    return values if isinstance(values, Rows) else Rows(map(Row, values))
+
+
+RowsField = Annotated[
+    Rows[Row], BeforeValidator(_rows), PlainSerializer(lambda rows: rows.to_json())
+]
+"""Rows inside of a result, made of a list of dicts."""
+
+
+def metric_names(found: Sequence[Values]) -> dict[str, str]:
+    """The metrics that occur, with their names for people, in the order of columns."""
+    from bertvision.pipelines.tasks.scores import METRICS
+
+    return {key: name for key, name in METRICS.items() if any(key in row for row in found)}
+
+
+def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]:
+    """A score for each of some metrics."""
+    return [number(metrics.get(key)) for key in keys]
+
+
+def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
+    """What always giving the commonest answer scores, so that a system that learned nothing shows.
+
+    Args:
+        score: of the commonest answer, in per cent: of no answer, or of the largest class.
+        keys: of the metrics that are shown.
+
+    Returns:
+        What the system is called, and its cells.
+    """
+    from bertvision.pipelines.tasks.scores import trivial_metrics
+
+    name, metrics = trivial_metrics(score, keys := list(keys))
+    return name, metric_cells(metrics, keys)
+
+
+def meanings(keys: Iterable[str]) -> str:
+    """What some of the metrics that are shown mean, to stand behind a legend."""
+    from bertvision.pipelines.tasks.scores import MEANINGS
+
+    return "".join(f"  {MEANINGS[key]}" for key in keys if key in MEANINGS)
+
+
+def marked_scores(name: str, scores: Values) -> str:
+    """A system's name, with a mark where its threshold was not tuned.
+
+    Args:
+        name: as it is shown.
+        scores: the fields of its ``metrics.json``.
+    """
+    from bertvision.pipelines.results.columns import MARK
+    from bertvision.pipelines.tasks.scores import is_untuned
+
+    return name + MARK if is_untuned(scores["rules"], scores["threshold_tuned_on"]) else name
+
+
+def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ()) -> str:
+    """A table of systems, with what `MARK` says below it where one of their names has it.
+
+    Args:
+        table: the text.
+        names: of the systems.
+        rows: their metrics, some of which may lack what others have.
+    """
+    from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, lack_oracle
+
+    notes = [FOOTNOTE] if any(name.endswith(MARK) for name in names) else []
+    notes += [ORACLE_NOTE] if lack_oracle(rows) else []
+    return "\n".join([table, *map(fill, notes)])
+
+
+def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
+    """Scores of systems as points: a row for each system, a series for each pair of snapshots.
+
+    Several seeds of a system are one point, their mean, with their standard deviation.
+
+    Args:
+        rows: of `results`, where seeds are apart, or of `sweep`, where they are together.
+    """
+    from bertvision.pipelines.tasks.scores import CORRELATIONS
+
+    found: dict[str, Chart] = {}
+    for key in ("score", "difference"):
+        kept = [row for row in rows if row.get(key) is not None]
+        if not kept:
+            continue
+        names = metric_names(kept)
+        metric = next(
+            (name for name in names if all(row.get(name) == row["score"] for row in kept)), "score"
+        )
+        title = names.get(metric, "score")
+        unit = "× 100" if metric in CORRELATIONS else "%"
+        label = f"{title} ({unit})" if key == "score" else f"{title} less BERT's (points)"
+        levels = [row["baseline"] for row in kept if row.get("baseline") is not None]
+        level = 0.0 if key == "difference" else levels[0] if levels else None
+        drawn, cases = _by_system(kept, key)
+        found[key] = points(
+            drawn,
+            cases,
+            label,
+            name="name",
+            levels={"commonest answer" if key == "score" else "as BERT": level},
+            over="seeds",
+        )
+    return found
+
+
+def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
+    """A row for each system with a column for each pair of snapshots; and these columns."""
+    from bertvision.pipelines.results.columns import MARK, marked
+
+    values: dict[tuple[str, str], list[float]] = {}
+    deviations: dict[tuple[str, str], float | None] = {}
+    for row in rows:
+        part = "" if row["fraction"] == 1 else f", {100 * row['fraction']:.4g} % of the data"
+        # tuned and untuned seeds have no mean
+        name = row["name"] if row["name"].endswith(MARK) else marked(row["name"], row)
+        at = (f"{name}{part}", f"{row['trained_on']} → {row['checkpoint']}")
+        values.setdefault(at, []).append(row[key])
+        deviations[at] = row.get(f"{key}_sd")
+    found: dict[str, dict[str, Any]] = {}
+    for (name, case), of in values.items():
+        sd = statistics.stdev(of) if len(of) > 1 else deviations[name, case]
+        found.setdefault(name, {"name": name}).update(
+            {case: statistics.fmean(of), f"{case}_sd": sd}
+        )
+    return list(found.values()), {case: case for _, case in values}
+
+
+def number(value: float | None, form: str = "{:.1f}") -> str:
+    """A number in a form, or a dash where there is none."""
+    return "-" if value is None else form.format(value)
+
+
+def mapping_table(values: Values) -> str:
+    """Names and values, nested names joined by dots; bytes as sizes, what is too long cut short."""
+    found = _flat("", values)
+    used = max((len(name) for name, _ in found), default=0) + 2
+    return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in found])
+
+
+def flat_rows(values: Any) -> list[dict[str, Any]]:
+    """What ``--json`` prints as rows of a table: names inside of a field follow it with a dot.
+
+    Args:
+        values: a mapping, which is one row, or a list of them.
+    """
+    several = values if isinstance(values, list) else [values]
+    return [dict(_flat("", row)) for row in several]
+
+
+def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
+    return found
+
+
+def _text(name: str, value: Any) -> str:
+    if name.rpartition(".")[2].startswith("bytes") and value is not None:
+        return size(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

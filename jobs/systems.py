@@ -1,0 +1,261 @@
+"""Systems beside each other: ensembles and comparisons."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from bertvision.jobs.checks import check_trained_heads, find_workspace
+from bertvision.jobs.declare import Resamples, Seed, WorkspacePath, job
+from bertvision.jobs.reading import (
+    Names,
+    StrPath,
+    Tag,
+    parse_names,
+    parse_tag,
+)
+from bertvision.jobs.show import (
+    Shown,
+    ShownRecord,
+    Values,
+    baseline_cells,
+    flat_rows,
+    marked_scores,
+    meanings,
+    metric_cells,
+    with_footnote,
+)
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.results.bootstrap import By, Seeds
+from bertvision.pipelines.results.softmax import Combine
+from bertvision.pipelines.tasks.scores import Metric
+from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.heads import trained_on as trained_where
+from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
+
+
+class Ensemble(Shown, EnsembleScores):
+    """The scores of an ensemble, and of its members."""
+
+    parts: list[HeadScores | BertScores]
+    """Scores of the members, where they were scored on the same split."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as ``--json`` prints them."""
+        return EnsembleScores.to_json(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each member that was scored on the same split, then that of the ensemble."""
+        values = self.to_json()
+        return flat_rows([*values.pop("parts"), values])
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return ensemble_table(values)
+
+
+class Comparison(ShownRecord):
+    """Two systems on the same items; numbers are points of per cent."""
+
+    first: str
+    second: str
+    metric: str
+    split: str
+    threshold_tuned_on: str | None = None
+    """Split that tuned the no-answer threshold of both; None where it was left at 0."""
+    by: str
+    """What was drawn."""
+    words: tuple[str, str]
+    """What clusters and items are called."""
+    first_score: float
+    second_score: float
+    baseline: float | None = None
+    """Score of always giving the commonest answer, where the metric has one to tell."""
+    difference: float
+    """First minus second."""
+    low: float
+    """Lower end of the 95 % interval of the difference."""
+    high: float
+    p: float
+    """Two-sided."""
+    standard_error: float
+    questions: int
+    clusters: int
+    """What was drawn: contexts, or questions where each stands alone."""
+    resamples: int
+    seeds: tuple[int, int] = (1, 1)
+    """Trainings of each system that were drawn too."""
+    sentence: str
+    """What it says, in words."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return compare_table(values)
+
+
+@job
+def ensemble(
+    heads: Names,
+    *,
+    with_bert: bool = False,
+    combine: Combine = "max",
+    trained_on: Tag | None = None,
+    checkpoint: Tag | None = None,
+    split: str = "dev",
+    workspace: WorkspacePath = None,
+) -> Ensemble:
+    """Combine heads, and BERT, from their stored logits.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> _ = bertvision.evaluate("learned-pooling")
+        >>> bertvision.ensemble("learned-pooling", with_bert=True).members
+        ('bert', 'learned-pooling')
+
+    Args:
+        heads: Names of trained heads.
+        with_bert: Make BERT at the same snapshot a member too.
+        combine: How the softmaxes are combined: max or mean.
+        trained_on: Snapshot the heads were trained on.
+        checkpoint: Snapshot they were scored on; by default the same.
+        split: Split that was scored.
+
+    Raises:
+        InputError: there are fewer than two members, or one comes twice.
+        UnknownNameError: there is no such head.
+        WorkspaceError: a member has no logits on this snapshot, or they are of other data.
+    """
+    names = parse_names(heads)
+    source = None if trained_on is None else parse_tag(trained_on)
+    target = None if checkpoint is None else parse_tag(checkpoint)
+    space = find_workspace(workspace)
+    source = source or trained_where(space, names)
+    check_trained_heads(space, names, source)
+    from bertvision.pipelines.results.ensemble import ensemble as run
+
+    found = run(
+        space,
+        names,
+        with_bert=with_bert,
+        trained_on=source,
+        tag=target or source,
+        combine=combine,
+        split=split,
+    )
+    return Ensemble.model_validate(found)
+
+
+@job
+def compare(
+    first: str,
+    second: str,
+    *,
+    metric: Metric | None = None,
+    by: By = "context",
+    resamples: Resamples = 10_000,
+    seed: Seed = 0,
+    seeds: Seeds = "one",
+    beside: Annotated[StrPath | None, Option(flag="--with")] = None,
+    split: str = "dev",
+    workspace: WorkspacePath = None,
+) -> Comparison:
+    """Test whether two systems differ by more than noise.
+
+    A paired bootstrap over contexts or items gives the interval of the difference, and p.
+
+    Examples:
+        >>> import bertvision
+        >>> found = bertvision.compare("bert:1e", "bert:0.5e", resamples=100)
+        >>> found.metric, found.low <= found.difference <= found.high
+        ('f1', True)
+
+    Args:
+        first: System as NAME[:TRAINED_ON[:CHECKPOINT]]: bert:1e, learned-pooling:0.3e:1e, …
+        second: The other system, likewise.
+        metric: f1, exact, accuracy, macro_f1, matthews, pearson or spearman; by default that of the
+            task.
+        by: What is drawn: context (with all its questions) or question; of sentences, items.
+        resamples: How often the bootstrap draws.
+        seed: Seed of the draws.
+        seeds: one, as named, or all that were trained, which are then drawn too.
+        beside: Workspace of the second system, with the same data.
+        split: Split that was scored.
+
+    Raises:
+        UnknownNameError: a system was not scored, or several are meant.
+        InputError: the systems are of different kinds, or have no such metric, or ``beside`` has
+            other items.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    space = find_workspace(workspace)
+    other = None if beside is None else find_workspace(beside)
+    from bertvision.pipelines.results.compare import compare as run
+
+    found = run(
+        space,
+        first,
+        second,
+        metric=metric,
+        split=split,
+        by=by,
+        resamples=resamples,
+        seed=seed,
+        seeds=seeds,
+        beside=other,
+    )
+    return Comparison.model_validate(found)
+
+
+def ensemble_table(result: Values) -> str:
+    """The members and their combination, with the metrics that all have."""
+    from bertvision.pipelines.tasks.scores import (
+        METRICS,
+        headline,
+        kind_of_metrics,
+        trivial_score,
+    )
+    from bertvision.pipelines.workspace.reproduce import ensemble_name
+
+    systems = ["BERT" if run == "bert" else run for run in result["members"]]
+    systems.append(together := ensemble_name(result["members"], result["combine"]))
+    parts = [*result["parts"], result]
+    metrics = [headline(part["rules"]) for part in parts]
+    systems = [marked_scores(name, part) for name, part in zip(systems, parts, strict=True)]
+    shown = [name for name in METRICS if all(name in m for m in metrics)]
+    rows = [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)]
+    key = "f1" if kind_of_metrics(shown) == "span" else "accuracy"
+    if (baseline := trivial_score(metrics[-1], key)) is not None:
+        name, cells = baseline_cells(baseline, shown)
+        rows.append([name, *cells])
+    table = format_table(["system", *(METRICS[name] for name in shown)], rows)
+    table = with_footnote(table, systems)
+    how = "highest" if result["combine"] == "max" else "mean"
+    legend = (
+        f"Scores are in per cent.  {together}: of each candidate answer, the {how} of the "
+        "members' probabilities.  A name without @s is the head of seed 0 alone."
+        f"{meanings(shown)}"
+    )
+    return f"{table}\n\n{fill(legend)}"
+
+
+def compare_table(result: Values) -> str:
+    """Both scores, the difference with its interval and p, and what it says."""
+    from bertvision.pipelines.results.bootstrap import format_p
+    from bertvision.pipelines.results.columns import marked
+    from bertvision.pipelines.tasks.scores import METRICS, trivial_metrics
+
+    names = [marked(result[system], result) for system in ("first", "second")]
+    rows = [
+        [names[0], f"{result['first_score']:.2f}"],
+        [names[1], f"{result['second_score']:.2f}"],
+        ["first − second", f"{result['difference']:+.2f}"],
+    ]
+    if (baseline := result.get("baseline")) is not None:
+        keys = [result["metric"] if result["metric"] in ("accuracy", "las") else "exact"]
+        rows.append([trivial_metrics(baseline, keys)[0], f"{baseline:.2f}"])
+    table = format_table(["system", METRICS[result["metric"]]], rows)
+    table = with_footnote(table, names)
+    interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
+    p = format_p(result["p"], result["resamples"])
+    lines = f"95 % interval of first − second: {interval}\np: {p}"
+    return f"{table}\n\n{lines}\n\n{fill(result['sentence'])}"

@@ -1,1 +1,0 @@
-"""Verbs that say something before anything is computed: what a job would do."""

@@ -1,1 +1,0 @@
-"""Verbs between a workspace and the Hugging Face hub."""
