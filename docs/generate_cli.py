@@ -18,7 +18,8 @@ TARGET = Path(__file__).with_name("cli.md")
 HEADER = """\
 # The command line
 
-Written by `make docs` from the commands; do not edit. `bertvision train --help` and its like say the same.
+Written by `make docs` from the commands; do not edit. `bertvision train --help` says the
+same of one.
 
 Results go to stdout, as JSON with `--json`; progress and messages go to stderr. Every command works
 on the workspace it is run in (the folder with `bertvision.yaml`, or any folder below it), or on
