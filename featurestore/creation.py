@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.calibration import Calibration
-from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.examples import (
     FOLDER,
     examples_digest,
@@ -27,7 +26,7 @@ from bertvision.featurestore.format.examples import (
     write_examples,
 )
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
-from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.ledger import Ledger, split_names, split_records
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FEATURES, FORMAT, ROOT, ArrayRecord, SplitRecord

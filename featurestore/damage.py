@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from bertvision.errors import CorruptStoreError, counted
 from bertvision.featurestore.format import arrays
-from bertvision.featurestore.format.contents import split_names, split_records
 from bertvision.featurestore.format.examples import check_bytes
+from bertvision.featurestore.format.ledger import split_names, split_records
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.format.shardfile import file_digest

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.encoding import decode_numpy
-from bertvision.featurestore.format.table_digest import table_digest
+from bertvision.featurestore.format.examples import table_digest
 from bertvision.featurestore.reader import SplitReader
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.shard import ShardReader
-from bertvision.featurestore.order import EpochOrder
 from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.sampler import EpochOrder
 
 _EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
 _LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds

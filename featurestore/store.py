@@ -14,20 +14,20 @@ from bertvision.errors import (
     IncompleteSplitError,
     counted,
 )
-from bertvision.featurestore.format.contents import (
+from bertvision.featurestore.format.ledger import (
+    Ledger,
     require_split,
     require_store,
     require_tag,
     split_names,
     splits_of,
 )
-from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
-from bertvision.featurestore.views.html import html_table
+from bertvision.featurestore.views.text import html_table
 from bertvision.featurestore.writing.offer import WritableStore
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
             InputError: the store can only be read.
         """
         from bertvision.featurestore.delegation import withdraw
-        from bertvision.featurestore.writing.removal import remove_split
+        from bertvision.featurestore.writing.growth import remove_split
 
         ledger = self._ledger(tag, split)
         with ledger.lock():

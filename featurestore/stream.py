@@ -23,7 +23,6 @@ import numpy.typing as npt
 from bertvision.errors import InputError, counted, truth_value
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
-from bertvision.featurestore.order import EpochOrder, epoch_order
 from bertvision.featurestore.readahead import (
     BufferPool,
     EpochSetter,
@@ -33,7 +32,13 @@ from bertvision.featurestore.readahead import (
     default_readers,
     shard_bytes,
 )
-from bertvision.featurestore.sampler import Sampler, SequentialSampler, ShuffleSampler
+from bertvision.featurestore.sampler import (
+    EpochOrder,
+    Sampler,
+    SequentialSampler,
+    ShuffleSampler,
+    epoch_order,
+)
 from bertvision.featurestore.split import ActivationSplit
 
 BUFFER_BYTES = 768 << 20

@@ -165,7 +165,7 @@ def repair(
         UnknownNameError: There is no such split.
         WorkspaceError: There is no workspace, or the split was not extracted.
     """
-    from bertvision.featurestore.format.contents import split_names
+    from bertvision.featurestore.format.ledger import split_names
     from bertvision.pipelines.extraction.repair import Repaired
     from bertvision.pipelines.extraction.repair import repair as run
 
@@ -391,7 +391,7 @@ def shuffle_tokens(
         if not folder.is_dir():
             raise InputError(f"--scratch {folder}: there is no such folder")
     opened = open_store(workspace, store)[f"{tag}/{split}"]
-    from bertvision.featurestore.shuffling.shuffle import shuffle_split
+    from bertvision.featurestore.shuffling import shuffle_split
 
     copy = shuffle_split(opened, to, seed, scratch=folder)
     record = copy.record

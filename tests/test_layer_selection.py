@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from bertvision import ActivationLoader, ActivationSplit, ActivationStore
 from bertvision.errors import InputError
 from bertvision.featurestore.lazy import pooled_dataset
-from bertvision.featurestore.shuffling.shuffle import shuffle_split
+from bertvision.featurestore.shuffling import shuffle_split
 
 ENCODINGS = ["float32", "float16", "bfloat16", "int8", "int4"]
 INDICES = [0, 2, 5, 7]  # not 0 to 3: a position on the stored axis is no index

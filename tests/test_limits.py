@@ -15,7 +15,7 @@ from stores import Made
 
 from bertvision.errors import CorruptStoreError, InputError, ProvenanceError
 from bertvision.featurestore.format import arrays, examples, shard
-from bertvision.featurestore.format.table_digest import table_digest
+from bertvision.featurestore.format.examples import table_digest
 from bertvision.featurestore.split import ActivationSplit
 
 TEXTS = st.text(max_size=6)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.order import EpochOrder
-from bertvision.featurestore.order import epoch_order as order_of
-from bertvision.featurestore.sampler import Sampler, SequentialSampler, ShuffleSampler
+from bertvision.featurestore.sampler import EpochOrder, Sampler, SequentialSampler, ShuffleSampler
+from bertvision.featurestore.sampler import epoch_order as order_of
 
 shards = st.lists(st.integers(1, 9), min_size=1, max_size=30).map(
     lambda sizes: np.repeat(np.arange(len(sizes)), sizes)

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from powerloss import PowerLoss
 
 from bertvision.errors import DiskSpaceError
-from bertvision.featurestore.storage import pieces
-from bertvision.featurestore.storage.durable import write_durably
-from bertvision.featurestore.storage.pieces import _Disk, write_pieces
+from bertvision.featurestore.storage import durable as pieces
+from bertvision.featurestore.storage.durable import _Disk, write_durably, write_pieces
 
 BLOCK = 4096
 DIRECT = getattr(os, "O_DIRECT", 0)

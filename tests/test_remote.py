@@ -259,7 +259,7 @@ def served(tmp_path: Path) -> Iterator[tuple[SlowServer, Made, ActivationSplit]]
 def test_a_shard_is_streamed_in_few_requests(
     served: tuple[SlowServer, Made, ActivationSplit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertvision.featurestore.storage import remotefile
+    from bertvision.featurestore.storage import remote as remotefile
 
     monkeypatch.setattr(remotefile, "PART_BYTES", 2 << 20)
     server, made, split = served

@@ -27,7 +27,7 @@ from bertvision.errors import (
     ProvenanceError,
 )
 from bertvision.featurestore.format import ledger
-from bertvision.featurestore.shuffling.shuffle import shuffle_split
+from bertvision.featurestore.shuffling import shuffle_split
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.tokens.stream import TokenStream
@@ -261,7 +261,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from faults import Recorder
-from bertvision.featurestore.shuffling.shuffle import shuffle_split
+from bertvision.featurestore.shuffling import shuffle_split
 from bertvision.featurestore.split import ActivationSplit
 
 torch.set_num_threads(1)

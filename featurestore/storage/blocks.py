@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertvision.featurestore.storage.remotefile import Fetch
+    from bertvision.featurestore.storage.remote import Fetch
 
 log = logging.getLogger(__name__)
 PREFIX = "blockcache::"

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from bertvision.errors import StoreNotFoundError
+from bertvision.featurestore.storage.objects import check_url, guarded
 from bertvision.featurestore.storage.remote import RemoteStorage
-from bertvision.featurestore.storage.remote_errors import check_url, guarded
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 

@@ -60,7 +60,7 @@ class StoreEngine(BackendEntrypoint):
             IncompleteSplitError: shards of the split are not committed yet.
             CorruptStoreError: its record or plan is damaged.
         """
-        from bertvision.featurestore.format.contents import require_split, require_tag, split_names
+        from bertvision.featurestore.format.ledger import require_split, require_tag, split_names
         from bertvision.featurestore.format.names import SnapshotTag
         from bertvision.featurestore.reader import SplitReader
         from bertvision.featurestore.views.labelled import labelled
@@ -92,7 +92,7 @@ class StoreEngine(BackendEntrypoint):
         """
         import xarray as xr
 
-        from bertvision.featurestore.format.contents import split_names
+        from bertvision.featurestore.format.ledger import split_names
         from bertvision.featurestore.reader import SplitReader
         from bertvision.featurestore.views.labelled import labelled
 
@@ -123,7 +123,7 @@ class StoreEngine(BackendEntrypoint):
 
 
 def _storage(where: Any) -> Storage:
-    from bertvision.featurestore.format.contents import require_store
+    from bertvision.featurestore.format.ledger import require_store
     from bertvision.featurestore.storage.opening import open_storage
 
     if not isinstance(where, str | os.PathLike):

@@ -1,19 +1,21 @@
-"""Begin a growing split, and commit what fills a shard of it, beside other processes."""
+"""Begin a growing split, and commit what fills a shard of it, beside other processes.
+
+Remove a split, so that a kill at any moment leaves nothing false.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from bertvision.errors import InputError, LockedError
-from bertvision.featurestore.creation import Values, write_arrays
+from bertvision.featurestore.creation import Values, store_lock, write_arrays, write_root
 from bertvision.featurestore.delegation import ShardAttempt
 from bertvision.featurestore.format.arrays import group_key, read_array
 from bertvision.featurestore.format.calibration import Calibration
-from bertvision.featurestore.format.contents import split_names
 from bertvision.featurestore.format.encoding import ChannelStats
-from bertvision.featurestore.format.examples import read_examples
-from bertvision.featurestore.format.ledger import Ledger
-from bertvision.featurestore.format.records import SplitRecord
+from bertvision.featurestore.format.examples import read_examples, remove_examples
+from bertvision.featurestore.format.ledger import Ledger, split_names
+from bertvision.featurestore.format.records import ROOT, SplitRecord
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.buffer import ShardBuffer
@@ -209,3 +211,28 @@ def _with_stats(ledger: GrowingLedger, growing: GrowingRecord, found: Calibratio
     growing = growing.model_copy(update={"arrays": arrays})
     ledger.commit_growing(growing)
     return growing
+
+
+def remove_split(ledger: Ledger) -> None:
+    """Remove a split, in an order that a kill at any moment leaves nothing false.
+
+    First the shards are taken back, so that the split counts as unfinished, and extraction could go
+    on with it; then go their files, the split's record, what it shared with others, and last its
+    folder. What is left after a kill is removed by the same call. The caller holds the split's
+    lock.
+    """
+    storage, group = ledger.storage, f"{ROOT}/{ledger.name}"
+    for shard in sorted(ledger.shards()):
+        ledger.retract_shard(shard)
+    for name in ("hidden_states", "scale"):
+        storage.remove(f"{group}/{name}/c")
+    GrowingLedger(storage, ledger.tag, ledger.split).remove_beside()
+    ledger.retract_split()
+    with store_lock(storage):
+        left = split_names(storage)
+        if ledger.split not in (split for _, split in left):
+            remove_examples(storage, ledger.split)
+        write_root(storage)
+        # the folder last: as long as it is there, the same call goes on
+        last_of_tag = ledger.tag not in (tag for tag, _ in left)
+        storage.remove(f"{ROOT}/{ledger.tag}" if last_of_tag else group)

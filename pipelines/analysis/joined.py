@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import ProvenanceError
-from bertvision.featurestore.format.table_digest import table_digest
+from bertvision.featurestore.format.examples import table_digest
 from bertvision.featurestore.split import ActivationSplit
 
 Rows = NDArray[np.int64]

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from bertvision.errors import BertvisionError
 from bertvision.featurestore.creation import SplitContents
-from bertvision.featurestore.format.contents import split_names
-from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.ledger import Ledger, split_names
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.storage import Storage

@@ -17,8 +17,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.creation import store_lock, write_root
 from bertvision.featurestore.damage import find_damage
-from bertvision.featurestore.format.contents import split_records
-from bertvision.featurestore.format.ledger import LEDGER, Ledger
+from bertvision.featurestore.format.ledger import LEDGER, Ledger, split_records
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import fsync, make_folder
 from bertvision.featurestore.storage.local import LocalStorage
