@@ -81,8 +81,7 @@ _MODULES = {
     "pipelines.variants.variant": ("Variant",),
     # tasks of one's own
     "pipelines.tasks.task": ("Task",),
-    "pipelines.tasks.config": ("TaskConfig",),
-    "pipelines.tasks.data": ("Sentence", "TaskData"),
+    "pipelines.tasks.data": ("TaskConfig", "Sentence", "TaskData"),
     "pipelines.tasks.source": ("Line", "find_file", "read_text", "splits_in", "text_lines"),
     "pipelines.tasks.sentences.task": ("SentenceTask",),
     "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows", "require_fields"),
@@ -169,8 +168,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.ranking.options import RankOptions as RankOptions
     from bertvision.pipelines.sharing.head import Head as Head
     from bertvision.pipelines.similarity.options import SimilarityOptions as SimilarityOptions
-    from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
+    from bertvision.pipelines.tasks.data import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import TaskData as TaskData
     from bertvision.pipelines.tasks.sentences.rows import RawSentence as RawSentence
     from bertvision.pipelines.tasks.sentences.rows import SentenceRows as SentenceRows

@@ -30,7 +30,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.tasks.generated.facts import QUESTIONS_PER_PARAGRAPH, make_paragraphs
+from bertvision.pipelines.tasks.generated import QUESTIONS_PER_PARAGRAPH, make_paragraphs
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.workspace import Workspace

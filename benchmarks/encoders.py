@@ -24,10 +24,9 @@ from common.harness import arguments, interleave, ratios, report
 from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.encoders.kept_states import KeptStates
+from bertvision.pipelines.encoders.forward import PaddedForward, can_pack
 from bertvision.pipelines.encoders.loading import new_model
-from bertvision.pipelines.encoders.packed_forward import can_pack
-from bertvision.pipelines.encoders.padded_forward import PaddedForward
+from bertvision.pipelines.encoders.poolings import KeptStates
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.tasks.windows import Windows
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,

@@ -18,7 +18,8 @@ from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
-from bertvision.featurestore.views.text import TokenText, html_table
+from bertvision.featurestore.views.html import html_table
+from bertvision.featurestore.views.text import TokenText
 
 if TYPE_CHECKING:
     import dask.array as da

@@ -27,7 +27,7 @@ from bertvision.featurestore.format.records import ROOT
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
-from bertvision.featurestore.views.text import html_table
+from bertvision.featurestore.views.html import html_table
 from bertvision.featurestore.writing.offer import WritableStore
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from bertvision.pipelines.text import fill, format_table
 
 
 class Examined(BaseModel):
-    """One thing that the doctor looked at (see `pipelines.machine.finding.Finding`)."""
+    """One thing that the doctor looked at (see `pipelines.machine.Finding`)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,6 +33,11 @@ class Examination(ShownRecord):
     usable: bool
     """False where something makes bertvision unusable here."""
     findings: list[Examined]
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the command: 1 where bertvision cannot be used."""
+        return int(not self.usable)
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""
@@ -65,20 +70,17 @@ def doctor(
         InputError: ``store`` is a URL of no known file system.
     """
     folder = _folder(workspace, store)
-    from bertvision.pipelines.machine.disk import examine_disk
-    from bertvision.pipelines.machine.libraries import examine_libraries, examine_text
+    from bertvision.pipelines import machine
 
-    found = examine_libraries()
+    found = machine.examine_libraries()
     if all(finding.verdict != "error" for finding in found):  # or torch may not be there
-        from bertvision.pipelines.machine import processor
-
         found += [
-            processor.examine_threads(),
-            processor.examine_bfloat16(),
-            processor.examine_gpu(),
-            processor.examine_pages(),
+            machine.examine_threads(),
+            machine.examine_bfloat16(),
+            machine.examine_gpu(),
+            machine.examine_pages(),
         ]
-    found += [*examine_disk(folder), examine_text()]
+    found += [*machine.examine_disk(folder), machine.examine_text()]
     return Examination(
         usable=all(finding.verdict != "error" for finding in found),
         findings=[Examined(**finding._asdict()) for finding in found],

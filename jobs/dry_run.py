@@ -31,7 +31,7 @@ from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.planning.training import TrainingPlan
+    from bertvision.pipelines.planning import TrainingPlan
 
 
 class DryRun(ShownRecord):
@@ -194,7 +194,7 @@ def plan_extract(
     if tags is None:
         tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
     from bertvision.pipelines.extraction.extract import named_dataset
-    from bertvision.pipelines.planning.extraction import plan_extraction
+    from bertvision.pipelines.planning import plan_extraction
 
     named = named_dataset(options)
     if dataset.name is None and named is not None:
@@ -248,7 +248,7 @@ def plan_train(
     """Plan `train`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
     runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
-    from bertvision.pipelines.planning.training import plan_training
+    from bertvision.pipelines.planning import plan_training
 
     return _training(plan_training(space, runs, tag, options, overwrite=overwrite), devices)
 
@@ -269,7 +269,7 @@ def plan_sweep(
     """Plan `sweep`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
     asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
-    from bertvision.pipelines.planning.training import plan_sweep as run
+    from bertvision.pipelines.planning import plan_sweep as run
 
     return _training(run(space, **asked._asdict(), options=options, split=split), devices)
 

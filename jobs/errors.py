@@ -82,8 +82,7 @@ def error_analysis(
 
 def errors_table(result: Values) -> str:
     """Groups with their scores, the second answer, agreement with BERT, and the examples."""
-    from bertvision.pipelines.results.error_analysis import CELLS
-    from bertvision.pipelines.results.groups import MOST_CLASSES
+    from bertvision.pipelines.results.error_analysis import CELLS, MOST_CLASSES
     from bertvision.pipelines.tasks.scores import METRICS
 
     parts = [f"{result['system']} on {result['split']}: scores in per cent of groups of items"]

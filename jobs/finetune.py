@@ -16,7 +16,7 @@ from bertvision.jobs.show import Rows, Values
 from bertvision.pipelines.encoders.checkpoint_path import check_path
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.records import validated
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import check_task
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.config import FinetuneConfig
@@ -74,7 +74,7 @@ def finetune(
             raise
         check_new(options)
     if devices > 1:
-        from bertvision.pipelines.finetuning.devices import finetune_on
+        from bertvision.pipelines.finetuning.finetune import finetune_on
 
         return Status.model_validate(
             finetune_on(devices, path_of(workspace), options, resume=resume)

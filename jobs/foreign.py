@@ -108,8 +108,7 @@ def import_states(
     assert path is not None
     place = text_of(store) or str(find_workspace(workspace).activations)
     from bertvision.featurestore.store import ActivationStore
-    from bertvision.pipelines.foreign.finding import find_source
-    from bertvision.pipelines.foreign.importing import import_source
+    from bertvision.pipelines.foreign.importing import find_source, import_source
 
     found = find_source(
         path.expanduser(),

@@ -150,7 +150,7 @@ def generated_texts(
 
 
 def _texts(split: ActivationSplit, tokenizer: str | None) -> Sequence[Values]:
-    from bertvision.pipelines.generation.texts import generated_texts as read
+    from bertvision.pipelines.generation.generate import generated_texts as read
 
     return [text._asdict() for text in read(split, tokenizer)]
 

@@ -174,7 +174,7 @@ def pull(
         raise InputError(f"--split is for stores, and {place} holds a {manifest.kind}")
     told = {}
     if manifest.kind == "store":
-        from bertvision.pipelines.sharing.pulled_store import pull_store
+        from bertvision.pipelines.sharing.stores import pull_store
 
         if target is None and space is not None:
             if isinstance(space.activations, str):
@@ -186,7 +186,7 @@ def pull(
         assert target is not None
         told["splits"] = pull_store(api, place, files, target, names)
     elif manifest.kind == "head":
-        from bertvision.pipelines.sharing.heads import pull_head
+        from bertvision.pipelines.sharing.folders import pull_head
 
         target = pull_head(api, place, files, manifest, folder=target, space=space)
     else:
@@ -243,13 +243,13 @@ def _push_folder(
 ) -> Sent:
     api = _api()
     if sort == "report":
-        from bertvision.pipelines.sharing.reports import push_report
+        from bertvision.pipelines.sharing.folders import push_report
 
         return push_report(api, place, folder, private=private, replace=replace)
     if sort == "snapshot":
-        from bertvision.pipelines.sharing.snapshots import push_snapshot as push_it
+        from bertvision.pipelines.sharing.folders import push_snapshot as push_it
     else:
-        from bertvision.pipelines.sharing.heads import push_head as push_it
+        from bertvision.pipelines.sharing.folders import push_head as push_it
     return push_it(api, place, folder, private=private, licence=licence, replace=replace)
 
 

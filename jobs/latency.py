@@ -14,8 +14,12 @@ from bertvision.jobs.reading import (
     parse_tag,
 )
 from bertvision.jobs.show import Shown, Values, metric_cells, metric_names
-from bertvision.pipelines.finetuning.latency_record import Latencies, system_name
-from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores
+from bertvision.pipelines.finetuning.latency_record import (
+    NAME,
+    Latencies,
+    QuantisedScores,
+    system_name,
+)
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.text import fill, format_table, size

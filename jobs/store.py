@@ -166,8 +166,8 @@ def repair(
         WorkspaceError: There is no workspace, or the split was not extracted.
     """
     from bertvision.featurestore.format.ledger import split_names
-    from bertvision.pipelines.extraction.repair import Repaired
-    from bertvision.pipelines.extraction.repair import repair as run
+    from bertvision.pipelines.extraction.extract import Repaired
+    from bertvision.pipelines.extraction.extract import repair as run
 
     try:
         space = find_workspace(workspace, store)

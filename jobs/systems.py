@@ -26,7 +26,7 @@ from bertvision.jobs.show import (
 )
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.results.bootstrap import By, Seeds
-from bertvision.pipelines.results.softmax import Combine
+from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.tasks.scores import Metric
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.heads import trained_on as trained_where

@@ -27,7 +27,7 @@ from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.precision import autocast, device, resolve_precision
-from bertvision.pipelines.tasks.generated.facts import write_facts
+from bertvision.pipelines.tasks.generated import write_facts
 from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from bertvision.featurestore.views.text import html_table, html_text
+from bertvision.featurestore.views.html import html_table, html_text
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # controls but for tab and line feed, and what turns the direction of writing

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from bertvision.models.registry import build_head, count_parameters
 from bertvision.pipelines.files import digests_in, write_json
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,

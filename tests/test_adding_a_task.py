@@ -27,7 +27,7 @@ from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks import registry
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import (
     TASKS,
     TaskEntry,

@@ -18,12 +18,12 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.scores import headline, headline_metric, kind_of_metrics
-from bertvision.pipelines.tasks.squad.answerable import binary_metrics, window_labels
 from bertvision.pipelines.tasks.squad.read import Answer, Question
+from bertvision.pipelines.tasks.squad.spans import binary_metrics, window_labels
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import (
     DataConfig,

@@ -23,7 +23,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
 from bertvision.jobs.store import Audited
-from bertvision.pipelines.audit.confidence import at_most
+from bertvision.pipelines.audit.audit import at_most
 from bertvision.pipelines.audit.diagnosis import Case, diagnose
 from bertvision.pipelines.audit.distance import yardstick
 from bertvision.pipelines.extraction.extract import extract

@@ -16,7 +16,7 @@ from stores import Made
 
 import bertvision
 from bertvision.errors import InputError
-from bertvision.featurestore.storage import blocks
+from bertvision.featurestore.storage import remote as blocks
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader

@@ -15,7 +15,7 @@ from bertvision.pipelines.results.bootstrap import (
     paired_bootstrap,
     paired_bootstrap_of,
 )
-from bertvision.pipelines.results.groups import mcnemar
+from bertvision.pipelines.results.error_analysis import mcnemar
 from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)

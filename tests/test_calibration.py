@@ -25,9 +25,8 @@ from bertvision.featurestore.format.calibration import (
 from bertvision.featurestore.format.encoding import decode_numpy, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.extraction.features import ensure_features
-from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.workspace import Workspace
 

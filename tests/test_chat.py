@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 import bertvision
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.documents.chat_template import conversation, to_be_answered
+from bertvision.pipelines.tasks.chat import conversation, to_be_answered
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 
 TASK = load_task("chat")

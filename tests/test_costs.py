@@ -10,9 +10,9 @@ from byhand import change, fields
 from labs import HEADS, scored_copy
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.results.costs import Costs, read_costs
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.results.rows import Costs, read_costs
 from bertvision.pipelines.results.systems import label
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -15,9 +15,8 @@ import pytest
 import torch
 from terminal import done, run
 
-from bertvision.pipelines.machine import processor
-from bertvision.pipelines.machine.disk import disk_speed, examine_disk
-from bertvision.pipelines.machine.libraries import examine_libraries
+from bertvision.pipelines import machine
+from bertvision.pipelines.machine import disk_speed, examine_disk, examine_libraries
 
 NAMES = [
     *("python", "libraries", "threads", "bfloat16", "gpu", "huge pages", "disk", "free space"),
@@ -106,19 +105,19 @@ def test_a_library_that_is_missing_is_an_error_with_the_command_that_installs_it
 
 
 def test_more_threads_than_cores_are_a_warning_with_the_right_number(threads: None) -> None:
-    cores = processor.usable_cores()
+    cores = machine.usable_cores()
     torch.set_num_threads(cores + 3)
-    finding = processor.examine_threads({})
+    finding = machine.examine_threads({})
     assert finding.verdict == "warning"
     assert f"OMP_NUM_THREADS={cores}:" in finding.advice
     torch.set_num_threads(cores)
-    assert processor.examine_threads({"OMP_NUM_THREADS": str(cores)}).verdict == "ok"
+    assert machine.examine_threads({"OMP_NUM_THREADS": str(cores)}).verdict == "ok"
 
 
 def test_cores_that_stand_still_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "usable_cores", lambda: 4)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    finding = processor.examine_threads({"OMP_NUM_THREADS": "1"})
+    finding = machine.examine_threads({"OMP_NUM_THREADS": "1"})
     assert " 1 thread, " in finding.found
     assert finding.advice.endswith("3 of 4 cores stand still.")
 
@@ -137,7 +136,7 @@ def test_huge_pages_that_torch_does_not_get_are_said(
 ) -> None:
     path = tmp_path / "enabled"
     path.write_text(setting)
-    finding = processor.examine_pages(path, environment)
+    finding = machine.examine_pages(path, environment)
     assert finding.verdict == ("warning" if advice else "ok")
     assert advice in finding.advice
 
@@ -152,10 +151,7 @@ def test_the_disk_is_measured_and_its_file_removed(tmp_path: Path) -> None:
 
 
 def test_a_locale_without_utf8_is_a_warning() -> None:
-    code = (
-        "from bertvision.pipelines.machine.libraries import examine_text\n"
-        "print(*examine_text(), sep='|')"
-    )
+    code = "from bertvision.pipelines.machine import examine_text\nprint(*examine_text(), sep='|')"
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, env=os.environ | plain, capture_output=True, check=True).stdout
@@ -164,6 +160,6 @@ def test_a_locale_without_utf8_is_a_warning() -> None:
 
 
 def test_bfloat16_is_measured_against_float32() -> None:
-    finding = processor.examine_bfloat16()
+    finding = machine.examine_bfloat16()
     assert "GFLOP/s" in finding.found
-    assert processor.matmul_seconds(torch.float32) > 0
+    assert machine.matmul_seconds(torch.float32) > 0

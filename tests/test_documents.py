@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.encoders.calibration import _kinds
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.dataset import add_dataset
 

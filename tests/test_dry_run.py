@@ -165,7 +165,7 @@ def test_a_sweep_is_planned_with_the_scores_that_are_missing(space: Path) -> Non
 
 
 def test_a_disk_that_is_too_small_is_said(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertvision.pipelines.planning.extraction.free_bytes", lambda _: 10)
+    monkeypatch.setattr("bertvision.pipelines.planning.free_bytes", lambda _: 10)
     told = run("extract", "--checkpoint", "0e", "--dry-run", "-w", space).stdout
     assert "10 B are free there" in told
     assert "The disk cannot hold it" in " ".join(told.split())

@@ -25,6 +25,13 @@ import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.forward import (
+    PACKED_ATTENTION,
+    PackedForward,
+    Packing,
+    PaddedForward,
+    groups,
+)
 from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,
@@ -34,10 +41,7 @@ from bertvision.pipelines.encoders.loading import (
     pad_id,
     takes_token_types,
 )
-from bertvision.pipelines.encoders.packed_attention import PACKED_ATTENTION, Packing
-from bertvision.pipelines.encoders.packed_forward import PackedForward
-from bertvision.pipelines.encoders.padded_forward import PaddedForward, groups
-from bertvision.pipelines.encoders.token_pooling import check_poolings
+from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.registry import TokenPooling

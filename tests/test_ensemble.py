@@ -15,10 +15,14 @@ from labs import HEADS, scored_copy
 from safetensors.numpy import load_file, save_file
 
 from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.results.ensemble import ensemble, ensemble_dir
+from bertvision.pipelines.results.ensemble import (
+    combine_logits,
+    combine_softmaxes,
+    ensemble,
+    ensemble_dir,
+)
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.results.softmax import Combine, combine_logits, combine_softmaxes
-from bertvision.pipelines.results.systems import read_windows
+from bertvision.pipelines.results.systems import Combine, read_windows
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace

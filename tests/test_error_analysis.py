@@ -21,11 +21,16 @@ from bertvision.errors import UnknownNameError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.results.answers import read_answers
-from bertvision.pipelines.results.costs import read_costs
-from bertvision.pipelines.results.error_analysis import agreement, errors
-from bertvision.pipelines.results.groups import groups_of, length_range, question_word
+from bertvision.pipelines.results.error_analysis import (
+    agreement,
+    errors,
+    groups_of,
+    length_range,
+    question_word,
+    second_answers,
+)
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.results.second_answers import second_answers
+from bertvision.pipelines.results.rows import read_costs
 from bertvision.pipelines.results.systems import find_system, read_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.training.evaluate import evaluate

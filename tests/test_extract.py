@@ -23,12 +23,12 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.forward import Packing, packed_attention
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
-from bertvision.pipelines.encoders.packed_attention import Packing, packed_attention
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.generated.facts import make_paragraphs
+from bertvision.pipelines.tasks.generated import make_paragraphs
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
 from bertvision.pipelines.tasks.windows import Windows

@@ -33,11 +33,10 @@ from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction import split_extraction
-from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.squad.questions import window_labels
+from bertvision.pipelines.tasks.squad.windows import window_labels
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining
 from bertvision.pipelines.workspace.snapshots import load_snapshot

@@ -17,8 +17,7 @@ import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.snapshots import load_snapshot

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.generated.facts import (
+from bertvision.pipelines.tasks.generated import (
+    RELATIONS,
     FactParagraph,
     make_facts,
     make_paragraphs,
     write_facts,
 )
-from bertvision.pipelines.tasks.generated.wording import RELATIONS
-from bertvision.pipelines.tasks.squad.sources import read_squad
+from bertvision.pipelines.tasks.squad.read import read_squad
 
 TRAIN, DEV = 1, 2
 

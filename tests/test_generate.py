@@ -25,7 +25,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.generation import generate as generation
-from bertvision.pipelines.generation.choosing import Chooser, nucleus
+from bertvision.pipelines.generation.decoder import Chooser, nucleus
 
 TEXTS = (
     "anna",

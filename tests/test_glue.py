@@ -12,8 +12,7 @@ import datasets
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence, TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.sentences.glue import GLUE, GlueTask
 from bertvision.pipelines.tasks.task import load_task

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.pipelines.extraction.contents import made_from_data
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.grouping import containing, linked
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.squad.read import Question

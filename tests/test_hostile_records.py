@@ -15,10 +15,10 @@ from labs import HEADS, scored_copy
 from bertvision.errors import BertvisionError, WorkspaceError
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.results.compare import compare
-from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors
 from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.results.rows import read_costs
 from bertvision.pipelines.training.evaluate import is_evaluated
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.status import status

@@ -9,7 +9,7 @@ from typing import Any
 from stores import Made
 
 from bertvision.featurestore.store import ActivationStore
-from bertvision.featurestore.views.text import html_table
+from bertvision.featurestore.views.html import html_table
 from bertvision.jobs.show import Row, Rows, ShownRecord, Values
 from bertvision.pipelines.text import format_table, html_of
 

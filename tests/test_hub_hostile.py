@@ -14,7 +14,7 @@ import bertvision
 from bertvision.errors import HubError, InputError
 from bertvision.featurestore.store import ActivationStore
 from bertvision.pipelines.sharing import manifest as manifests
-from bertvision.pipelines.sharing import pulled_store
+from bertvision.pipelines.sharing import stores
 
 REPO = "me/bad"
 
@@ -114,14 +114,14 @@ def test_a_pull_that_is_killed_at_the_end_leaves_nothing_behind(
 
 def _kill_at(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Die before a file is put in place."""
-    link = pulled_store._link
+    link = stores._link
 
     def killed(source: Path, path: Path) -> None:
         if part in path.as_posix():
             raise KeyboardInterrupt
         link(source, path)
 
-    monkeypatch.setattr(pulled_store, "_link", killed)
+    monkeypatch.setattr(stores, "_link", killed)
 
 
 @pytest.mark.parametrize("offline", [False, True])

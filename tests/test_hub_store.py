@@ -23,7 +23,7 @@ from bertvision.errors import (
     UnknownNameError,
 )
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.sharing import limits, upload
+from bertvision.pipelines.sharing import upload
 
 REPO = "me/acts"
 LENGTHS = [30, 40, 50, 60, 20, 64]
@@ -233,7 +233,7 @@ def test_limits_are_checked_before_anything_is_sent(
         ("MOST_BYTES", "in a file"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(limits, name, 3)
+            patch.setattr(upload, name, 3)
             with pytest.raises(InputError, match=match):
                 bertvision.push("store", REPO, store=store)
     assert not hub.asked("POST", "")

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.task import load_task
 

@@ -22,7 +22,7 @@ from bertvision.errors import UnknownNameError
 from bertvision.featurestore.store import ActivationStore
 from bertvision.models.zoo import HEADS
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,

@@ -20,7 +20,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig, ModelConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -21,11 +21,9 @@ import bertvision
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.ordering.listwise import list_mle
-from bertvision.pipelines.tasks.ordering.paragraphs import Paragraph, read_paragraphs
-from bertvision.pipelines.tasks.ordering.task import kendall_tau
+from bertvision.pipelines.tasks.ordering import Paragraph, kendall_tau, list_mle, read_paragraphs
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.lightning import TrainingLog
 from bertvision.pipelines.training.resume import StoppedError

@@ -22,7 +22,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import PretrainedEncoder
 from bertvision.pipelines.encoders.output_layer import choose_output, load_with_output
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.snapshots import load_snapshot

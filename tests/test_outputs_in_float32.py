@@ -12,8 +12,7 @@ from transformers import (
 )
 
 from bertvision.models.registry import build_head
-from bertvision.pipelines.encoders.loading import load_model, new_model
-from bertvision.pipelines.encoders.outputs import Float32Linear
+from bertvision.pipelines.encoders.loading import Float32Linear, load_model, new_model
 
 
 def test_tokens_that_differ_by_less_than_bfloat16_tells_keep_different_logits() -> None:

@@ -17,9 +17,8 @@ import bertvision
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.sentences.phrase_model import PhrasePairLayer
-from bertvision.pipelines.tasks.sentences.phrases import PhrasePair
+from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.tasks.sentences.phrases import PhrasePair, PhrasePairLayer
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.pretrained import load_pretrained, pretrained
 from bertvision.pipelines.workspace.snapshots import load_snapshot

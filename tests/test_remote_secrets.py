@@ -133,7 +133,7 @@ def test_no_secret_gets_out(output: tuple[str, dict[str, bytes]], canary: str) -
 
 def test_no_secret_is_kept_in_a_workspace(tmp_path: Path) -> None:
     from bertvision.errors import InputError
-    from bertvision.pipelines.tasks.config import TaskConfig
+    from bertvision.pipelines.tasks.data import TaskConfig
     from bertvision.pipelines.workspace.config import FinetuneConfig, ModelConfig, WorkspaceConfig
     from bertvision.pipelines.workspace.workspace import Workspace
 

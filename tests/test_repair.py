@@ -16,8 +16,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import Buffers
 from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.extraction.repair import repair
+from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

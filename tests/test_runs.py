@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.training.collector import BatchCollector, Shared
 from bertvision.pipelines.training.datamodule import HiddenStates
+from bertvision.pipelines.training.module import BatchCollector, Shared
 from bertvision.pipelines.workspace.runs import Run, ranks, runs_of
 
 fractions = st.integers(0, 10_000).map(lambda i: i / 10_000)

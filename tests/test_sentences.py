@@ -17,8 +17,7 @@ from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.sentences.rows import sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.sentences.senteval import DOWNSTREAM, PROBING
 from bertvision.pipelines.tasks.task import load_task

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.plain_yaml import with_value
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,

@@ -17,7 +17,7 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
 )
 from bertvision.pipelines.encoders.weights import weights_digest
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
     FinetuneConfig,

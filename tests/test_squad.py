@@ -17,8 +17,9 @@ from bertvision.pipelines.tasks.squad.read import (
     MAX_CHARACTERS,
     Answer,
     Question,
+    load_squad,
+    read_squad,
 )
-from bertvision.pipelines.tasks.squad.sources import load_squad, read_squad
 
 CONTEXT = "Anna founded Norvik in 1901. Zoë lives there."
 

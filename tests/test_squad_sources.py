@@ -21,9 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.squad.read import Answer, Question
-from bertvision.pipelines.tasks.squad.sources import load_squad
+from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.tasks.squad.read import Answer, Question, load_squad
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.selection import hold_out_groups
 

@@ -310,7 +310,7 @@ def test_a_snapshot_that_does_not_fit_is_one_clear_error_and_can_be_saved_again(
 ) -> None:
     from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
     from bertvision.pipelines.files import write_json
-    from bertvision.pipelines.tasks.config import TaskConfig
+    from bertvision.pipelines.tasks.data import TaskConfig
     from bertvision.pipelines.workspace.config import (
         DataConfig,
         FinetuneConfig,

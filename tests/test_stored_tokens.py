@@ -19,13 +19,12 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.extraction.extract import Extracted, extract
+from bertvision.pipelines.extraction.extract import Extracted, extract, repair
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.extraction.repair import repair
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import read_results
+from bertvision.pipelines.results.rows import read_costs
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bertvision.pipelines.encoders.token_pooling import pool, pool_numpy
+from bertvision.pipelines.encoders.poolings import pool, pool_numpy
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)

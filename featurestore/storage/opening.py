@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertvision.errors import InputError
-from bertvision.featurestore.storage.blocks import PREFIX as _CACHED
 from bertvision.featurestore.storage.local import LocalStorage
+from bertvision.featurestore.storage.remote import PREFIX as _CACHED
 from bertvision.featurestore.storage.storage import Storage
 
 

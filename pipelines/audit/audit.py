@@ -1,4 +1,7 @@
-"""The audit of a split: a sample of its examples is computed again and compared with the store."""
+"""The audit of a split: a sample of its examples is computed again and compared with the store.
+
+What a sample of examples says of all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from torch import Tensor
 
 from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.audit.confidence import CONFIDENCE, at_most
 from bertvision.pipelines.audit.diagnosis import Case, Cause, diagnose, wrong_layer
 from bertvision.pipelines.audit.distance import (
+    Deviation,
+    Drift,
     Yardstick,
     allowed,
     distances,
@@ -21,8 +25,30 @@ from bertvision.pipelines.audit.distance import (
     yardstick,
 )
 from bertvision.pipelines.audit.reference import Ids, Reference
-from bertvision.pipelines.audit.systematic import Deviation, Drift
 from bertvision.pipelines.progress import progress
+
+CONFIDENCE = 0.95
+
+
+def at_most(wrong: int, sampled: int, examples: int) -> float:
+    """The largest part of the examples that may be wrong, with 95 % confidence, one-sided.
+
+    The upper limit of Clopper and Pearson (1934, *The use of confidence or fiducial limits
+    illustrated in the case of the binomial*): where none of n is wrong it is 1 − 0.05^(1/n), just
+    below 3 / n, the rule of three. That the sample was drawn without putting back makes it an upper
+    limit all the more; where all were sampled it is what was found.
+
+    Args:
+        wrong: examples of the sample that are wrong.
+        sampled: examples of the sample.
+        examples: of the split.
+    """
+    from scipy.stats import beta
+
+    if sampled >= examples:
+        return wrong / examples
+    return 1.0 if wrong >= sampled else float(beta.ppf(CONFIDENCE, wrong + 1, sampled - wrong))
+
 
 _AT_ONCE = 16
 """Examples whose hidden states are held together."""

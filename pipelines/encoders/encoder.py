@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
+from bertvision.pipelines.encoders.forward import PackedForward, PaddedForward, can_pack
 from bertvision.pipelines.encoders.loading import embedded_words, position_offset
-from bertvision.pipelines.encoders.packed_forward import PackedForward, can_pack
-from bertvision.pipelines.encoders.padded_forward import PaddedForward
 from bertvision.pipelines.encoders.padding_trial import (
     BATCHINGS,
     PACKED,
@@ -32,6 +30,7 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
+from bertvision.pipelines.encoders.poolings import KeptStates, kept_tokens
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows

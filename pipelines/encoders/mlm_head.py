@@ -18,8 +18,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.hub import read_config
-from bertvision.pipelines.encoders.loading import load_reported
+from bertvision.pipelines.encoders.loading import load_reported, read_config
 
 Floats = npt.NDArray[np.float32]
 

@@ -3,6 +3,8 @@
 The shard plan comes first, from token lengths alone; then shard after shard is a function of
 (snapshot, shard): computed and encoded on the device, in stored order, and written by a thread
 while the next one is computed. All poolings of a window come from one forward pass.
+
+Repair a store: extract exactly what is damaged again.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from bertvision.errors import InputError
+from bertvision.errors import CorruptStoreError, InputError
+from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format.calibration import is_beyond_promise
-from bertvision.pipelines.encoders.sites.choice import snapshot_sites
+from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.pipelines.encoders.sites.taps import snapshot_sites
 from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
-from bertvision.pipelines.extraction.source_choice import load_sources, plan_jobs
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
+from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_jobs
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.stored_name import StoredName
@@ -26,6 +32,7 @@ from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.reproduce import not_extracted, stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -176,3 +183,68 @@ def wanted_splits(
             "--pool"
         )
     return [found.split for found in parsed], kinds.pop()
+
+
+class Repaired(NamedTuple):
+    """What a repair did to one split.
+
+    Attributes:
+        name: ``tag/split``.
+        damage: what was wrong, a line each; empty where all was well.
+        shards: that were extracted again; the others were not touched.
+        lacking: of an incomplete split, what it still lacks; why one could not be repaired.
+    """
+
+    name: str
+    damage: list[str]
+    shards: list[int]
+    lacking: str | None
+
+
+def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
+    """Extract again what is damaged in a split, from the snapshot it came from.
+
+    What is whole is not touched. A shard that was never written is not damage: `extract` goes on
+    with it.
+
+    Args:
+        workspace: with the store and the snapshot.
+        tag: of the snapshot.
+        split: its name.
+
+    Raises:
+        StoreNotFoundError: there is no such split.
+        ProvenanceError: the snapshot, the data or the options are not those it was made from.
+        CorruptStoreError: its record and the copy of it are both damaged.
+    """
+    ledger = Ledger(open_storage(workspace.activations), tag, split)
+    damage, again = [], set[int]()
+    try:
+        ledger.read_split()
+    except CorruptStoreError as error:
+        damage.append(str(error))
+        with ledger.lock():
+            ledger.restore_split()
+    # a damaged plan hides what is wrong with shards, so they are looked at again once it is back
+    for _ in range(2):
+        held = ActivationSplit(workspace.activations, tag, split)
+        found = find_damage(held)
+        if not found:
+            break
+        damage += [item.what for item in found]
+        if held.record.is_shuffled:
+            source = held.record.provenance.get("shuffled_from")
+            again_by = f"remove it and run `bertvision store shuffle {source} {split}` again"
+            lacking = f"{held.name} was shuffled from {source}: {again_by}"
+            return Repaired(held.name, damage, [], lacking)
+        if (reason := not_extracted(held)) is not None:
+            again_by = "run `bertvision store import` again from the files that it was made of"
+            if "imported_from" not in held.record.provenance:
+                again_by = "have that program write it again"
+            lacking = f"{reason}, so that nothing here can repair it: remove it and {again_by}"
+            return Repaired(held.name, damage, [], lacking)
+        shards = [item.shard for item in found if item.shard is not None]
+        again.update(shard for shard in shards if shard < held.record.shards)
+        # everything beside the shards too, with the options of before
+        extract(workspace, tag, stored_options(held), shards=shards, mend=True)
+    return Repaired(f"{tag}/{split}", damage, sorted(again), held.lacking())

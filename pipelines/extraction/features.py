@@ -17,7 +17,7 @@ from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.extraction.source_choice import find_tokens
+from bertvision.pipelines.extraction.stored_tokens import find_tokens
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions

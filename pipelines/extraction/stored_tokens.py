@@ -1,8 +1,23 @@
-"""Poolings by Dask of tokens that are stored: what `extract --pool` writes, without the encoder."""
+"""Poolings by Dask of tokens that are stored: what `extract --pool` writes, without the encoder.
+
+Whether the encoder is run for a pooling, or tokens that are stored are pooled.
+
+**What may be pooled.** Tokens in float32 are what the encoder gave, so that every pooling of them
+is what a pooled extraction writes, to the last bit. Of tokens in a lossy encoding only the mean is
+taken, and only where the same encoding is asked for: errors of tokens average out, so that the mean
+is about as good as one that was encoded once (measured with MiniLM on the quickstart's questions,
+by layer, in parts of what tells windows apart: 0.7 to 1.0 % in int8 instead of 0.6 to 0.7 %; in
+int4 10 to 14 % instead of 10). The maximum and [SEP] lose two to three times what a pooled
+extraction loses. The [CLS] must not be taken: tokens are encoded by how tokens differ, and the
+[CLS] of one window differs so little from that of another that the error of int8 is ten times the
+difference in the middle layers.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import cpu_count
 from typing import TYPE_CHECKING
 
@@ -11,16 +26,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.errors import InputError, ProvenanceError, UnknownNameError
+from bertvision.errors import (
+    CorruptStoreError,
+    IncompleteSplitError,
+    InputError,
+    ProvenanceError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
 from bertvision.featurestore.format.encoding import decode_numpy
+from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.lazy import SplitSource, decoded_layers, map_shards
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
-from bertvision.pipelines.encoders.token_pooling import check_poolings, pool_numpy
+from bertvision.pipelines.encoders.poolings import (
+    KeptStates,
+    check_poolings,
+    kept_tokens,
+    pool_numpy,
+)
 from bertvision.pipelines.encoders.weights import has_pooler
-from bertvision.pipelines.extraction.contents import POOLED_SHARD_WINDOWS
-from bertvision.pipelines.extraction.job import ExtractionJob, LoadedSource
+from bertvision.pipelines.extraction.contents import (
+    POOLED_SHARD_WINDOWS,
+    provenance,
+    without_digest,
+)
+from bertvision.pipelines.extraction.job import (
+    ExtractionJob,
+    LoadedSource,
+    TokenSplit,
+    load_encoder,
+)
 from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.records import read_snapshot_info
@@ -29,6 +67,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     import dask.array as da
+
 
 _THREADS = min(4, cpu_count() or 1)
 """Stored shards that are pooled at once: each takes the memory of its codes."""
@@ -233,3 +272,235 @@ def _pool_shard(
         for p, pooling in enumerate(poolings):
             pooled[:, p, i] = pool_numpy(states, lengths, pooling)
     return pooled
+
+
+log = logging.getLogger(__name__)
+
+_EXACT = "float32"
+_Sources = dict[tuple[ExtractionJob, TokenPooling], ActivationSplit | None]
+
+
+def plan_jobs(
+    workspace: Workspace, jobs: Sequence[ExtractionJob], *, lossy: bool, mend: bool
+) -> list[ExtractionJob]:
+    """The extractions with their sources; one for each source, where a split needs two.
+
+    What was begun is ended as it was begun; what is complete and has outlived the tokens that it
+    was pooled from is left out. Of what is new,
+
+    - tokens in a lossy encoding are pooled only where the encoder is run for none of it: what is
+      made by one call is made alike;
+    - an encoder that is run for one pooling of a split gives all others with it.
+
+    Args:
+        workspace: with the store.
+        jobs: one for each split of the data, without sources.
+        lossy: whether tokens in a lossy encoding may be pooled at all.
+        mend: whether parts of what is complete are written again.
+
+    Raises:
+        ProvenanceError: the tokens that a split was begun from are gone.
+        InputError: the encoder has no such hidden state.
+    """
+    found: _Sources = {}
+    new = []
+    for job in jobs:
+        for kept in job.options.tokens or ():
+            # of stored tokens hidden states alone can be pooled
+            by_encoder = kept == "all" or job.options.sites is not None
+            begun = None if by_encoder else _begun(workspace, job, kept)
+            if begun is not None:
+                if not mend and _stands_alone(workspace, job, kept, begun):
+                    log.info(
+                        "%s is complete, and stays as it is: the tokens that it was pooled from "
+                        "are no longer stored",
+                        begun.name,
+                    )
+                    continue
+                found[job, kept] = _tokens_of(workspace, job, kept, begun)
+            elif by_encoder:
+                found[job, kept] = None
+            else:
+                found[job, kept] = find_tokens(workspace, job, kept)
+                new.append((job, kept))
+    if not lossy or any(found[key] is None for key in new):
+        for key in new:
+            tokens = found[key]
+            found[key] = tokens if tokens is not None and is_exact(tokens) else None
+    for job, kept in new:
+        if any(found[key] is None for key in new if key[0] == job):
+            found[job, kept] = None
+    return [part for job in jobs for part in _by_source(job, found)]
+
+
+def load_sources(
+    workspace: Workspace, jobs: Sequence[ExtractionJob]
+) -> dict[ExtractionJob, LoadedSource]:
+    """What gives the hidden states of each extraction; the encoder is loaded once, or not at all.
+
+    Args:
+        workspace: with the snapshot and the store.
+        jobs: of one snapshot, as `plan_jobs` gives them.
+
+    Raises:
+        InputError: the encoder has no such hidden state, or no token for a pooling.
+        WorkspaceError: the snapshot is damaged.
+    """
+    loaded = {}
+    of_encoder = [job for job in jobs if job.pooled_from is None]
+    if of_encoder:
+        first = of_encoder[0]
+        every = dict.fromkeys(kept for job in of_encoder for kept in job.options.tokens or ())
+        encoder = load_encoder(workspace, first.tag, replace(first.options, tokens=tuple(every)))
+        loaded = dict.fromkeys(of_encoder, encoder)
+    return loaded | {job: load_tokens(workspace, job) for job in jobs if job not in loaded}
+
+
+def find_tokens(
+    workspace: Workspace, job: ExtractionJob, pooling: TokenPooling
+) -> ActivationSplit | None:
+    """The stored split of which a pooling can be taken instead of running the encoder.
+
+    Args:
+        workspace: with the store.
+        job: the extraction.
+        pooling: that it is to give.
+
+    Returns:
+        The split; None where there is none, or it cannot give the pooling, which is logged.
+
+    Raises:
+        InputError: the encoder has no such hidden state.
+    """
+    try:
+        split = open_tokens(workspace, job, pooling)
+    except (StoreNotFoundError, UnknownNameError):
+        return None
+    except (CorruptStoreError, IncompleteSplitError, ProvenanceError) as error:
+        log.info("the encoder is run: %s", error)
+        return None
+    record, asked = split.record, job.options.encoding
+    if is_exact(split) or (pooling == "mean" and record.encoding == asked):
+        return split
+    why = (
+        f"its encoding {record.encoding} is not the {asked} that is asked for"
+        if pooling == "mean"
+        else f"of {record.encoding} tokens only the mean is as good as a pooled extraction"
+    )
+    log.info("the encoder is run: %s holds all tokens, but %s", split.name, why)
+    return None
+
+
+def open_tokens(workspace: Workspace, job: ExtractionJob, pooling: TokenPooling) -> ActivationSplit:
+    """The stored split of all tokens that a pooling is of, whatever its encoding.
+
+    Args:
+        workspace: with the store.
+        job: the extraction.
+        pooling: that it is to give.
+
+    Raises:
+        StoreNotFoundError: nothing is stored.
+        UnknownNameError: all tokens are not.
+        IncompleteSplitError: not all shards are.
+        CorruptStoreError: the split's record or plan is damaged.
+        ProvenanceError: they are of another snapshot, other data or other arithmetic, lack a layer,
+            or hold values that were NaN or infinite.
+        InputError: the encoder has no such hidden state.
+    """
+    data, options = workspace.dataset(job.options.dataset), job.options
+    layers = pooled_layers(workspace, job, pooling)
+    split = workspace.split(job.tag, StoredName(job.split, "all", data.name).name)
+    split.require_complete()
+    record = split.record
+    attention = str(record.provenance.get("attn_implementation"))
+    info = read_snapshot_info(workspace.require_snapshot(job.tag))
+    wanted = provenance(workspace, data, info, job, "all", attention)
+    # tokens are compared when they are read (see `StoredTokens.check`)
+    if difference := first_difference(without_digest(record.provenance), wanted):
+        field, there, here = difference
+        raise ProvenanceError(
+            f"{split.name} holds all tokens, but with {field} = {there!r}, now it is {here!r}"
+        )
+    if lacking := sorted(set(layers).difference(record.layers)):
+        depth = workspace.config.model.num_hidden_layers
+        output = f" ({depth + 1} is the pooler output)" if lacking[-1] > depth else ""
+        raise ProvenanceError(
+            f"{split.name} holds all tokens, but not of layer {', '.join(map(str, lacking))}"
+            f"{output}"
+        )
+    if options.nonfinite == "record" and split.info()["nonfinite"]:
+        raise ProvenanceError(f"{split.name} holds values that were NaN or infinite")
+    return split
+
+
+def is_exact(split: ActivationSplit) -> bool:
+    """Whether a split holds what the encoder gave, to the last bit."""
+    return split.record.encoding == _EXACT
+
+
+def _begun(workspace: Workspace, job: ExtractionJob, kept: TokenPooling) -> ActivationSplit | None:
+    return PooledSplit(workspace, job.tag, job.options.dataset, job.split, kept).find()
+
+
+def _stands_alone(
+    workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
+) -> bool:
+    """Whether a split is whole and just what is asked for, and the tokens it was made from gone."""
+    record, options = begun.record, job.options
+    name = record.provenance.get("pooled_from")
+    if not isinstance(name, str) or not begun.is_complete:
+        return False
+    try:
+        workspace.split(job.tag, name)
+    except (StoreNotFoundError, UnknownNameError):
+        pass
+    else:
+        return False
+    source = TokenSplit(name, str(record.provenance.get("pooled_from_encoding")))
+    attention = str(record.provenance.get("attn_implementation"))
+    info = read_snapshot_info(workspace.require_snapshot(job.tag))
+    same = replace(job, pooled_from=source)
+    data = workspace.dataset(options.dataset)
+    wanted = provenance(workspace, data, info, same, kept, attention)
+    made_from = without_digest(record.provenance)
+    return (record.encoding, record.compression, record.layers, made_from) == (
+        *(options.encoding, options.compression, pooled_layers(workspace, job, kept)),
+        wanted,
+    )
+
+
+def _tokens_of(
+    workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
+) -> ActivationSplit | None:
+    """The tokens that a split was begun from; None where the encoder was run."""
+    made_from = begun.record.provenance
+    name, encoding = made_from.get("pooled_from"), made_from.get("pooled_from_encoding")
+    if name is None:
+        return None
+    try:
+        tokens = open_tokens(workspace, job, kept)
+        if tokens.record.encoding != encoding:
+            raise ProvenanceError(f"{tokens.name} is now of encoding {tokens.record.encoding}")
+    except (StoreNotFoundError, UnknownNameError, IncompleteSplitError, ProvenanceError) as error:
+        layers = ",".join(map(str, begun.record.layers))
+        raise ProvenanceError(
+            f"{begun.name} was pooled from the {encoding} tokens of {job.tag}/{name}, which are "
+            f"not there as they were ({error}): extract them again (bertvision extract "
+            f"--checkpoint {job.tag} --split {name} --pool none --encoding {encoding} --layers "
+            f"{layers}), or use another --store"
+        ) from None
+    return tokens
+
+
+def _by_source(job: ExtractionJob, found: _Sources) -> list[ExtractionJob]:
+    """The parts of the extraction of a split that have one source each."""
+    parts: dict[TokenSplit | None, list[TokenPooling]] = {}
+    for kept in (kept for kept in job.options.tokens or () if (job, kept) in found):
+        tokens = found[job, kept]
+        source = None if tokens is None else TokenSplit(tokens.split, tokens.record.encoding)
+        parts.setdefault(source, []).append(kept)
+    return [
+        replace(job, pooled_from=source, options=replace(job.options, tokens=tuple(poolings)))
+        for source, poolings in parts.items()
+    ]

@@ -4,11 +4,14 @@ Snapshots are a pure function of the workspace's settings: the order of batches 
 epoch), dropout on (seed, step, batch, rank), and a resumed run continues at an optimiser step. On
 one CPU they are the same bit for bit, however often the run was interrupted; with several ranks
 too, of which there must be as many each time.
+
+Fine-tuning by several processes of this machine, each with a device of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -29,9 +32,8 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.distilling import open_student, teacher_of
-from bertvision.pipelines.finetuning.due import DueSnapshots
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
-from bertvision.pipelines.finetuning.module import FinetuneModule
+from bertvision.pipelines.finetuning.module import DueSnapshots, FinetuneModule
 from bertvision.pipelines.finetuning.steps import StepLoader, steps_per_epoch
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.ranks import this_rank
@@ -40,6 +42,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.training.group import Group, joined
+from bertvision.pipelines.training.launch import check_devices, launch
 from bertvision.pipelines.training.lightning import Clock, TrainingLog, quiet_lightning, trainer
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.variants.freezing import FreezeStored
@@ -250,3 +253,37 @@ def _check_space(workspace: Workspace, model: PreTrainedModel, snapshots: int) -
             f"of {size(weights)} and the file to resume from; {size(free)} are free: free some "
             "space, save fewer snapshots with --save-at or name another --workspace"
         )
+
+
+def finetune_on(
+    devices: int, root: Path | None, options: FinetuneOptions, *, resume: bool = False
+) -> dict[str, Any]:
+    """Make every snapshot of a workspace as `finetune.finetune` does, with several processes.
+
+    They take each step together: its batches are shared out, and gradients are summed.
+
+    Args:
+        devices: how many processes, at least 2; where there are GPUs, no more than these.
+        root: see `finetune.finetune`.
+        options: likewise.
+        resume: likewise.
+
+    Returns:
+        What the workspace holds, with ``seconds`` and ``steps`` of this call.
+
+    Raises:
+        InputError: there are not so many devices, or a variant cannot be shared; else as of
+            `finetune.finetune`.
+        WorkspaceError: see `finetune.finetune`.
+        StoppedError: likewise.
+        RankLostError: a process failed; names it.
+    """
+    check_devices(devices)
+    for variant in load_variants(options.variant or ()):  # before a workspace is made
+        variant.check_shared(devices)
+    workspace = open_student(root, options, resume=resume)
+    for variant in load_variants(workspace.config.finetune.variant):
+        variant.check_shared(devices)
+    asked = ["finetune", "--resume", "--json", "--workspace", str(workspace.root)]
+    found: dict[str, Any] = json.loads(launch(asked, devices))
+    return found

@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.loading import load_model, pad_id, takes_token_types
-from bertvision.pipelines.finetuning.latency_record import Latencies, Latency, latency_file
+from bertvision.pipelines.finetuning.latency_record import NAME, Latencies, Latency, latency_file
 from bertvision.pipelines.finetuning.quantised import quantised
-from bertvision.pipelines.finetuning.quantised_record import NAME
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import write_record

@@ -1,9 +1,13 @@
-"""BERT as it is fine-tuned: one optimiser step, its learning rate, its dropout."""
+"""BERT as it is fine-tuned: one optimiser step, its learning rate, its dropout.
+
+The snapshots that a fine-tuning owes, each saved at its step.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence, Set
+from pathlib import Path
 from typing import Any, Self
 
 import pytorch_lightning as pl
@@ -11,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError, counted
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
@@ -19,9 +24,13 @@ from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.group import Group
+from bertvision.pipelines.training.lightning import Clock, seconds_per_step
 from bertvision.pipelines.training.teacher import Teacher
-from bertvision.pipelines.variants.variant import Groups, Variant
+from bertvision.pipelines.variants.variant import Groups, Variant, whole
 from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.snapshots import save_snapshot
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 
 class FinetuneModule(pl.LightningModule):
@@ -171,3 +180,72 @@ def learning_rate(settings: FinetuneConfig, step: int, total_steps: int) -> floa
     if settings.decay == "linear":
         return settings.lr * (total_steps - step) / max(1, total_steps - warmup)
     return settings.lr
+
+
+class DueSnapshots(pl.Callback):
+    """Saves the snapshots that are due at a step and not there yet."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        per_epoch: int,
+        clock: Clock,
+        log_file: Path,
+        variants: Sequence[Variant],
+    ) -> None:
+        self.workspace = workspace
+        self.variants = variants
+        self.model = model
+        self.tokenizer = tokenizer
+        self.per_epoch = per_epoch
+        self.clock = clock
+        self.log_file = log_file
+        self.due: dict[int, list[SnapshotTag]] = {}
+        for tag in (tag for tag in workspace.config.finetune.tags if not tag.is_mean):
+            self.due.setdefault(tag.step(per_epoch), []).append(tag)
+
+    def check(self) -> None:
+        """Refuse several names for the weights of one step, unless some were made before.
+
+        Raises:
+            InputError: tags fall on one step, and none of their snapshots is there.
+        """
+        for step, tags in self.due.items():
+            if len(tags) > 1 and not any(self.made([tag]) for tag in tags):
+                raise InputError(
+                    f"--save-at {','.join(tags)}: all of them fall on step {step} of the "
+                    f"{counted(self.per_epoch, 'step')} of an epoch and would be one snapshot: "
+                    f"name one of them; delete {self.workspace.root / FILE}, which names them "
+                    "all, or start another --workspace"
+                )
+
+    def made(self, tags: list[SnapshotTag]) -> bool:
+        """Whether all these snapshots are there."""
+        return all(is_snapshot(self.workspace.snapshot_dir(tag)) for tag in tags)
+
+    def save(self, step: int) -> None:
+        """Save the snapshots that are due when ``step`` steps were taken and not there yet."""
+        for tag in self.due.get(step, []):
+            if not self.made([tag]):
+                save_snapshot(
+                    self.workspace.snapshot_dir(tag),
+                    whole(self.variants, self.model),
+                    self.tokenizer,
+                    self.workspace.config,
+                    tag=tag,
+                    step=step,
+                    steps_per_epoch=self.per_epoch,
+                    seconds=self.clock.seconds if step else 0.0,
+                    seconds_per_step=seconds_per_step(self.log_file) if step else None,
+                    trained_parameters=sum(
+                        p.numel() for p in self.model.parameters() if p.requires_grad
+                    ),
+                )
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Step, batch_idx: int
+    ) -> None:
+        """Save what is due after this step."""
+        self.save(batch.number + 1)

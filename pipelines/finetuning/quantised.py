@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.finetuning.baseline import kept_scores, scored
-from bertvision.pipelines.finetuning.quantised_record import (
+from bertvision.pipelines.finetuning.latency_record import (
     QuantisedScores,
     quantise_command,
     quantised_dir,

@@ -1,19 +1,25 @@
-"""What is exported of a split: its examples as others take them, a shard after another."""
+"""What is exported of a split: its examples as others take them, a shard after another.
+
+The record of a folder of exported files: what they are of, and whether all are there.
+"""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.files import read_json
 
 _DTYPES = {"float16": torch.float16, "float32": torch.float32}
 _NUMBER = re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
@@ -153,3 +159,47 @@ class Target(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Write what comes last, and check that all is there."""
+
+
+RECORD = "export.json"
+Format = Literal["safetensors", "npy", "arrow"]
+
+
+class ExportRecord(BaseModel):
+    """What a folder of exported files says of itself.
+
+    Attributes:
+        split: ``tag/split``.
+        split_sha256: digest of all that decides the split's hidden states.
+        format: of the files.
+        dtype: of the hidden states.
+        layers: indices or names, in the order in which they lie in the files.
+        examples: how many.
+        provenance: of the split.
+        complete: whether all is there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    split: str
+    split_sha256: str
+    format: Format
+    dtype: Literal["float16", "float32"]
+    layers: list[int] | list[str]
+    examples: int
+    provenance: dict[str, Any]
+    complete: bool = False
+
+
+def read_export(folder: Path) -> ExportRecord | None:
+    """What a folder says of itself as an export; None where it is none.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    try:
+        return ExportRecord.model_validate(read_json(path))
+    except ValidationError as error:
+        raise InputError(f"{path} is damaged: {error.errors()[0]['msg']}") from None

@@ -13,11 +13,17 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named, make_folder
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.files import write_json
-from bertvision.pipelines.foreign.content import Content, Target
-from bertvision.pipelines.foreign.export_record import RECORD, ExportRecord, Format, read_export
-from bertvision.pipelines.foreign.to_arrow import ArrowTarget
-from bertvision.pipelines.foreign.to_npy import NumpyTarget
-from bertvision.pipelines.foreign.to_safetensors import SafetensorsTarget
+from bertvision.pipelines.foreign.arrow import ArrowTarget
+from bertvision.pipelines.foreign.content import (
+    RECORD,
+    Content,
+    ExportRecord,
+    Format,
+    Target,
+    read_export,
+)
+from bertvision.pipelines.foreign.numpy_arrays import NumpyTarget
+from bertvision.pipelines.foreign.safetensors_folder import SafetensorsTarget
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.text import size
 

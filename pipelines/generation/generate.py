@@ -1,12 +1,20 @@
-"""Generation: prompts → texts, whose tokens and hidden states become a split of the store."""
+"""Generation: prompts → texts, whose tokens and hidden states become a split of the store.
+
+A batch of prompts, gone on with token by token until each has ended, and what was computed.
+
+What was generated, as text: the tokens of a split, read by the tokenizer that they are of.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.creation import SplitSpec
@@ -16,18 +24,118 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.appending import ActivationWriter
+from bertvision.featurestore.writing.origin import tokenizer_digest
+from bertvision.pipelines.encoders.loading import fetch, load_tokenizer
 from bertvision.pipelines.encoders.sites.names import choose_sites
 from bertvision.pipelines.extraction.layers import kept_layers
-from bertvision.pipelines.generation.batch import FINISH_REASONS, go_on, new_tokens
-from bertvision.pipelines.generation.choosing import Chooser
-from bertvision.pipelines.generation.decoder import Decoder
-from bertvision.pipelines.generation.loading import LoadedDecoder
+from bertvision.pipelines.generation.decoder import Chooser, Decoder
+from bertvision.pipelines.generation.loading import LoadedDecoder, TextSettings
 from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.generation.prompts import Prompt, digest
-from bertvision.pipelines.generation.settings import TextSettings
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.tasks.windows import Int32Array
 from bertvision.pipelines.text import size
+
+FINISH_REASONS = ("stop", "length", "context")
+"""Why a text ends, by its number in the store: its last token is one that ends texts; it has as
+many new tokens as were asked for; or the decoder takes no more tokens."""
+
+
+class Continued(NamedTuple):
+    """A prompt and what follows."""
+
+    key: str
+    input_ids: Int32Array
+    """(tokens,) of the prompt and all that was generated."""
+    prompt_tokens: int
+    hidden_states: Tensor
+    """(tokens, layers, hidden) float32 on the CPU."""
+    finish_reason: int
+    """See `FINISH_REASONS`."""
+
+
+def go_on(
+    prompts: Sequence[Prompt],
+    decoder: Decoder,
+    choose: Chooser,
+    *,
+    most_new: int,
+    longest: int,
+    stops: Collection[int],
+    settings: TextSettings,
+    told: Callable[[int, int], None],
+) -> list[Continued]:
+    """Generate the texts of a batch.
+
+    Every token is read by the decoder, the last one of a text too, so that the states of all are
+    there. Where half of the rows of a batch have ended, the others go on without them.
+
+    Args:
+        prompts: of the batch.
+        decoder: that goes on with them.
+        choose: their tokens.
+        most_new: tokens of a text behind its prompt.
+        longest: tokens of a text, its prompt included.
+        stops: token ids that end a text.
+        settings: Settings of the decoder that change its texts.
+        told: called after each step with the tokens that were generated, and with those that will
+            not be because a text has ended.
+    """
+    limits = [new_tokens(prompt, most_new, longest) for prompt in prompts]
+    changes = [
+        settings.of_prompt(len(prompt.ids), len(prompt.ids) + limit)
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    reading = decoder.begin()
+    given = reading.feed(*decoder.padded([prompt.ids for prompt in prompts]))
+    states = [[of[-len(p.ids) :]] for p, of in zip(prompts, given.states, strict=True)]
+    written: list[list[int]] = [[] for _ in prompts]
+    reasons: dict[int, int] = {}
+    rows, logits = list(range(len(prompts))), given.logits
+    while len(reasons) < len(prompts):
+        going = [row not in reasons for row in rows]
+        if any(changes):
+            logits = logits.clone()  # those of a pass cannot be changed
+            for place in np.flatnonzero(going).tolist():
+                row = rows[place]
+                text = torch.tensor([[*prompts[row].ids.tolist(), *written[row]]])
+                change: Any = changes[row]
+                logits[place] = change(text.to(logits.device), logits[place : place + 1])[0]
+        tokens = choose(logits, rows)
+        given = reading.feed(tokens[:, None], torch.tensor(going)[:, None])
+        logits, never = given.logits, 0
+        for place in np.flatnonzero(going).tolist():
+            row, token = rows[place], int(tokens[place])
+            written[row].append(token)
+            states[row].append(given.states[place])
+            if token in stops:
+                reasons[row] = 0
+            elif len(written[row]) == limits[row]:
+                reasons[row] = 1 if limits[row] == most_new else 2
+            if row in reasons:
+                never += limits[row] - len(written[row])
+        told(sum(going), never)
+        left = [place for place, row in enumerate(rows) if row not in reasons]
+        if 0 < len(left) <= len(rows) / 2:  # less often, and more is computed that goes nowhere
+            reading.keep(left)
+            rows, logits = [rows[place] for place in left], logits[left]
+    return [
+        Continued(
+            prompt.key,
+            np.concatenate([prompt.ids, np.array(written[row], np.int32)]),
+            len(prompt.ids),
+            torch.cat(states[row]),
+            reasons[row],
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def new_tokens(prompt: Prompt, most_new: int, longest: int) -> int:
+    """How many tokens a prompt is gone on with at most."""
+    return min(most_new, longest - len(prompt.ids))
+
 
 log = logging.getLogger(__name__)
 
@@ -258,3 +366,76 @@ def _summary(store: ActivationStore, split: ActivationSplit, added: int) -> Gene
         layers=split.layer_names or [*record.layers],
         bytes=store.stored_bytes(record.tag, record.split),
     )
+
+
+class GeneratedText(NamedTuple):
+    """A prompt and what follows, in words."""
+
+    id: str
+    """Key of the prompt."""
+    prompt: str
+    """With the special tokens that it was read with."""
+    completion: str
+    """Without special tokens."""
+    finish_reason: str
+    """See `FINISH_REASONS`."""
+    example: int
+    """Its position in the split."""
+
+
+def generated_texts(split: ActivationSplit, tokenizer: str | None = None) -> list[GeneratedText]:
+    """The texts of a split, in the order of the prompts.
+
+    Args:
+        split: that `bertvision generate` wrote, complete.
+        tokenizer: folder or hub name; by default that of the decoder, where it was.
+
+    Raises:
+        InputError: the split was not generated, or the tokenizer is another one or gone.
+        IncompleteSplitError: it is not complete.
+    """
+    split.require_complete()
+    if "generated" not in split.record.arrays or "finish_reason" not in split.labels:
+        raise InputError(f"{split.name} was not written by `bertvision generate`: it has no texts")
+    reader, order = _tokenizer(split, tokenizer), np.argsort(split.labels["prompt"])
+    return list(_texts(split, reader, order.tolist()))
+
+
+def _tokenizer(split: ActivationSplit, given: str | None) -> Any:
+    made_from = split.record.provenance
+    name, revision = given, None
+    if name is None:
+        name, revision = str(made_from.get("model")), made_from.get("model_revision")
+    local = Path(name).expanduser()
+    found = local if local.is_dir() else fetch(name, None if revision is None else str(revision))
+    tokenizer = load_tokenizer(found)
+    if tokenizer_digest(tokenizer) != made_from.get("tokenizer_sha256"):
+        raise InputError(
+            f"the tokenizer of {name} is not the one that {split.name} was made with: name the "
+            "folder of that one with --tokenizer"
+        )
+    return tokenizer
+
+
+def _texts(split: ActivationSplit, tokenizer: Any, order: list[int]) -> Iterator[GeneratedText]:
+    ids, generated = split.array("input_ids"), split.array("generated")
+    keys, plan = split.table()["id"].to_pylist(), split.plan
+    for example in order:
+        begin = int(plan.first_token[example])
+        span = slice(begin, begin + int(plan.n_tokens[example]))
+        tokens, new = ids[span], generated[span] == 1
+        whole, before = (
+            tokenizer.decode(of, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for of in (tokens, tokens[~new])
+        )
+        if whole.startswith(before):  # a decoder of pieces drops the space in front of the first
+            completion = whole[len(before) :]
+        else:  # the prompt ends within a character
+            completion = tokenizer.decode(tokens[new], skip_special_tokens=True)
+        yield GeneratedText(
+            keys[int(plan.example_id[example])],
+            tokenizer.decode(tokens[~new], clean_up_tokenization_spaces=False),
+            completion,
+            FINISH_REASONS[int(split.labels["finish_reason"][example])],
+            example,
+        )

@@ -1,10 +1,41 @@
-"""Loading a decoder whole: with its output layer, and the tokens that end its texts."""
+"""Loading a decoder whole: with its output layer, and the tokens that end its texts.
+
+What a decoder's ``generation_config.json`` says of the tokens that it writes.
+
+Its authors may have set penalties, tokens that are never written, least lengths. transformers
+applies them unasked, so that a text without them is not the model's. They are applied here by the
+same classes of transformers, to each text with its own tokens alone; what cannot be is refused.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TopKLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import Provenance
@@ -16,6 +47,141 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.files import sha256_of_files
+
+log = logging.getLogger(__name__)
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{"sequence_bias": (), "repetition_penalty": (1,), "no_repeat_ngram_size": (0,)},
+    **{"bad_words_ids": (), "min_length": (0,), "min_new_tokens": (0,)},
+    **{"forced_bos_token_id": (), "forced_eos_token_id": ()},
+    **{"exponential_decay_length_penalty": (), "suppress_tokens": ([],)},
+    "begin_suppress_tokens": ([],),
+}
+"""Settings that are applied, and values of each that change nothing, beside None."""
+_OF_DRAWING: dict[str, tuple[Any, ...]] = {
+    **{"top_k": (0,), "top_p": (1,), "min_p": (0,), "typical_p": (1,)},
+    **{"epsilon_cutoff": (0,), "eta_cutoff": (0,)},
+}
+"""Settings that are applied where tokens are drawn."""
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    **{"num_beams": (1,), "num_beam_groups": (1,), "num_return_sequences": (1,)},
+    **{"penalty_alpha": (0,), "dola_layers": (), "guidance_scale": (1,), "constraints": ()},
+    **{"force_words_ids": (), "stop_strings": (), "max_time": (), "watermarking_config": ()},
+    **{"token_healing": (False,), "encoder_repetition_penalty": (1,)},
+    **{"encoder_no_repeat_ngram_size": (0,)},
+}
+"""Settings that change texts, and that nothing here applies."""
+
+
+class TextSettings:
+    """The settings of a decoder that change its texts.
+
+    Args:
+        model: Decoder with its output layer.
+        stops: Token ids that end a text.
+        drawn: Whether tokens are drawn.
+        top_p: Probability that was asked for (see `nucleus`); None leaves it to the settings.
+
+    Attributes:
+        top_p: Probability that is drawn from.
+        made_from: The settings as the provenance keeps them; empty where nothing is set.
+
+    Raises:
+        InputError: A setting cannot be applied; names it.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, stops: Sequence[int], *, drawn: bool, top_p: float | None
+    ) -> None:
+        config = model.generation_config
+        refused = _set(config, _REFUSED | ({"top_h": ()} if drawn else {}))
+        if refused:
+            name, value = next(iter(refused.items()))
+            raise InputError(
+                f"generation_config.json of the model sets {name} to {value!r}, which is not done "
+                "here, so that its texts would be others than transformers' generate writes: set "
+                f"it to null in a copy of the model, or take another decoder"
+            )
+        self._values = _set(config, _NEUTRAL)
+        self._stops = torch.tensor(stops, dtype=torch.int64)
+        drawing = _set(config, _OF_DRAWING)
+        if not drawn:
+            if getattr(config, "do_sample", None):
+                log.info(
+                    "generation_config.json of the model draws tokens (%s): the likeliest are "
+                    "taken all the same, as no --temperature is given",
+                    _shown(_set(config, {"temperature": ()}) | drawing),
+                )
+            drawing = {}
+        self.top_p = float(drawing.pop("top_p", 1.0) if top_p is None else top_p)
+        drawing.pop("top_p", None)
+        try:
+            self.before, self.after = _warpers(drawing)
+            self.of_prompt(1, 2)
+        except (TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"generation_config.json of the model cannot be applied: {error}"
+            ) from error
+        applied = self._values | drawing
+        self.made_from: Provenance = {}
+        if applied:
+            self.made_from = {"generation_config": json.dumps(applied, sort_keys=True)}
+            log.info("as generation_config.json of the model says: %s", _shown(applied))
+
+    def of_prompt(self, prompt_tokens: int, longest: int) -> LogitsProcessorList:
+        """What is done to the logits of one text; called with its tokens and the logits.
+
+        Args:
+            prompt_tokens: Tokens of the prompt.
+            longest: Tokens of the text at most, its prompt included.
+        """
+        of, stops = self._values, self._stops
+        done: list[Any] = []
+        if (bias := of.get("sequence_bias")) is not None:
+            done.append(SequenceBiasLogitsProcessor(bias))
+        if (penalty := of.get("repetition_penalty")) is not None:
+            done.append(RepetitionPenaltyLogitsProcessor(float(penalty)))
+        if (size := of.get("no_repeat_ngram_size")) is not None:
+            done.append(NoRepeatNGramLogitsProcessor(size))
+        if (words := of.get("bad_words_ids")) is not None:
+            done.append(NoBadWordsLogitsProcessor(words, stops if len(stops) else None))
+        if (least := of.get("min_length")) is not None and len(stops):
+            done.append(MinLengthLogitsProcessor(least, stops))
+        if (least := of.get("min_new_tokens")) is not None and len(stops):
+            done.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, least, stops))
+        if (first := of.get("forced_bos_token_id")) is not None:
+            done.append(ForcedBOSTokenLogitsProcessor(first))
+        if (last := of.get("forced_eos_token_id")) is not None:
+            done.append(ForcedEOSTokenLogitsProcessor(longest, last))
+        if (decay := of.get("exponential_decay_length_penalty")) is not None and len(stops):
+            done.append(ExponentialDecayLengthPenalty(tuple(decay), stops, prompt_tokens))
+        if (never := of.get("suppress_tokens")) is not None:
+            done.append(SuppressTokensLogitsProcessor(never))
+        if (never := of.get("begin_suppress_tokens")) is not None:
+            begin = prompt_tokens + (prompt_tokens == 1 and "forced_bos_token_id" in of)
+            done.append(SuppressTokensAtBeginLogitsProcessor(never, begin))
+        return LogitsProcessorList(done)
+
+
+def _warpers(of: Mapping[str, Any]) -> tuple[LogitsProcessorList, LogitsProcessorList]:
+    """What is done before tokens are drawn, to logits: in front of the nucleus, and behind it."""
+    before = [TopKLogitsWarper(of["top_k"])] if "top_k" in of else []
+    kinds: dict[str, Any] = {
+        **{"min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper},
+        **{"epsilon_cutoff": EpsilonLogitsWarper, "eta_cutoff": EtaLogitsWarper},
+    }
+    after = [kind(of[name]) for name, kind in kinds.items() if name in of]
+    return LogitsProcessorList(before), LogitsProcessorList(after)
+
+
+def _set(config: Any, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The settings that change something, by name."""
+    values = {name: getattr(config, name, None) for name in neutral}
+    return {n: v for n, v in values.items() if v is not None and v not in neutral[n]}
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or "of all"
 
 
 class LoadedDecoder(NamedTuple):

@@ -16,10 +16,9 @@ from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writing.columns import as_key
 from bertvision.featurestore.writing.growing import GrowingLedger
 from bertvision.pipelines.encoders.loading import check_token_ids
-from bertvision.pipelines.tasks.config import TaskConfig, as_date
-from bertvision.pipelines.tasks.documents.chat import read_messages
-from bertvision.pipelines.tasks.documents.chat_template import reads_clock, to_be_answered
-from bertvision.pipelines.tasks.documents.rows import find_rows, read_items
+from bertvision.pipelines.tasks.chat import read_messages, reads_clock, to_be_answered
+from bertvision.pipelines.tasks.data import TaskConfig, as_date
+from bertvision.pipelines.tasks.documents import find_rows, read_items
 from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Int32Array

@@ -1,11 +1,20 @@
-"""Where a system errs: by groups of items, beside BERT, and in examples one can read."""
+"""Where a system errs: by groups of items, beside BERT, and in examples one can read.
+
+Groups of items that an error analysis sets side by side: by answer or class, length, wording.
+
+Lengths are counted in words, what stands between white space, so that they do not depend on a
+tokenizer.
+
+What a system would have answered instead: the second most likely span of each question.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NotRequired, Self
+from typing import Any, NotRequired, Self, TypeVar
 
 import numpy as np
 from pydantic import model_validator
@@ -22,14 +31,170 @@ from bertvision.pipelines.results.answers import (
     gold_of,
     read_answers,
 )
-from bertvision.pipelines.results.groups import groups_of, groups_of_sentences, mcnemar
 from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.second_answers import second_answers, second_summary
-from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.results.systems import find_system, label, read_windows
+from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
+from bertvision.pipelines.tasks.squad.decoding import SpanPrediction, decode
+from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
+
+_Item = TypeVar("_Item")
+
+_ASKS = re.compile(r"\b(what|whom|whose|who|when|where|which|why|how(?: (?:many|much))?)\b", re.I)
+_ALIKE = {"whom": "who", "whose": "who", "how many": "how many/much", "how much": "how many/much"}
+_WORDS = ["what", "who", "when", "where", "which", "why", "how", "how many/much", "other"]
+
+
+MOST_CLASSES = 20
+"""Groups by class that can be looked at side by side."""
+
+
+def question_word(question: str) -> str:
+    """What a question asks with: the first question word in it, or ``other``.
+
+    ``In what year`` is ``what``; ``whom`` and ``whose`` count as ``who``.
+    """
+    found = _ASKS.search(" ".join(question.split()))
+    word = found[0].lower() if found else "other"
+    return _ALIKE.get(word, word)
+
+
+def length_range(words: int, starts: Sequence[int]) -> str:
+    """The range of lengths that ``words`` lies in, as text: ``3-4``, ``9 or more``.
+
+    Args:
+        words: at least the first of ``starts``.
+        starts: first length of each range, ascending.
+    """
+    first = max(start for start in starts if start <= words)
+    after = [start for start in starts if start > words]
+    if not after:
+        return f"{first} or more"
+    return str(first) if after[0] == first + 1 else f"{first}-{after[0] - 1}"
+
+
+def groups_of(questions: Sequence[Question]) -> dict[str, dict[str, list[int]]]:
+    """Rows of the questions in each group, by grouping; groups in reading order, none empty.
+
+    Groupings: ``answer`` (HasAns, NoAns), ``answer length`` (words of the first gold answer, where
+    there is one), ``context length`` (words) and ``question word``.
+    """
+    answers, contexts = (1, 2, 3, 5, 9), (0, 100, 150, 200, 300)
+    ranges = [length_range(n, answers) for n in answers]
+    return {
+        "answer": _group(questions, lambda q: "HasAns" if q.answers else "NoAns", ["HasAns"]),
+        "answer length (words)": _group(
+            [q if q.answers else None for q in questions],
+            lambda q: length_range(max(1, len(q.answers[0].text.split())), answers),
+            ranges,
+        ),
+        "context length (words)": _group(
+            questions,
+            lambda q: length_range(len(q.context.split()), contexts),
+            [length_range(n, contexts) for n in contexts],
+        ),
+        "question word": _group(questions, lambda q: question_word(q.question), _WORDS),
+    }
+
+
+def groups_of_sentences(
+    sentences: Sequence[Sentence], classes: Sequence[str]
+) -> dict[str, dict[str, list[int]]]:
+    """Rows of the sentences in each group, by grouping; groups in reading order, none empty.
+
+    Groupings: ``class`` (the gold one, where there are at most `MOST_CLASSES`) and ``length``
+    (words, of a pair those of both).
+    """
+    lengths = (0, 6, 11, 21, 41)
+    found = {
+        "length (words)": _group(
+            sentences,
+            lambda s: length_range(len(f"{s.text} {s.pair or ''}".split()), lengths),
+            [length_range(n, lengths) for n in lengths],
+        )
+    }
+    if len(classes) > MOST_CLASSES:
+        return found
+    return {"class": _group(sentences, lambda s: classes[int(s.label or 0)], classes), **found}
+
+
+def _group(
+    items: Sequence[_Item | None], name: Callable[[_Item], str], order: Sequence[str]
+) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {group: [] for group in order}
+    for row, item in enumerate(items):
+        if item is not None:
+            found.setdefault(name(item), []).append(row)
+    return {group: rows for group, rows in found.items() if rows}
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p of McNemar's test: do two systems err equally often?
+
+    Of the questions that only one of them gets right, each is as likely to be the first's as the
+    second's if they are equally good (McNemar 1947, Psychometrika 12; exact binomial form).
+
+    Args:
+        only_first: questions that the first alone gets right.
+        only_second: questions that the second alone gets right.
+    """
+    n, few = only_first + only_second, min(only_first, only_second)
+    ways, tail = 1, 1
+    for k in range(1, few + 1):
+        ways = ways * (n - k + 1) // k  # n over k, exactly
+        tail += ways
+    return float(min(1.0, 2 * tail / (1 << n)))
+
+
+def second_answers(
+    workspace: Workspace, answers: Answers, questions: Sequence[Question], split: str
+) -> list[str]:
+    """What a system would have answered had its answer not been allowed.
+
+    Candidates are the best spans with distinct texts and, where the task has it, no answer, moved
+    by the no-answer threshold like the decision itself.
+
+    Raises:
+        WorkspaceError: the system's logits are missing, damaged or of other data.
+    """
+    result = answers.result
+    windows = read_windows(workspace, result.checkpoint, split)
+    path = result.folder / f"{split}.safetensors"
+    decoded = decode(Logits.load(path, windows, result.command, result.sha256.get(path.name)))
+    threshold = result.rules["n-best"]["threshold"]
+    return [_second(decoded[q.id], str(answers.predictions[q.id]), threshold) for q in questions]
+
+
+def second_summary(
+    questions: Sequence[Question], answers: Answers, second: Sequence[str]
+) -> dict[str, Any]:
+    """Where the first answer is wrong: how many questions, and in how many the second is right."""
+    wrong = [row for row, right in enumerate(answers.right) if not right]
+    found = [row for row in wrong if answer_score(second[row], questions[row]).exact == 1]
+    return {
+        "first_wrong": len(wrong),
+        "second_right": len(found),
+        "percent": 100 * len(found) / len(wrong) if wrong else None,
+        "first_wrong_HasAns": sum(bool(questions[row].answers) for row in wrong),
+        "first_wrong_NoAns": sum(not questions[row].answers for row in wrong),
+        "second_right_HasAns": sum(bool(questions[row].answers) for row in found),
+        "second_right_NoAns": sum(not questions[row].answers for row in found),
+    }
+
+
+def _second(prediction: SpanPrediction, first: str, threshold: float | None) -> str:
+    """The best candidate other than ``first``; ``""`` where there is none."""
+    ranked = [
+        (c.score if c.text else c.score - (threshold or 0.0), c.text)
+        for c in prediction.n_best
+        if c.text != first and (c.text or threshold is not None)
+    ]
+    return max(ranked)[1] if ranked else ""
+
 
 CELLS = ("both right", "only the system", "only BERT", "none")
 """Cells of the agreement with BERT: who of the two is right."""

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.finetuning.quantised_record import FOLDER, NAME, RUN, quantise_command
+from bertvision.pipelines.finetuning.latency_record import FOLDER, NAME, RUN, quantise_command
 from bertvision.pipelines.measurements import is_current, weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned

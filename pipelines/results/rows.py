@@ -3,17 +3,39 @@
 A row is what every table and figure of the report selects from: means over seeds with their
 standard deviations, the difference from BERT on the same snapshot, costs, and the files and
 commands that the numbers come from.
+
+What a result cost, in the form used for compression: parameters, time, bytes, retention.
+
+What is summed, so that a head and BERT can be compared:
+
+- *Fine-tuning* is BERT's, up to the snapshot that the system needs: BERT's own, or of a head the
+  later one of the snapshot it was trained on and the snapshot it was scored on (both are of one
+  run, so that the earlier one costs nothing more). It is counted as the optimiser steps times the
+  median seconds of a step, one median for the whole run: what else the machine did while one
+  snapshot was made is no cost of it. (Runs of earlier versions did not time their steps; of them it
+  is the wall time.)
+- *Extraction* is that of the head's training split, whole, also where the head was trained on a
+  part of it; where it was pooled from stored tokens, that of the tokens too. The split that is
+  scored is not counted: a forward pass over it is what BERT itself would need for its answers.
+- *Training* is the head's own steps times the median of their seconds, with an equal share of the
+  rest, the reading above all, where several were trained from one pass.
+- An *ensemble* needs what its members need, each thing once: one fine-tuning up to the latest
+  snapshot, one extraction of each split, the training of every head.
+
+Nothing is estimated: what was not recorded is None, and so is every sum with it.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.results.columns import Column, marked
-from bertvision.pipelines.results.costs import read_costs
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label, seedless
 from bertvision.pipelines.tasks.registry import find_task
@@ -27,7 +49,182 @@ from bertvision.pipelines.tasks.scores import (
     trivial_metrics,
 )
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.records import (
+    ExtractionCosts,
+    read_run_config,
+    read_run_metrics,
+    read_snapshot_info,
+)
+from bertvision.pipelines.workspace.selection import head_split
+from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
+
+
+class Costs(TypedDict):
+    """Costs of one result; None is what was not recorded."""
+
+    parameters: int | None
+    """Parameters of the heads; of BERT, alone or in an ensemble, those of its encoder."""
+    percent: float | None
+    """Parameters in per cent of the encoder's."""
+    fine_tuning_seconds: float | None
+    """Fine-tuning of BERT up to the latest snapshot that is needed."""
+    extraction_seconds: float | None
+    """Extraction of the splits that the heads were trained on; 0 where there is no head."""
+    training_seconds: float | None
+    """Training of the heads; 0 where there is none."""
+    seconds: float | None
+    """The sum of the three."""
+    bytes: int | None
+    """Stored activations that the heads were trained on; 0 where there is no head."""
+    retention: float | None
+    """What the score is above always giving the commonest answer, in per cent of what BERT's is at
+    the last snapshot of the workspace; None where BERT's is not above it."""
+    speed_up: float | None
+    """BERT's fine-tuning up to that snapshot, divided by ``seconds``."""
+
+
+class _Parts(NamedTuple):
+    """What a result is made of: whether BERT answers, and the folders of its runs."""
+
+    bert: bool
+    runs: tuple[Path, ...]
+    whole: bool = True
+
+
+def read_costs(
+    workspace: Workspace, results: Sequence[Result], left_out: list[str] | None = None
+) -> list[Costs]:
+    """Costs of results, in their order.
+
+    Args:
+        workspace: which they are of.
+        results: of `read_results`; BERT's among them give the retention.
+        left_out: gets a message for each record of an extraction that is damaged; its costs are
+            then unknown.
+
+    Raises:
+        WorkspaceError: a file is damaged; the message names it and the command that makes it again.
+    """
+    records = _Records(workspace, left_out)
+    tags = workspace.snapshots()
+    last = tags[-1] if tags else None
+    reference: dict[tuple[str, bool], Mapping[str, float]] = {
+        (r.split, r.untuned): headline(r.rules)
+        for r in results
+        if r.system == "bert" and r.checkpoint == last
+    }
+    whole = None if last is None else records.fine_tuning(str(last))
+    costs = []
+    for result in results:
+        cost = _costs(workspace, records, result)
+        score = headline(result.rules)
+        full = reference.get((result.split, result.untuned))
+        # A classification head beside BERT's spans has other metrics under the same names
+        if full is not None and kind_of_metrics(full) == kind_of_metrics(score):
+            key = headline_metric(workspace.config.task.name, full)
+            same = (headline(r.rules) for r in results if r.split == result.split)
+            trivial = first_trivial_score((full, *same), key) or 0.0
+            learned = full[key] - trivial
+            cost["retention"] = 100 * ((score[key] - trivial) / learned) if learned > 0 else None
+        if whole and cost["seconds"]:
+            cost["speed_up"] = whole / cost["seconds"]
+        costs.append(cost)
+    return costs
+
+
+def _costs(workspace: Workspace, records: _Records, result: Result) -> Costs:
+    parts = _parts(workspace, result)
+    encoder = records.encoder()
+    trainings = [read_run_metrics(run) for run in parts.runs]
+    unknown = [] if parts.whole else [None]  # a member was removed since
+    parameters = _sum([*(t.total for t in trainings), *([encoder] if parts.bert else []), *unknown])
+    stored = sorted({records.stored_split(run) for run in parts.runs})
+    latest = max(SnapshotTag(result.trained_on), SnapshotTag(result.checkpoint))
+    fine_tuning = records.fine_tuning(str(latest))
+    extractions = [records.extraction(*split) for split in stored]
+    pooled = {(e.tag, e.pooled_from) for e in extractions if e is not None and e.pooled_from}
+    needed = [*extractions, *(records.extraction(*s) for s in sorted(pooled.difference(stored)))]
+    extraction = _sum([None if e is None else e.seconds for e in needed])
+    training = _sum([*(t.own_seconds for t in trainings), *unknown])
+    size = _sum([None if e is None else e.bytes for e in extractions])
+    return Costs(
+        parameters=None if parameters is None else int(parameters),
+        percent=100 * parameters / encoder if parameters is not None and encoder else None,
+        fine_tuning_seconds=fine_tuning,
+        extraction_seconds=extraction,
+        training_seconds=training,
+        seconds=_sum([fine_tuning, extraction, training]),
+        bytes=None if size is None else int(size),
+        retention=None,
+        speed_up=None,
+    )
+
+
+def _parts(workspace: Workspace, result: Result) -> _Parts:
+    if result.system in ("bert", "quantised"):
+        return _Parts(True, ())
+    if result.system == "head":
+        return _Parts(False, (result.folder.parents[1],))
+    runs = [workspace.head_dir(result.trained_on, run) for run in result.members if run != "bert"]
+    there = tuple(run for run in runs if (run / "metrics.json").is_file())
+    return _Parts("bert" in result.members, there, len(there) == len(runs))
+
+
+class _Records:
+    """What fine-tuning and extraction recorded, each file read once."""
+
+    def __init__(self, workspace: Workspace, left_out: list[str] | None) -> None:
+        self._workspace = workspace
+        self._left_out = left_out
+        self._tags = workspace.snapshots()
+        self.encoder = cache(self._encoder)
+        self.fine_tuning = cache(self._fine_tuning)
+        self.extraction = cache(self._extraction)
+        self.stored_split = cache(self._stored_split)
+
+    def _encoder(self) -> int | None:
+        """Parameters of the encoder, which all snapshots share."""
+        if not self._tags:
+            return None
+        return count_encoder_parameters(self._workspace.snapshot_dir(self._tags[0]))
+
+    def _fine_tuning(self, tag: str) -> float | None:
+        """Seconds up to a snapshot; none at all are needed for ``0e`` and ``untrained``."""
+        try:
+            info, last = (
+                read_snapshot_info(self._workspace.snapshot_dir(t)) for t in (tag, self._tags[-1])
+            )
+        except FileNotFoundError:
+            return None
+        if SnapshotTag(tag).fraction <= 0:
+            return 0.0
+        if last.seconds_per_step is None:
+            return info.seconds
+        return info.step * last.seconds_per_step
+
+    def _extraction(self, tag: str, split: str) -> ExtractionCosts | None:
+        """What the extraction of a stored split cost; None where that is known of a part alone."""
+        path = self._workspace.root / "extraction" / tag / f"{split}.json"
+        if not path.is_file():
+            return None
+        mend = "delete it, and the costs of extraction are unknown"
+        with leaving_out(self._left_out):
+            costs = read_record(path, ExtractionCosts, "bertvision extract", mend)
+            return costs if costs.examples_written >= costs.examples else None
+        return None
+
+    def _stored_split(self, run: Path) -> tuple[str, str]:
+        """Snapshot and split of the store that a run was trained on."""
+        config = read_run_config(run)
+        return config.trained_on, head_split(config.kind, "train")
+
+
+def _sum(values: Sequence[float | int | None]) -> float | None:
+    """Their sum; None where one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
 
 Row = dict[str, Any]
 

@@ -9,7 +9,7 @@ what there is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import RootModel
 
@@ -21,6 +21,9 @@ from bertvision.pipelines.tasks.logits import WindowIndex
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.plugins import is_dotted_path
+
+Combine = Literal["max", "mean"]
+"""How the softmaxes of members are combined."""
 
 
 class SystemName(NamedTuple):

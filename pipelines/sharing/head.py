@@ -19,7 +19,7 @@ from bertvision.models.registry import build_head, kind_of
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.sharing import manifest as manifests
-from bertvision.pipelines.sharing.cards.head import head_card
+from bertvision.pipelines.sharing.cards import head_card
 from bertvision.pipelines.sharing.folders import push_folder
 from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
 from bertvision.pipelines.sharing.manifest import CARD, Manifest, SharedFile

@@ -1,41 +1,211 @@
-"""Stores, or some of their splits, pushed; and pulled into a store that may hold others."""
+"""Stores, or some of their splits, pushed; and pulled into a store that may hold others.
+
+The files of a store that belong to a split, in the order in which they are to appear.
+
+Splits of a store pulled into a store that may hold others.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertvision.errors import (
     CorruptStoreError,
     IncompleteSplitError,
+    InputError,
     ProvenanceError,
+    StoreError,
     StoreNotFoundError,
+    UnknownNameError,
+    did_you_mean,
 )
+from bertvision.featurestore.creation import store_lock, write_root
+from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format import arrays
-from bertvision.featurestore.format.ledger import LEDGER
+from bertvision.featurestore.format.ledger import LEDGER, Ledger, split_records
+from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import ROOT, SplitRecord
+from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.durable import fsync, make_folder
+from bertvision.featurestore.storage.local import LocalStorage
 from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.store import ActivationStore
+from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.sharing import manifest as manifests
-from bertvision.pipelines.sharing.cards.store import store_card
+from bertvision.pipelines.sharing.cards import store_card
+from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.manifest import CARD, Manifest, earlier_push
-from bertvision.pipelines.sharing.store_files import (
-    files_of,
-    local_root,
-    shard_bytes,
-    splits_in,
-    stages_of,
-    written_for,
-)
 from bertvision.pipelines.sharing.upload import Base, Content, Sent, base_of, bytes_of, send
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+
+_EXAMPLES = "examples"
+_ARRAY_FILE = re.compile(
+    r"(?:[a-z][a-z0-9_]*/)?zarr\.json|[a-z][a-z0-9_]*/c(?:/\d{1,9})+", re.ASCII
+)
+_LEDGER_FILE = re.compile(r"split\.json|\d{5,9}\.json", re.ASCII)
+_OF_SHARD = re.compile(r"(?:hidden_states|scale)/c/(\d+)/.*|(\d+)\.json", re.ASCII)
+_SHARDED = ("hidden_states/c/", "scale/c/")
+
+
+def local_root(storage: Storage, doing: str) -> Path:
+    """The folder of a store on a local disk.
+
+    Raises:
+        InputError: it lies elsewhere.
+    """
+    if not isinstance(storage, LocalStorage):
+        raise InputError(
+            f"{storage} is not on a local disk, from which {doing}: copy it to one first, with the "
+            "tool of its provider"
+        )
+    return storage.root
+
+
+def stages_of(split: ActivationSplit, root: Path) -> list[dict[str, Path]]:
+    """The files of a complete split by key: what lies beside the shards, the shards, their records.
+
+    In this order whoever reads meanwhile, and a push that is killed, find no record of what is not
+    there. The split's own record is the last file of the last stage.
+
+    Args:
+        split: complete.
+        root: folder of its store.
+
+    Raises:
+        CorruptStoreError: a file is missing, or of another length than the ledger says.
+    """
+    record, ledger = split.record, split.ledger
+    group = arrays.group_key(record)
+    beside = [f"{_EXAMPLES}/{split.split}.parquet", f"{_EXAMPLES}/{split.split}.parquet.sha256"]
+    beside += [
+        key
+        for path in sorted((root / group).rglob("*"))
+        if path.is_file() and _is_array_file(key := path.relative_to(root).as_posix(), group)
+        if not key.removeprefix(f"{group}/").startswith(_SHARDED)
+    ]
+    shards, records = {}, []
+    for shard in range(record.shards):
+        found = ledger.find_shard(shard, record)
+        for name, file in found.files.items() if found else ():
+            shards[shard_key(record, name, shard)] = file.bytes
+        records.append(f"{LEDGER}/{split.name}/{shard:05d}.json")
+    records.append(f"{LEDGER}/{split.name}/split.json")
+    for key in (*beside, *shards, *records):
+        path = root / key
+        if not path.is_file() or path.stat().st_size != shards.get(key, path.stat().st_size):
+            raise CorruptStoreError(
+                f"{path} is missing or of another length than the ledger says: `bertvision store "
+                f"repair {split.name}` extracts again what is damaged; nothing was sent"
+            )
+    return [{key: root / key for key in stage} for stage in (beside, shards, records)]
+
+
+def splits_in(files: Iterable[str]) -> list[str]:
+    """The splits that a listing of a store has, as ``tag/split``, tags ordered as numbers."""
+    found = set()
+    for path in files:
+        parts = path.split("/")
+        if len(parts) == 4 and parts[0] == LEDGER and parts[3] == "split.json":
+            tag, split = parts[1:3]
+            if SnapshotTag.is_valid(tag) and _is_name(split):
+                found.add((SnapshotTag(tag), split))
+    return [f"{tag}/{split}" for tag, split in sorted(found)]
+
+
+def files_of(name: str, files: Mapping[str, int]) -> dict[str, int]:
+    """The files of a split out of a listing of its store, and no others.
+
+    Args:
+        name: ``tag/split``.
+        files: bytes by path.
+    """
+    split = name.partition("/")[2]
+    examples = {f"{_EXAMPLES}/{split}.parquet", f"{_EXAMPLES}/{split}.parquet.sha256"}
+    return {
+        path: length
+        for path, length in files.items()
+        if path in examples or _is_array_file(path, f"{ROOT}/{name}") or _is_record(path, name)
+    }
+
+
+def written_for(splits: Mapping[str, StoredSplit | None], files: Mapping[str, int]) -> set[str]:
+    """The files in a listing of a store that bertvision wrote for splits of it.
+
+    Args:
+        splits: by ``tag/split``; None is one without a record, of which shards are known by name.
+        files: bytes by path.
+
+    Returns:
+        Paths: shards, their records and the split's, its texts, the arrays that its record names,
+        and the metadata of its snapshot. Nothing else in these folders.
+    """
+    found = set()
+    for name, split in splits.items():
+        group = f"{ROOT}/{name}/"
+        parts = {"zarr.json", "hidden_states", "scale", *(split.record.arrays if split else ())}
+        for path in files_of(name, files):
+            if path.removeprefix(group).partition("/")[0] in parts or not path.startswith(group):
+                found.add(path)
+        above = f"{ROOT}/{name.partition('/')[0]}/zarr.json"
+        found |= {above} & set(files)
+    return found
+
+
+def shard_bytes(name: str, files: Mapping[str, int]) -> int:
+    """Bytes of the shards of a split, out of a listing of its store."""
+    group = f"{ROOT}/{name}/"
+    shards = tuple(f"{group}{part}" for part in _SHARDED)
+    return sum(length for path, length in files.items() if path.startswith(shards))
+
+
+def shard_of(key: str, name: str) -> int | None:
+    """The shard that a file of a split belongs to; None of what lies beside the shards."""
+    group, records = f"{ROOT}/{name}/", f"{LEDGER}/{name}/"
+    inside = key.removeprefix(group) if key.startswith(group) else key.removeprefix(records)
+    found = _OF_SHARD.fullmatch(inside)
+    return int(found[1] or found[2]) if found else None
+
+
+def patterns_of(name: str) -> list[str]:
+    """Patterns of fnmatch for the files of a split."""
+    split = name.partition("/")[2]
+    return [
+        *(f"{_EXAMPLES}/{split}.parquet", f"{_EXAMPLES}/{split}.parquet.sha256"),
+        *(f"{ROOT}/{name}/*", f"{LEDGER}/{name}/*"),
+    ]
+
+
+def _is_array_file(path: str, group: str) -> bool:
+    inside = path.removeprefix(f"{group}/")
+    return inside != path and _ARRAY_FILE.fullmatch(inside) is not None
+
+
+def _is_record(path: str, name: str) -> bool:
+    inside = path.removeprefix(f"{LEDGER}/{name}/")
+    return inside != path and _LEDGER_FILE.fullmatch(inside) is not None
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text, "split")
+    except InputError:
+        return False
+    return True
+
 
 log = logging.getLogger(__name__)
 _REMEDY = (
@@ -192,3 +362,159 @@ def check_same(where: str, here: SplitRecord, there: SplitRecord, remedy: str) -
             f"{where} holds another {here.tag}/{here.split}, with {field.strip()} = {kept!r}, and "
             f"this one has {new!r}: {remedy}"
         )
+
+
+_TOLD = 3
+
+
+def pull_store(
+    api: HfApi,
+    repository: Repository,
+    files: Mapping[str, int],
+    folder: Path,
+    names: Sequence[str] | None = None,
+) -> list[str]:
+    """Bring splits into a store, if every file is as its ledger says.
+
+    Args:
+        api: of the hub.
+        repository: at a commit.
+        files: that it holds.
+        folder: of the store, which may hold other splits, or is made.
+        names: of splits, ``tag/split``; None is all.
+
+    Returns:
+        Names of the splits that are there now.
+
+    Raises:
+        UnknownNameError: the repository has no such split.
+        InputError: it has files among those of a split that no split has.
+        ProvenanceError: the store has another split of that name.
+        CorruptStoreError: a file is not as the ledger says; nothing of the split was put in place.
+        HubError: the hub cannot be reached, or refuses.
+        DiskSpaceError: the disk is too small.
+    """
+    held = splits_in(files)
+    names = list(dict.fromkeys(held if names is None else names))
+    for name in names:
+        if name not in held:
+            raise UnknownNameError(
+                f"{repository} has no split {name}: {did_you_mean(name, held)}it holds "
+                f"{', '.join(held) or 'none'}"
+            )
+    target = LocalStorage(folder)
+    with staging(folder, repository) as stage:
+        records = [f"{LEDGER}/{name}/split.json" for name in names]
+        fetch(api, repository, files, records, stage, records)
+        brought = LocalStorage(stage)
+        _check_fit(repository, brought, target, names)
+        missing = [name for name in names if not _is_there(target, name)]
+        wanted = [path for name in missing for path in files_of(name, files)]
+        patterns = [pattern for name in missing for pattern in patterns_of(name)]
+        if missing:
+            fetch(api, repository, files, wanted, stage, patterns)
+        write_root(brought)  # of these splits alone
+        for name in missing:
+            _check(repository, brought, name, files_of(name, files))
+        for name in missing:
+            _put(stage, target, name, list(files_of(name, files)))
+    return names
+
+
+def _check_fit(
+    repository: Repository, brought: LocalStorage, target: LocalStorage, names: Sequence[str]
+) -> None:
+    """Refuse splits that the store has otherwise, or whose texts it has otherwise."""
+    there = {f"{record.tag}/{record.split}": record for record in split_records(target)}
+    examples = {record.split: record.examples_sha256 for record in there.values()}
+    for name in names:
+        tag, split = name.split("/")
+        try:
+            record = Ledger(brought, tag, split).read_split()
+        except StoreError:
+            brought.remove(f"{LEDGER}/{name}/split.json")  # or it would not be asked for again
+            raise
+        if name in there:
+            check_same(str(target), record, there[name], "name another FOLDER")
+        elif Ledger(target, tag, split).exists:
+            raise ProvenanceError(
+                f"{target} has a {name} that is damaged or still being written: name another "
+                f"FOLDER, or remove it with `bertvision store rm {name}`"
+            )
+        elif examples.setdefault(split, record.examples_sha256) != record.examples_sha256:
+            raise ProvenanceError(
+                f"{target} has other examples of {split} than {repository}: a split has the same "
+                "examples in every snapshot; name another FOLDER"
+            )
+
+
+def _is_there(target: LocalStorage, name: str) -> bool:
+    """Whether a split is complete in the store, which was found to be of the same content."""
+    tag, split = name.split("/")
+    return Ledger(target, tag, split).exists and StoredSplit(target, tag, split).is_complete
+
+
+def _check(repository: Repository, brought: LocalStorage, name: str, keys: Iterable[str]) -> None:
+    """Compare every byte that was brought with the ledger; remove what is wrong, to bring it anew.
+
+    Raises:
+        CorruptStoreError: something is wrong.
+        IncompleteSplitError: shards are missing in the repository.
+    """
+    split = ActivationSplit(brought, *name.split("/"))
+    split.require_complete(any_order=True)
+    damage = find_damage(split)
+    if not damage:
+        return
+    shards = {found.shard for found in damage}
+    for key in keys:
+        if shard_of(key, name) in shards:  # None is what lies beside the shards
+            brought.remove(key)
+    told = "; ".join(found.what for found in damage[:_TOLD])
+    raise CorruptStoreError(
+        f"{repository}: {told}{' …' if len(damage) > _TOLD else ''}: nothing of {name} was put in "
+        "place; run the same command again, which brings the damaged files alone; where it says "
+        "the same, they are damaged in the repository: name an earlier --revision"
+    )
+
+
+def _put(stage: Path, target: LocalStorage, name: str, keys: Sequence[str]) -> None:
+    """Put the files of a split in place: its record, then the shards' records, last.
+
+    Every file is linked, so that whoever is killed does it again without another download.
+    """
+    tag, split = name.split("/")
+    ledger, own = Ledger(target, tag, split), f"{LEDGER}/{name}/split.json"
+    with ledger.lock(), store_lock(target):
+        for key in keys:  # or a killed call would leave records of what was replaced
+            if key.startswith(f"{LEDGER}/") and key != own and not _is_same(stage, target, key):
+                target.remove(key)
+        records = sorted(key for key in keys if key.startswith(f"{LEDGER}/") and key != own)
+        shared = any(record.split == split for record in split_records(target))
+        for key in keys:
+            # those that are there are of the same content, and splits of other snapshots use them
+            if not key.startswith(f"{LEDGER}/") and not (shared and key.startswith("examples/")):
+                _link(stage / key, target.root / key)
+        for key in (own, *records):
+            _link(stage / key, target.root / key)
+        write_root(target)
+
+
+def _is_same(stage: Path, target: LocalStorage, key: str) -> bool:
+    there = target.root / key
+    return there.is_file() and there.read_bytes() == (stage / key).read_bytes()
+
+
+def _link(source: Path, path: Path) -> None:
+    """Let a file appear at a second place, whole and durably."""
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.pulled")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, temporary)
+    fsync(temporary)
+    os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # two links of one file do not take each other's place
+    fsync(path.parent)

@@ -9,8 +9,7 @@ import pyarrow as pa
 from transformers import AutoModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows

@@ -82,7 +82,7 @@ TASKS: dict[str, TaskEntry] = {
     "squad_v2": _spans(),
     "squad_v1": _spans(),
     "answerable": TaskEntry(
-        "bertvision.pipelines.tasks.squad.answerable:AnswerableTask", "accuracy", "cls", "squad_v2"
+        "bertvision.pipelines.tasks.squad.spans:AnswerableTask", "accuracy", "cls", "squad_v2"
     ),
     "cola": _glue("cola", "matthews"),
     "sst2": _glue("sst2"),
@@ -137,18 +137,18 @@ TASKS: dict[str, TaskEntry] = {
         kind="phrases",
     ),
     "ordering": TaskEntry(
-        "bertvision.pipelines.tasks.ordering.task:OrderingTask",
+        "bertvision.pipelines.tasks.ordering:OrderingTask",
         *("tau", "all"),
         kind="order",
     ),
     "text": TaskEntry(
-        "bertvision.pipelines.tasks.documents.text:TextTask",
+        "bertvision.pipelines.tasks.documents:TextTask",
         *("", "all"),
         max_length=512,
         learns=False,
     ),
     "chat": TaskEntry(
-        "bertvision.pipelines.tasks.documents.chat:ChatTask",
+        "bertvision.pipelines.tasks.chat:ChatTask",
         *("", "all"),
         max_length=1024,
         learns=False,

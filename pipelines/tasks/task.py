@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy.typing as npt
 
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TaskKind, TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.models import Kind
 from bertvision.models.outputs import ClassOutput, SpanOutput
-from bertvision.pipelines.encoders.outputs import Float32Linear
+from bertvision.pipelines.encoders.loading import Float32Linear
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.variants.depth import initialise

@@ -16,9 +16,12 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import without_autocast
-from bertvision.pipelines.encoders.loading import PretrainedEncoder, load_tokenizer
+from bertvision.pipelines.encoders.loading import (
+    PretrainedEncoder,
+    keep_outputs_in_float32,
+    load_tokenizer,
+)
 from bertvision.pipelines.encoders.mlm_head import load_masked_model, taken_apart
-from bertvision.pipelines.encoders.outputs import keep_outputs_in_float32
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.variants.variant import Variant

@@ -25,7 +25,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.plain_yaml import read_yaml, with_value, yaml_text
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.variants.registry import check_names
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE
 

@@ -20,7 +20,7 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.output_layer import OutputOrigin, choose_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.records import validated
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped

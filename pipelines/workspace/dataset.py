@@ -15,7 +15,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import validated, write_record
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task, name_task
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped

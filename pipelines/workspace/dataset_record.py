@@ -8,7 +8,7 @@ from pathlib import Path
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import check_name
 from bertvision.pipelines.records import Record, read_record
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import NAMED_BY_FILE, TASKS, path_name
 from bertvision.pipelines.workspace.config import DataConfig
 

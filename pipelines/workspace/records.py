@@ -12,7 +12,7 @@ from bertvision.errors import StoreNotFoundError
 from bertvision.featurestore.format.records import Provenance
 from bertvision.models import Kind
 from bertvision.pipelines.records import Count, Record, Settings, read_record
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import METRICS, Rules, headline
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, ModelConfig, Tag

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.featurestore.views.text import html_table
+from bertvision.featurestore.views.html import html_table
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run

@@ -21,7 +21,7 @@ from bertvision.pipelines.analysis.attending.maps import WindowMaps
 from bertvision.pipelines.analysis.attending.relations_result import DIRECTIONS, RelationsResult
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
-from bertvision.pipelines.tasks.trees.words import words_of_tokens
+from bertvision.pipelines.tasks.trees.treebank import words_of_tokens
 
 FEWEST = 10
 """Examples that a relation needs in each half."""

@@ -24,8 +24,7 @@ from bertvision.pipelines.analysis.attending.relations_result import RelationsRe
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.registry import find_task
-from bertvision.pipelines.tasks.trees.treebank import TREEBANK
-from bertvision.pipelines.tasks.trees.words import is_cut
+from bertvision.pipelines.tasks.trees.treebank import TREEBANK, is_cut
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError, did_you_mean
-from bertvision.pipelines.results.softmax import log_partition
+from bertvision.pipelines.results.ensemble import log_partition
 
 Array = npt.NDArray[np.float64]
 Logits = Sequence[Mapping[str, npt.NDArray[np.floating]]]

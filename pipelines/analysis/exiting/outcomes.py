@@ -13,10 +13,9 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.exiting.curve import Array, Outcomes
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.squad.answerable import AnswerableTask
 from bertvision.pipelines.tasks.squad.decoding import decode
 from bertvision.pipelines.tasks.squad.metrics import answer_score
-from bertvision.pipelines.tasks.squad.spans import SpanTask
+from bertvision.pipelines.tasks.squad.spans import AnswerableTask, SpanTask
 from bertvision.pipelines.tasks.task import Task
 
 Labels = npt.NDArray[np.int64]

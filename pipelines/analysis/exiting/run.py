@@ -24,7 +24,7 @@ from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.training.predict import run_over
+from bertvision.pipelines.training.evaluate import run_over
 from bertvision.pipelines.variants.exits import NAME, ExitLayers, Exits, ExitsDetached
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.workspace.heads import head_activations

@@ -22,8 +22,7 @@ from bertvision.pipelines.analysis.structure.scores import Gold, gold_of
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
-from bertvision.pipelines.tasks.trees.treebank import TREEBANK
-from bertvision.pipelines.tasks.trees.words import NO_WORD, is_cut, words_of_tokens
+from bertvision.pipelines.tasks.trees.treebank import NO_WORD, TREEBANK, is_cut, words_of_tokens
 
 
 class Batch(NamedTuple):

@@ -21,8 +21,13 @@ from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
 from bertvision.pipelines.analysis.exiting.measure import WITHIN
 from bertvision.pipelines.analysis.records import read_analyses
-from bertvision.pipelines.finetuning.latency_record import Latencies, read_latencies
-from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores, quantise_command
+from bertvision.pipelines.finetuning.latency_record import (
+    NAME,
+    Latencies,
+    QuantisedScores,
+    quantise_command,
+    read_latencies,
+)
 from bertvision.pipelines.measurements import weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.report.captions import basis

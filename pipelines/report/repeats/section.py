@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.repeats.drawing import SEEN, draw_runs, title_of
-from bertvision.pipelines.repeats.methods import Method, read_method
 from bertvision.pipelines.repeats.numbered import curve, numbered
-from bertvision.pipelines.repeats.spread import compare_methods
+from bertvision.pipelines.repeats.spread import Method, compare_methods, read_method
 from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
 from bertvision.pipelines.report.section import Figure, Section, make_figure
 from bertvision.pipelines.report.table import Table

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence, TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.grouping import containing
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, require_fields
 from bertvision.pipelines.tasks.sentences.task import SentenceTask

@@ -21,8 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, read_columns
 from bertvision.pipelines.tasks.sentences.rows import SentenceRows, sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask

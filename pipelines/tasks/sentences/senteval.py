@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.rows import (
     RawSentence,
     SentenceRows,

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence, TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.similarity_data import read_similarity
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 

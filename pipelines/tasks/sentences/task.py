@@ -19,8 +19,7 @@ from transformers import AutoModelForSequenceClassification
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TokenPooling

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import Sentence, TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, RankingData, read_ranking
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 

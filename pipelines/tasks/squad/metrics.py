@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import BertvisionWarning, InputError
-from bertvision.pipelines.tasks.squad.read import Question
-from bertvision.pipelines.tasks.squad.sources import read_json, read_squad
+from bertvision.pipelines.tasks.squad.read import Question, read_json, read_squad
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -1,26 +1,39 @@
 """Extractive question answering as BERT learns it: a start and an end position in each window.
 
 Devlin et al. 2019 (arXiv:1810.04805); a window without the answer has both on its [CLS].
+
+Answerable or not: whether the context answers the question, told from the [CLS] alone.
+
+The binary task of SQuAD 2.0 (Rajpurkar et al. 2018, arXiv:1806.03822). BERT reads a question over a
+context as it does for spans; a window is labelled by whether it holds the gold answer, so that a
+long context of an answerable question also gives windows without one, and the question counts as
+answerable where any of its windows does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from bertvision.models.outputs import SpanOutput, span_loss
+from bertvision.errors import InputError
+from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, span_loss
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
 from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, tune_threshold
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
-from bertvision.pipelines.tasks.squad.questions import QuestionTask
+from bertvision.pipelines.tasks.squad.read import Question
+from bertvision.pipelines.tasks.squad.windows import QuestionTask, window_labels
+from bertvision.pipelines.tasks.task import Labels
+from bertvision.pipelines.tasks.windows import Windows
 
 
 class SpanTask(QuestionTask):
@@ -86,3 +99,92 @@ class SpanTask(QuestionTask):
             {id_: p.na_score for id_, p in n_best.items()},
             tuned=found is not None,
         )
+
+
+class AnswerableTask(QuestionTask):
+    """Two classes of a window: 0 it holds no answer, 1 it holds the gold answer."""
+
+    model_class = AutoModelForSequenceClassification
+
+    def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
+        """Two classes, by name."""
+        names = ("unanswerable", "answerable")
+        return {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+        }
+
+    def check_data(self, items: Sequence[Question], source: str) -> None:
+        """Refuse data of one class alone.
+
+        Raises:
+            InputError: all questions are answerable, or none is.
+        """
+        impossible = sum(question.is_impossible for question in items)
+        if impossible in (0, len(items)):
+            lacking = "unanswerable" if impossible == 0 else "answerable"
+            raise InputError(
+                f"{source} has no {lacking} question, and the task answerable needs both kinds: "
+                "use data in the form of SQuAD 2.0"
+            )
+
+    def labels(self, windows: Windows) -> Labels:
+        """Whether a window holds the gold answer."""
+        return {"answerable": window_labels(windows)}
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Cross-entropy, summed over the windows."""
+        return functional.cross_entropy(
+            output.logits.float(), batch.labels["answerable"], reduction="sum"
+        )
+
+    def logits(self, output: Any) -> dict[str, Tensor]:
+        """Logits of both classes, (batch, 2)."""
+        return {"logits": output.logits}
+
+    def head_loss(self, output: ClassOutput, labels: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy of whether the window holds the answer."""
+        return class_loss(output, labels["answerable"].long())
+
+    def score(self, dev: Logits, tune: Logits | None) -> Scores:
+        """A question is answerable where any of its windows is (logit difference above 0)."""
+        logits, questions = dev.arrays["logits"], dev.windows.items
+        gain = np.full(len(questions), -np.inf, np.float32)
+        np.maximum.at(gain, dev.windows.item_index, logits[:, 1] - logits[:, 0])
+        gold = np.array([not question.is_impossible for question in questions])
+        ids = [question.id for question in questions]
+        metrics = binary_metrics(gain > 0, gold)
+        return Scores(
+            {"argmax": {"threshold": None, "metrics": metrics}},
+            dict(zip(ids, (gain > 0).tolist(), strict=True)),
+            dict(zip(ids, (-gain).tolist(), strict=True)),
+        )
+
+
+def binary_metrics(predicted: npt.NDArray[np.bool_], gold: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """How well a yes or no is told, in per cent.
+
+    Args:
+        predicted: (questions,)
+        gold: (questions,)
+
+    Returns:
+        ``accuracy``; ``f1``, ``precision`` and ``recall`` of yes, 0 where they are undefined;
+        ``majority``, the accuracy of always saying what is right more often; and ``total``, the
+        number of questions.
+    """
+    right = int((predicted & gold).sum())
+    said, true = int(predicted.sum()), int(gold.sum())
+    total = len(gold)
+
+    def percent(part: int, whole: int) -> float:
+        return 100.0 * part / whole if whole else 0.0
+
+    return {
+        "accuracy": percent(int((predicted == gold).sum()), total),
+        "f1": percent(2 * right, said + true),
+        "precision": percent(right, said),
+        "recall": percent(right, true),
+        "majority": percent(max(true, total - true), total),
+        "total": total,
+    }

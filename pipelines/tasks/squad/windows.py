@@ -4,23 +4,107 @@ So it is to BERT; to another encoder it is what the template of its tokenizer sa
 does not fit is cut into consecutive windows that share ``overlap`` tokens, so that an answer near a
 cut is whole, with some of its surroundings, in one of them (Devlin et al. 2019, arXiv:1810.04805;
 run_squad.py of google-research/bert names the step between windows instead, its `doc_stride`).
+
+Where a context that is too long for a window is cut, and which windows hold the answer whole.
+
+What the tasks on SQuAD's data share: questions over contexts, cut into windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from bertvision.errors import InputError
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
+from bertvision.pipelines.tasks.soundness import Example
+from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.special_tokens import Template, require_fast
-from bertvision.pipelines.tasks.squad.read import Question
-from bertvision.pipelines.tasks.squad.sliding_window import TextTokens, cut
+from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
+from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class TextTokens(NamedTuple):
+    """The tokens of a text, without special ones."""
+
+    ids: Int32Array
+    """(tokens,) vocabulary indices."""
+    offsets: Int32Array
+    """(tokens, 2) characters [start, end) of the text."""
+
+
+class Piece(NamedTuple):
+    """What a window of a question holds, counted in tokens."""
+
+    item_index: int
+    """Index of the question."""
+    first: int
+    """Context tokens [first, last)."""
+    last: int
+    begin: int
+    """Where they begin in the window."""
+    n_tokens: int
+    """Tokens of the whole window."""
+    start_position: int
+    """First token of the answer in the window; 0 if it is not wholly there."""
+    end_position: int
+
+
+def cut(
+    index: int,
+    question: Question,
+    context: TextTokens,
+    *,
+    room: int,
+    begin: int,
+    after: int,
+    overlap: int,
+) -> Iterator[Piece]:
+    """The windows of one question, with labels.
+
+    Args:
+        index: of the question.
+        question: with its answers.
+        context: its tokens.
+        room: most context tokens of a window.
+        begin: where the context begins in a window.
+        after: special tokens after it.
+        overlap: context tokens that two consecutive windows share.
+    """
+    answer = _answer_tokens(question, context.offsets)
+    first, n_context = 0, len(context.ids)
+    while True:
+        last = min(first + room, n_context)
+        start = end = 0
+        if answer is not None and first <= answer[0] and answer[1] < last:
+            start, end = (token - first + begin for token in answer)
+        yield Piece(index, first, last, begin, begin + last - first + after, start, end)
+        if last == n_context:
+            return
+        first = last - overlap
+
+
+def _answer_tokens(question: Question, offsets: Int32Array) -> tuple[int, int] | None:
+    """First and last (inclusive) context token that share a character with the first answer."""
+    if not question.answers:
+        return None
+    text, begin = question.answers[0]
+    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], begin + len(text), side="left")) - 1
+    # The tokenizer may drop every character of an answer (control characters): then no token has it
+    return (first, last) if first <= last else None
 
 
 def question_windows(
@@ -128,3 +212,123 @@ def _tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Itera
         )
         for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
             yield TextTokens(np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2))
+
+
+SPLITS = ("train", "dev")
+
+
+class QuestionTask(Task):
+    """A task whose items are the `Question` of a file in SQuAD's form, or of the hub."""
+
+    settings: ClassVar[tuple[str, ...]] = (
+        "max_length",
+        "max_question_length",
+        "overlap",
+        "answerable_only",
+    )
+    words = ("contexts", "questions")
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Train and dev; those of them that a folder holds, or the one that a file is named for.
+
+        Raises:
+            InputError: a folder holds several files of a split.
+        """
+        path = Path(source)
+        if path.is_file():
+            return (named_split(path),)
+        return tuple(split for split in SPLITS if _file(path, split)) or SPLITS
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a SQuAD file, as any split; or the split's of a folder or a data set of the hub.
+
+        Raises:
+            InputError: it is missing, malformed, or has no question; or a folder holds several
+                files of the split.
+        """
+        if (path := Path(source)).is_dir() and any(_file(path, each) for each in SPLITS):
+            if (file := _file(path, split)) is None:
+                raise InputError(
+                    f"{source}: holds no {split}*.json, .jsonl or .csv (or the same with .gz) to "
+                    f"read {self.name} from"
+                )
+            source = str(file)
+        data = load_squad(source, split, skip_bad=config.skip_bad)
+        kept = [q for q in data.questions if not (config.answerable_only and q.is_impossible)]
+        return TaskData(kept, data.sha256, data.skipped)
+
+    def group(self, item: Question) -> str:
+        """The context: questions on one text are held out together."""
+        return item.context
+
+    def example(self, item: Question) -> Example:
+        """The question on its context, and whether it is answerable: answers may be worded anew."""
+        return (item.question, item.context), not item.is_impossible
+
+    def windows(self, items: Sequence[Question], tokenizer: Any, config: TaskConfig) -> Windows:
+        """Windows of the questions, in their order, several of a long context."""
+        return question_windows(
+            items,
+            tokenizer,
+            max_length=config.max_length,
+            max_question_length=config.max_question_length,
+            overlap=config.overlap,
+        )
+
+    def table(self, items: Sequence[Question]) -> pa.Table:
+        """Questions as the store's text side; row i is what ``question_index`` i names."""
+        answers = [[a._asdict() for a in q.answers] for q in items]
+        kind = pa.list_(pa.struct([("text", pa.string()), ("answer_start", pa.int64())]))
+        return pa.table(
+            {
+                "id": [q.id for q in items],
+                "question": [q.question for q in items],
+                "context": [q.context for q in items],
+                "answers": pa.array(answers, kind),
+                "is_impossible": [q.is_impossible for q in items],
+            }
+        )
+
+    def items_of(self, table: pa.Table) -> list[Question]:
+        """The inverse of `table`."""
+        return [
+            Question(
+                id=row["id"],
+                question=row["question"],
+                context=row["context"],
+                answers=tuple(Answer(**answer) for answer in row["answers"]),
+                is_impossible=row["is_impossible"],
+            )
+            for row in table.to_pylist()
+        ]
+
+    def stored(self, windows: Windows) -> Labels:
+        """Where the answer is, and whether there is one: what every task on questions learns."""
+        return {
+            "question_index": windows.item_index,
+            **windows.labels,
+            "answerable": window_labels(windows),
+        }
+
+
+def _file(folder: Path, split: str) -> Path | None:
+    """The file of a split in a folder; None without one, and in a folder of Parquet files."""
+    if not folder.is_dir() or on_hub(str(folder)):
+        return None
+    ends = [f"{form}{end}" for form in FORMS for end in ("", ".gz")]
+    found = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
+    later = [path for path in found if "-v1.1" not in path.name]
+    if len(found) < 2 or len(later) == 1:
+        return next(iter(later or found), None)
+    raise InputError(
+        f"{folder}: holds {' and '.join(path.name for path in found)}, each of which may be "
+        f"{split}: give the files with --train and --dev, or leave one in the folder"
+    )
+
+
+def window_labels(windows: Windows) -> npt.NDArray[np.int8]:
+    """1 for each window that wholly holds the first gold answer, else 0: (windows,).
+
+    An answer never begins at token 0, the [CLS], which is where windows without one point.
+    """
+    return (windows.labels["start_positions"] > 0).astype(np.int8)

@@ -1,16 +1,23 @@
-"""What an extraction would write: counted from the data, by the tokenizer alone."""
+"""How long work takes, as jobs of the same workspace have measured it; never a guess.
+
+What an extraction would write: counted from the data, by the tokenizer alone.
+
+What a training or a sweep would do: the heads, their steps, and what is trained already.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from transformers import PreTrainedConfig
 
+from bertvision.errors import BertvisionError
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag
@@ -19,16 +26,17 @@ from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.origin import check_split, tokenizer_digest
-from bertvision.pipelines.encoders.hub import read_config
+from bertvision.models.registry import count_parameters
 from bertvision.pipelines.encoders.loading import (
     Dimensions,
     checkpoint_weight_names,
     dimensions,
     find_unloaded,
     load_tokenizer,
+    read_config,
 )
-from bertvision.pipelines.encoders.sites.choice import check_same_sites, snapshot_sites
-from bertvision.pipelines.encoders.token_pooling import check_poolings
+from bertvision.pipelines.encoders.poolings import check_poolings
+from bertvision.pipelines.encoders.sites.taps import check_same_sites, snapshot_sites
 from bertvision.pipelines.encoders.weights import weight_names
 from bertvision.pipelines.extraction.contents import (
     order_seed,
@@ -39,19 +47,130 @@ from bertvision.pipelines.extraction.contents import (
 from bertvision.pipelines.extraction.extract import wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
 from bertvision.pipelines.extraction.layers import kept_layers
-from bertvision.pipelines.extraction.source_choice import plan_jobs
-from bertvision.pipelines.planning.rates import extraction_rate
-from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.extraction.stored_tokens import plan_jobs
+from bertvision.pipelines.precision import device, resolve_precision
+from bertvision.pipelines.records import Record, read_record
+from bertvision.pipelines.results.sweep import asked_runs, combinations
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.config import TaskConfig
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.training.evaluate import is_evaluated
+from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.plan import TrainingPass
+from bertvision.pipelines.training.train import plan_passes
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.dataset_record import is_added
-from bertvision.pipelines.workspace.job_options import ExtractOptions
-from bertvision.pipelines.workspace.records import is_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace.heads import trained_heads
+from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
+from bertvision.pipelines.workspace.records import (
+    ExtractionCosts,
+    RunConfig,
+    is_snapshot,
+    read_run_config,
+    read_run_metrics,
+    read_snapshot_info,
+)
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
+
+R = TypeVar("R", bound=Record)
+
+
+class Rate(NamedTuple):
+    """What a unit of work took before."""
+
+    seconds: float
+    """For a window that is extracted, or a step of a head."""
+    measured: str
+    """The record that says so, as seen from the workspace."""
+
+
+def extraction_rate(
+    workspace: Workspace, name: str, *, precision: str, pooled_from: str | None
+) -> Rate | None:
+    """Seconds for a window of a stored split, as another extraction of its data set had them.
+
+    Windows of one data set are about equally long, those of another are not: only what was
+    extracted of the same one counts, with the same arithmetic and device, by the encoder or from
+    stored tokens as this is to be, and all tokens or pooled like this.
+
+    Args:
+        workspace: with the records of extractions.
+        name: of the split that is to be stored.
+        precision: of the encoder.
+        pooled_from: stored split that is to be pooled; None runs the encoder.
+
+    Returns:
+        The rate of the split of the same name, else of the largest extraction; None where there
+        was none.
+    """
+    asked = StoredName.parse(name)
+
+    def alike(found: ExtractionCosts) -> bool:
+        other = StoredName.parse(found.split)
+        return (
+            found.examples_written > 0
+            and (found.precision, found.device) == (precision, device().type)
+            and (found.pooled_from is None) == (pooled_from is None)
+            and (other.dataset, other.sites) == (asked.dataset, asked.sites)
+            and (other.tokens == "all") == (asked.tokens == "all")
+        )
+
+    costs = _records(workspace.root.glob("extraction/*/*.json"), ExtractionCosts)
+    held = [(path, found) for path, found in costs if alike(found)]
+    if not held:
+        return None
+    path, found = max(held, key=lambda x: (x[1].split == name, x[1].examples_written))
+    return Rate(found.seconds / found.examples_written, _seen(workspace, path))
+
+
+def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
+    """Seconds for a step of a head, as another training of it had them.
+
+    Only trainings of the same head on as many layers count, with the same batch size and
+    arithmetic.
+
+    Args:
+        workspace: with trained heads.
+        config: of the run that is to be trained.
+
+    Returns:
+        The rate of the longest training, with its share of what runs of a pass have in common; None
+        where there was none.
+    """
+    best: tuple[int, Rate] | None = None
+    for tag, name in trained_heads(workspace):
+        folder = workspace.head_dir(tag, name)
+        try:
+            found, metrics = read_run_config(folder), read_run_metrics(folder)
+        except BertvisionError:
+            continue  # the commands that need it say what is wrong
+        if _work(found) == _work(config) and metrics.steps > (best[0] if best else 0):
+            seen = _seen(workspace, folder / "metrics.json")
+            best = metrics.steps, Rate(metrics.own_seconds / metrics.steps, seen)
+    return None if best is None else best[1]
+
+
+def _work(run: RunConfig) -> tuple[object, ...]:
+    """What decides how long a step of a run takes."""
+    training = run.training
+    return run.head, len(run.layers), run.hidden_size, training.batch_size, training.precision
+
+
+def _records(paths: Iterable[Path], kind: type[R]) -> Iterator[tuple[Path, R]]:
+    """Those that can be read."""
+    for path in paths:
+        try:
+            yield path, read_record(path, kind, "")
+        except BertvisionError:
+            continue
+
+
+def _seen(workspace: Workspace, path: Path) -> str:
+    return path.relative_to(workspace.root).as_posix()
+
 
 State = Literal["new", "begun", "there"]
 """What there is of a thing before a job begins."""
@@ -274,3 +393,145 @@ class _Split:
             made_from = provenance(self.workspace, self.data, info, self.job, self.kept, attention)
             check_split(stored.ledger, replace(spec, provenance=made_from), contents)
         return stored.record.shards - len(stored.committed_shards())
+
+
+class PlannedRun(NamedTuple):
+    """A head as a training would leave it."""
+
+    head: str
+    trained_on: str
+    state: State
+    fraction: float
+    seed: int
+    parameters: int
+    """All of the head's, running statistics included."""
+    examples: int
+    """Windows that it is trained on in an epoch."""
+    epochs: int
+    steps: int
+    seconds: float | None
+    """For all of its steps; None where no training of this head was measured in this workspace."""
+    measured: str | None
+    """The record that the seconds are from."""
+
+
+class TrainingPlan(NamedTuple):
+    """What a training, or a sweep, would do."""
+
+    runs: list[PlannedRun]
+    passes: int
+    """Over the store, in each epoch; heads of a seed and snapshot share one."""
+    evaluations: int
+    """Scorings of a head on a snapshot that are missing; a training has none."""
+
+
+def plan_training(
+    workspace: Workspace,
+    runs: Sequence[Run],
+    tag: str,
+    options: TrainOptions,
+    *,
+    overwrite: bool = False,
+) -> TrainingPlan:
+    """What `train` would do; nothing is computed or written.
+
+    Args:
+        workspace: with the activations.
+        runs: heads, as they were asked for.
+        tag: the snapshot.
+        options: how they would be trained.
+        overwrite: replace heads that were trained otherwise.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        WorkspaceError: a head of that name was trained otherwise.
+        IncompleteSplitError: the extraction of the split has not ended.
+    """
+    named = options.named(list(runs))
+    passes = plan_passes(workspace, named, SnapshotTag(tag), options, overwrite=overwrite)
+    plans = [plan() for plan in passes]
+    rows = {run: row for plan in plans for run, row in _rows(plan).items()}
+    return TrainingPlan([rows[run] for run in named], sum(bool(plan.todo) for plan in plans), 0)
+
+
+def plan_sweep(
+    workspace: Workspace,
+    heads: Sequence[str],
+    *,
+    trained_on: Sequence[str],
+    checkpoints: Sequence[str],
+    fractions: Sequence[float],
+    seeds: Sequence[int],
+    options: TrainOptions,
+    split: str,
+) -> TrainingPlan:
+    """What `sweep` would do; nothing is computed or written.
+
+    Args:
+        workspace: with the activations.
+        heads: as of `sweep`, likewise all that follow.
+        trained_on: snapshots to train on.
+        checkpoints: snapshots to evaluate on.
+        fractions: parts of the training examples.
+        seeds: of each head and part.
+        options: how they would be trained.
+        split: what would be scored.
+
+    Raises:
+        UnknownNameError: as of `sweep`, likewise WorkspaceError and InputError.
+    """
+    runs = asked_runs(workspace, heads, fractions, seeds, options)
+    kinds, sources, targets = combinations(
+        workspace, options.named(runs), trained_on, checkpoints, split
+    )
+    found: list[PlannedRun] = []
+    passes = evaluations = 0
+    for kind, group in kinds.items():
+        for source in sources[kind]:
+            planned = plan_training(workspace, group, source, options)
+            found += planned.runs
+            passes += planned.passes
+            for run, row in zip(group, planned.runs, strict=True):
+                evaluations += sum(
+                    row.state != "there"
+                    or not is_evaluated(
+                        *(workspace, source, run.name),
+                        tag=target,
+                        split=split,
+                        precision=options.precision,
+                    )
+                    for target in targets[kind]
+                )
+    return TrainingPlan(found, passes, evaluations)
+
+
+def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
+    """The runs of a pass; those that are trained need no seconds."""
+    heads = build_heads(
+        list(plan.configs),
+        layers=len(plan.layers),
+        hidden=plan.split.record.hidden_size,
+        classes=plan.classes,
+        device="meta",
+    )
+    begun = (plan.folder / "resume.ckpt").is_file() if plan.todo else False
+    total, found = len(plan.split), {}
+    for run, config in plan.configs.items():
+        examples, training = run.examples(total), config.training
+        steps = training.epochs * ceil(examples / training.batch_size)
+        todo = run in plan.todo
+        rate = training_rate(plan.workspace, config) if todo and steps else None
+        found[run] = PlannedRun(
+            head=run.head + run.variant,
+            trained_on=str(plan.tag),
+            state="there" if not todo else "begun" if begun else "new",
+            fraction=run.fraction,
+            seed=run.seed,
+            parameters=count_parameters(heads[run])[1],
+            examples=examples,
+            epochs=training.epochs if examples else 0,
+            steps=steps,
+            seconds=rate.seconds * steps if rate else None if todo and steps else 0.0,
+            measured=rate.measured if rate else None,
+        )
+    return found

@@ -1,4 +1,15 @@
-"""Sentence ordering: ``--task ordering``, paragraphs whose sentences are shown out of order.
+"""Paragraphs as lists of sentences: a text of one's own, or the contexts of SQuAD's questions.
+
+A text, ``train.txt``, has a sentence in each line and a blank line between paragraphs. Contexts,
+``train.json`` as SQuAD ships it, are parted behind ``.``, ``!`` and ``?`` where a capital follows.
+
+The output layer of sentence ordering, a score for each sentence, and its listwise loss.
+
+Zhu et al. (2021, arXiv:2103.13584), *BERT4SO: Neural Sentence Ordering by Fine-tuning BERT*: all
+sentences in one window with a special token in front of each, a listwise loss over what is read
+there. Theirs is ListMLE with a margin; here it is ListMLE itself.
+
+Sentence ordering: ``--task ordering``, paragraphs whose sentences are shown out of order.
 
 Barzilay & Lapata (2008, Computational Linguistics 34) made it a test of coherence; the model is
 that of `listwise`. Lapata (2006, Computational Linguistics 32) measures it by Kendall's τ.
@@ -6,30 +17,169 @@ that of `listwise`. Lapata (2006, Computational Linguistics 32) measures it by K
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.pipelines.tasks.batch import Batch
-from bertvision.pipelines.tasks.config import TaskConfig
-from bertvision.pipelines.tasks.data import TaskData
+from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.ordering.listwise import OrderOutput, SentenceScores, list_mle
-from bertvision.pipelines.tasks.ordering.paragraphs import Paragraph, read_paragraphs
-from bertvision.pipelines.tasks.own_output import OwnOutput
+from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
-from bertvision.pipelines.tasks.source import find_file, splits_in
+from bertvision.pipelines.tasks.source import find_file, read_text, splits_in
 from bertvision.pipelines.tasks.special_tokens import Template
+from bertvision.pipelines.tasks.squad.read import read_squad
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
 log = logging.getLogger(__name__)
+MOST_SENTENCES = 30
+"""Sentences of the longest paragraph that is taken."""
+_END = re.compile(r"(?<=[.!?])\s+(?=[\"“‘'(\[]?[A-Z])")
+
+
+class Paragraph(NamedTuple):
+    """A paragraph whose order is to be found."""
+
+    id: str
+    sentences: tuple[str, ...]
+    """In their right order."""
+
+    @property
+    def text(self) -> str:
+        """The whole, in the right order."""
+        return " ".join(self.sentences)
+
+    @property
+    def label(self) -> str:
+        """The right answer, as predictions are written: ``0 1 2``."""
+        return " ".join(map(str, range(len(self.sentences))))
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The right position of each sentence, in the order in which an encoder sees them.
+
+        It follows from the text alone, so that every system is given the same.
+        """
+        seed = hashlib.sha256(self.text.encode()).digest()[:8]
+        random = np.random.default_rng(int.from_bytes(seed, "big"))
+        return tuple(random.permutation(len(self.sentences)).tolist())
+
+
+def read_paragraphs(path: Path, *, skip_bad: bool = False) -> TaskData:
+    """Read a file.
+
+    Paragraphs of one sentence, of more than `MOST_SENTENCES`, or with a sentence twice have no one
+    order that could be found: they are left out, and how many there are is said.
+
+    Args:
+        path: ``….txt`` or ``….json``, perhaps with ``.gz``.
+        skip_bad: leave malformed questions of SQuAD out.
+
+    Raises:
+        InputError: the file is malformed, or no paragraph is left.
+    """
+    if Path(path.name.removesuffix(".gz")).suffix == ".json":
+        data = read_squad(path, skip_bad=skip_bad)
+        contexts = dict.fromkeys(question.context for question in data.questions)
+        found, digest = [_END.split(" ".join(x.split())) for x in contexts], data.sha256
+    else:
+        text, digest = read_text(path)
+        found = [*_blocks(text)]
+    items = [
+        Paragraph(f"paragraph {i}", tuple(sentences))
+        for i, sentences in enumerate(found, 1)
+        if 2 <= len(sentences) <= MOST_SENTENCES and len(set(sentences)) == len(sentences)
+    ]
+    why = (
+        f"{len(found) - len(items)} of {counted(len(found), 'paragraph')} in {path} have one "
+        f"sentence, more than {MOST_SENTENCES}, or the same one twice, and no order to be found"
+    )
+    if not items:
+        raise InputError(
+            f"{why}: none is left; a text has a sentence in each line, and a blank "
+            "line between paragraphs"
+        )
+    if len(items) < len(found):
+        log.warning("%s: they are left out", why)
+    return TaskData(items, digest, [])
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """The paragraphs of a text, a sentence in each line."""
+    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+        if sentences := [line.strip() for line in block.split("\n") if line.strip()]:
+            yield sentences
+
+
+class OrderOutput(NamedTuple):
+    """What the layer says of a batch."""
+
+    logits: Tensor
+    """(batch, seq) score of the sentence that begins at a token, the larger the earlier; 0 where
+    none begins."""
+    hidden_states: tuple[Tensor, ...] | None = None
+    """Those of the encoder, where they were asked for."""
+    attentions: tuple[Tensor, ...] | None = None
+    """Likewise."""
+
+
+class SentenceScores(OutputLayer):
+    """A linear layer on the special token in front of each sentence.
+
+    Args:
+        config: of the encoder.
+    """
+
+    reads = ("sentences",)
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)  # that of Devlin et al. (2019) on what classes are told from
+        self.score = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, states: Tensor, sentences: Tensor) -> OrderOutput:
+        """Score the sentences.
+
+        Args:
+            states: (batch, seq, hidden) the last hidden state.
+            sentences: (batch, seq) number of the sentence that begins at a token, −1 elsewhere.
+        """
+        scores = self.score(self.dropout(states)).squeeze(-1).float()
+        return OrderOutput(scores.masked_fill(sentences < 0, 0.0))
+
+
+def list_mle(scores: Tensor, positions: Tensor) -> Tensor:
+    """−log of the probability of the right order, for each list of a batch, (batch,) float32.
+
+    The order is drawn as Plackett (1975) and Luce (1959) have it: the first with a probability of
+    softmax over all, the next over those that are left. Xia et al. (2008, ICML), *Listwise
+    Approach to Learning to Rank*, equation 9.
+
+    Args:
+        scores: (batch, seq)
+        positions: (batch, seq) int64 right position of each, from 0; −1 of what is in no list.
+    """
+    there = positions >= 0
+    last = torch.where(there, positions, positions.shape[1])  # what is in no list stands behind
+    order = last.argsort(dim=1, stable=True)
+    lowest = torch.finfo(torch.float32).min
+    ranked = scores.float().masked_fill(~there, lowest).gather(1, order)
+    listed = there.gather(1, order)
+    left = ranked.flip(1).logcumsumexp(1).flip(1)  # log of the sum over those that are left
+    return (left - ranked).masked_fill(~listed, 0.0).sum(1)
+
+
 FILES = {split: [f"{split}.txt", f"{split}.json"] for split in ("train", "dev", "test")}
 
 

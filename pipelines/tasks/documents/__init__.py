@@ -1,1 +1,0 @@
-"""Documents and conversations as decoders read them: windows of tokens, nothing to be learned."""

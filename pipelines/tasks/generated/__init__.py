@@ -1,1 +1,0 @@
-"""Generated reading comprehension, which the quickstart learns without a download."""

@@ -1,1 +1,0 @@
-"""Sentence ordering: paragraphs out of order, whose sentences all stand in one window."""
