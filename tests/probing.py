@@ -8,7 +8,7 @@ import torch
 
 from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.data import ProbeData
-from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Labelled, partition
 
 

@@ -14,10 +14,10 @@ from bertvision.pipelines.probing.batch import Inputs
 from bertvision.pipelines.probing.control import control_labels, unseen_share
 from bertvision.pipelines.probing.mdl import block_ends, code_length, online_code
 from bertvision.pipelines.probing.measure import measure, measure_control
-from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.probing.partition import Labelled, partition, stratified
 from bertvision.pipelines.probing.scores import accuracy, difference, majority
-from bertvision.pipelines.results.bootstrap import paired_bootstrap
+from bertvision.pipelines.uncertainty import paired_bootstrap
 
 OPTIONS = ProbeOptions()
 

@@ -13,8 +13,8 @@ from reports import Page, read_table
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import (
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe_results import (
     ControlRecord,
     MdlRecord,
     ProbeFile,
@@ -22,7 +22,7 @@ from bertvision.pipelines.probing.results import (
     packed,
 )
 from bertvision.pipelines.probing.scores import accuracy
-from bertvision.pipelines.probing.summary import probe_rows
+from bertvision.pipelines.readouts.probe_results import probe_rows
 from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines

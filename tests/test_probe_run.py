@@ -28,10 +28,10 @@ from bertvision.pipelines.extraction.layers import (
 )
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.probing.cache import ProbeCache
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.run import probe
-from bertvision.pipelines.probing.summary import best_layer, probe_rows
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe_results import ProbeFile
+from bertvision.pipelines.readouts.probe_results import probe
+from bertvision.pipelines.readouts.probe_results import best_layer, probe_rows
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -196,7 +196,7 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from bertvision.pipelines.probing.results import ProbeFile
+from bertvision.pipelines.readouts.probe_results import ProbeFile
 from test_probe_run import OPTIONS, run
 from bertvision.pipelines.workspace.workspace import Workspace
 

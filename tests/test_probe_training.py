@@ -13,7 +13,7 @@ from torch import nn
 from bertvision.pipelines.probing.batch import Inputs, ProbeBatch, logits
 from bertvision.pipelines.probing.early_stopping import EarlyStopping
 from bertvision.pipelines.probing.measure import measure
-from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.probing.scores import majority
 from bertvision.pipelines.probing.trainer import predictions, train, train_alike
 

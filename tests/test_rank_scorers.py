@@ -20,7 +20,7 @@ from bertvision.pipelines.ranking.metrics import (
     score_questions,
     tie_order,
 )
-from bertvision.pipelines.ranking.options import SCORERS, RankOptions, ScorerName
+from bertvision.pipelines.readouts.options import SCORERS, RankOptions, ScorerName
 from bertvision.pipelines.ranking.scorers import Bilinear, make_scorer
 from bertvision.pipelines.ranking.training import (
     Batch,

@@ -25,7 +25,8 @@ from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.repeats.drawing import _apart
 from bertvision.pipelines.repeats.numbered import numbered
-from bertvision.pipelines.repeats.statistics import deviation, is_failed, welch
+from bertvision.pipelines.repeats.statistics import is_failed, welch
+from bertvision.pipelines.uncertainty import deviation
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import BertScores, read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -18,8 +18,8 @@ from bertvision.pipelines.ranking.metrics import (
     summary,
 )
 from bertvision.pipelines.ranking.records import Ranking
-from bertvision.pipelines.results.bootstrap import format_p, paired_bootstrap
 from bertvision.pipelines.text import format_table
+from bertvision.pipelines.uncertainty import format_p, paired_bootstrap
 
 Row = dict[str, Any]
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertvision.pipelines.repeats.methods import Method, check_comparable, read_method
-from bertvision.pipelines.repeats.statistics import deviation, is_failed, welch
+from bertvision.pipelines.repeats.statistics import is_failed, welch
+from bertvision.pipelines.uncertainty import deviation
 
 _COSTS = (
     *("trained_parameters", "kept_bytes"),

@@ -21,15 +21,6 @@ class Difference(NamedTuple):
     """Why there is no interval."""
 
 
-def deviation(scores: Sequence[float]) -> float | None:
-    """Standard deviation of runs, with n − 1; None of one run.
-
-    Args:
-        scores: of the runs.
-    """
-    return statistics.stdev(scores) if len(scores) > 1 else None
-
-
 def is_failed(score: float, trivial: float) -> bool:
     """Whether a run learned nothing: its score is not above that of the trivial answer.
 

@@ -11,14 +11,14 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.ranking.metrics import expected_at_random, summary
-from bertvision.pipelines.ranking.options import CROSS_ENCODER
-from bertvision.pipelines.ranking.records import (
+from bertvision.pipelines.readouts.options import CROSS_ENCODER
+from bertvision.pipelines.readouts.rank_results import (
     FILE,
     FOLDER,
     Ranking,
     read_ranked,
 )
-from bertvision.pipelines.ranking.rows import mark_best, system_row
+from bertvision.pipelines.readouts.rank_results import mark_best, system_row
 from bertvision.pipelines.ranking.trec_eval import read_qrels
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import Section

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.ranking.rows import over_seeds
-from bertvision.pipelines.results.bootstrap import (
+from bertvision.pipelines.readouts.rank_results import over_seeds
+from bertvision.pipelines.results.groups import mcnemar
+from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
+from bertvision.pipelines.uncertainty import (
     paired_bootstrap,
     paired_bootstrap_of,
 )
-from bertvision.pipelines.results.groups import mcnemar
-from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
 
@@ -137,14 +137,14 @@ def test_swapping_the_systems_swaps_the_sign_alone(
 def test_the_seed_decides_the_draws_and_blocks_of_draws_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bertvision.pipelines.results import bootstrap
+    from bertvision.pipelines import uncertainty
 
     random = np.random.default_rng(5)
     first, second = random.random(50), random.random(50)
     whole = paired_bootstrap(first, second, resamples=1000)
     assert paired_bootstrap(first, second, resamples=1000) == whole
     assert paired_bootstrap(first, second, resamples=1000, seed=1) != whole
-    monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 50 * 7)
+    monkeypatch.setattr(uncertainty, "_DRAWS_AT_ONCE", 50 * 7)
     assert paired_bootstrap(first, second, resamples=1000) == whole
 
 
