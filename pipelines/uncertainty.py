@@ -270,7 +270,7 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> Ints:
 
 
 def resampled_means(
-    sums: Floats, sizes: Floats, resamples: int, random: np.random.Generator
+    sums: npt.NDArray[Any], sizes: npt.NDArray[Any], resamples: int, random: np.random.Generator
 ) -> Floats:
     """Means over clusters that are drawn with replacement, as many as there are.
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.readouts.rank_results import over_seeds
 from bertvision.pipelines.results.groups import mcnemar
 from bertvision.pipelines.tasks.sentences.metrics import accuracy, matthews, pearson
 from bertvision.pipelines.uncertainty import (
+    deviation,
     paired_bootstrap,
     paired_bootstrap_of,
 )
@@ -206,11 +206,9 @@ def test_mcnemar_of_thousands_of_questions_is_near_the_normal_approximation() ->
     assert exact == pytest.approx(normal, rel=0.01)
 
 
-def test_spread_over_seeds_is_that_of_a_sample() -> None:
-    assert over_seeds([50.0, 52.0, 54.0]) == (52.0, 2.0, 3)
-    assert over_seeds([50.0]) == (50.0, None, 1)
-    with pytest.raises(InputError, match="at least one seed"):
-        over_seeds([])
+def test_deviations_have_n_minus_1_and_one_run_has_none() -> None:
+    assert deviation([50.0, 52.0, 54.0]) == 2.0
+    assert deviation([50.0]) is None
 
 
 def test_seeds_are_drawn_beside_the_questions() -> None:

@@ -1,4 +1,4 @@
-"""How good a ranking is: average precision, reciprocal rank and precision at 1 of each question.
+"""How good a ranking is: its metrics, BM25 and a random order beside it, files for trec_eval.
 
 Candidates are ordered by score. Equal scores are ordered by passage id, the greater string first,
 which is what trec_eval does; ids here are digests of the passages' text, so that this is a fixed
@@ -11,19 +11,25 @@ what the means are where they count as 0.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError, NonFiniteError
+from bertvision.errors import InputError, NonFiniteError, WorkspaceError
+from bertvision.pipelines.readouts.batched import Floats, Ints
 from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+SETTINGS: dict[str, Any] = {"method": "lucene", "k1": 1.5, "b": 0.75}
+"""BM25 in Lucene's form, whose inverse document frequency is never negative, at the usual
+constants (Robertson & Zaragoza 2009; computed by bm25s, Lù 2024)."""
+TOKENS: dict[str, Any] = {"lower": True, "token_pattern": r"(?u)\b\w\w+\b", "stopwords": "en"}
+"""Lower-cased runs of two or more word characters but 33 English stop words; no stemming."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,9 @@ def ranks(scores: npt.ArrayLike, question: Ints, tie: Ints) -> Ints:
     """Rank of each candidate among those of its question, from 1.
 
     Args:
-        scores: (…, pairs), higher is better.
+        scores: (…, pairs) scores, of which higher ones are better.
         question: (pairs,) index of the question.
-        tie: (pairs,) which of equal scores comes first: the smaller.
+        tie: (pairs,) order of equal scores: the smaller comes first.
 
     Returns:
         (…, pairs).
@@ -140,10 +146,11 @@ def score_questions(
     """Score the ranking of every question that has a positive passage.
 
     Args:
-        scores: (…, pairs), higher is better; every leading index is a system of its own.
+        scores: (…, pairs) scores, of which higher ones are better; every leading index is a system
+            of its own.
         label: (pairs,) 1 or 0.
-        question: (pairs,) index of the question; the result is in this order.
-        tie: (pairs,) as for `ranks`.
+        question: (pairs,) index of the question, which orders the result.
+        tie: (pairs,) order of equal scores; see `ranks`.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -173,7 +180,7 @@ def summary(scores: QuestionScores, questions: int) -> Metrics:
 
     Args:
         scores: (questions with a positive passage,) each.
-        questions: all that were asked, with a positive passage or without.
+        questions: Number of all questions, with a positive passage or without.
 
     Raises:
         InputError: no question has a positive passage.
@@ -218,3 +225,87 @@ def _expected(n: int, r: int) -> tuple[float, float, float]:
     ap = (harmonic + above * (n - harmonic)) / n
     rr = math.fsum(math.comb(n - k, r - 1) / k for k in range(1, n - r + 2)) / math.comb(n, r)
     return ap, rr, r / n
+
+
+def bm25(data: RankingData, candidates: Candidates) -> npt.NDArray[np.float32]:
+    """Score each candidate for its question by BM25: (pairs,).
+
+    Document frequencies and the mean length are those of the distinct candidate passages of the
+    part that is scored, of all its questions together: the collection that would be searched.
+
+    Args:
+        data: Data whose texts are compared.
+        candidates: Candidates of one part of it.
+    """
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
+
+    passages, place = np.unique(candidates.passage, return_inverse=True)
+    quiet = {"return_ids": False, "show_progress": False}
+    words = bm25s.tokenize([data.passages[i].text for i in passages], **TOKENS, **quiet)
+    asked, question = np.unique(candidates.query, return_inverse=True)
+    queries = bm25s.tokenize([data.queries[i].text for i in asked], **TOKENS, **quiet)
+    scores = np.zeros(len(candidates), np.float32)
+    if not any(words):
+        return scores  # no passage has a word: all are alike
+    index = bm25s.BM25(**SETTINGS)
+    index.index(words, show_progress=False)
+    for i, query in enumerate(queries):
+        if known := index.get_tokens_ids(query):
+            mine = question == i
+            scores[mine] = index.get_scores_from_ids(known)[place[mine]]
+    return scores
+
+
+def run_file(
+    scores: npt.NDArray[np.float32], candidates: Candidates, passages: Sequence[str], name: str
+) -> str:
+    """A ranking as trec_eval reads it: ``question Q0 passage rank score name``, a line each."""
+    place = ranks(scores, candidates.question, candidates.tie)
+    order = np.lexsort((place, candidates.question))
+    return "".join(
+        f"{candidates.questions[candidates.question[i]]} Q0 {passages[candidates.passage[i]]} "
+        f"{place[i]} {scores[i]:.9g} {name}\n"
+        for i in order
+    )
+
+
+def read_qrels(path: Path) -> tuple[Ints, Ints]:
+    """Read the number of the question and the label of each candidate, as `qrels_file` wrote them.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        (candidates,) of each.
+
+    Raises:
+        WorkspaceError: it is damaged; names the line.
+    """
+    numbers: dict[str, int] = {}
+    question, label = [], []
+    try:
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match line.split(" "):
+                case [name, "0", _, ("0" | "1") as digit]:
+                    question.append(numbers.setdefault(name, len(numbers)))
+                    label.append(int(digit))
+                case _:
+                    raise ValueError(f"line {i} is {line[:80]!r}")
+        if not any(label):
+            raise ValueError("it has no positive passage")
+    except (OSError, ValueError) as error:
+        again = f"`bertvision rank {path.parents[1].name}` writes it again"
+        raise WorkspaceError(f"{path} is damaged ({error}): {again}") from error
+    return np.array(question, np.int64), np.array(label, np.int64)
+
+
+def qrels_file(candidates: Candidates, passages: Sequence[str]) -> str:
+    """The labels as trec_eval reads them: ``question 0 passage label``, a line each."""
+    return "".join(
+        f"{candidates.questions[q]} 0 {passages[p]} {label}\n"
+        for q, p, label in zip(
+            candidates.question, candidates.passage, candidates.label, strict=True
+        )
+    )
