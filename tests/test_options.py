@@ -21,8 +21,7 @@ from bertvision.commands.heads import train
 from bertvision.commands.sweep import sweep
 from bertvision.errors import InputError
 from bertvision.pipelines.options import Options, declared, flag
-from bertvision.pipelines.readouts.options import ProbeOptions, RankOptions
-from bertvision.pipelines.similarity.options import SimilarityOptions
+from bertvision.pipelines.readouts.options import ProbeOptions, RankOptions, SimilarityOptions
 from bertvision.pipelines.tasks.config import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import ExtractOptions, FinetuneOptions, TrainOptions
