@@ -62,9 +62,7 @@ _MODULES = {
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
     "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
-    "pipelines.readouts.options": ("ProbeOptions",),
-    "pipelines.readouts.options": ("RankOptions",),
-    "pipelines.readouts.options": ("SimilarityOptions",),
+    "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
     "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
     "models.registry": ("build_head",),
@@ -167,8 +165,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.readouts.options import RankOptions as RankOptions
-    from bertvision.pipelines.sharing.head import Head as Head
     from bertvision.pipelines.readouts.options import SimilarityOptions as SimilarityOptions
+    from bertvision.pipelines.sharing.head import Head as Head
     from bertvision.pipelines.tasks.config import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import Sentence as Sentence
     from bertvision.pipelines.tasks.data import TaskData as TaskData

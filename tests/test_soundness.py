@@ -15,6 +15,7 @@ from test_probe_run import OPTIONS, write_probing
 from workspaces import write_squad
 
 from bertvision.errors import InputError
+from bertvision.jobs.analyses.probe import probe_table
 from bertvision.pipelines.readouts.probe_results import ProbeFile, probe, probe_rows
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.report.analyses.probing import probing_sentence
@@ -27,7 +28,6 @@ from bertvision.pipelines.workspace.creation import feature_workspace, planned_r
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.workspace import Workspace
-from bertvision.verbs.analyses.probe import probe_table
 
 TRAIN = [("a", 0), ("a", 1), ("a", 1), ("b", 0), ("c", 1), ("c", None)]
 

@@ -30,9 +30,13 @@ from bertvision.jobs.reading import (
 )
 from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.readouts.options import CROSS_ENCODER, SCORERS, RankOptions
-from bertvision.pipelines.readouts.options import PAIR_SCORERS
-from bertvision.pipelines.readouts.options import SimilarityOptions
+from bertvision.pipelines.readouts.options import (
+    CROSS_ENCODER,
+    PAIR_SCORERS,
+    SCORERS,
+    RankOptions,
+    SimilarityOptions,
+)
 
 
 class Ranked(ShownRecord):
@@ -180,9 +184,8 @@ def similarity(
     for name in tasks:
         if (there := check_data(root, encoder, name, text_of(data))) is not None:
             check_snapshots(there, tags)
-    from bertvision.pipelines.readouts.similarity_results import similarity_rows
     from bertvision.pipelines.readouts.similarity_results import similarity as run
-    from bertvision.pipelines.readouts.similarity_results import table
+    from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
 
     found = []
     for space, dataset, name in [
