@@ -62,9 +62,7 @@ _MODULES = {
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
     "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
-    "pipelines.probing.options": ("ProbeOptions",),
-    "pipelines.ranking.options": ("RankOptions",),
-    "pipelines.similarity.options": ("SimilarityOptions",),
+    "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
     "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
     "models.registry": ("build_head",),
@@ -164,10 +162,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
     from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
-    from bertvision.pipelines.probing.options import ProbeOptions as ProbeOptions
-    from bertvision.pipelines.ranking.options import RankOptions as RankOptions
+    from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
+    from bertvision.pipelines.readouts.options import RankOptions as RankOptions
+    from bertvision.pipelines.readouts.options import SimilarityOptions as SimilarityOptions
     from bertvision.pipelines.sharing.head import Head as Head
-    from bertvision.pipelines.similarity.options import SimilarityOptions as SimilarityOptions
     from bertvision.pipelines.tasks.data import Sentence as Sentence
     from bertvision.pipelines.tasks.data import TaskConfig as TaskConfig
     from bertvision.pipelines.tasks.data import TaskData as TaskData

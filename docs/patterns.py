@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from bertvision.pipelines.analysis.structure.edges import expected_layer
+from bertvision.pipelines.readouts.structure import expected_layer
 
 Run = dict[str, Any]
 FAR = "treebank-test"

@@ -25,10 +25,10 @@ from bertvision.jobs.show import (
     with_footnote,
 )
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.results.bootstrap import By, Seeds
 from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.tasks.scores import Metric
 from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.uncertainty import By, Seeds
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
 
@@ -240,9 +240,9 @@ def ensemble_table(result: Values) -> str:
 
 def compare_table(result: Values) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
-    from bertvision.pipelines.results.bootstrap import format_p
     from bertvision.pipelines.results.columns import marked
     from bertvision.pipelines.tasks.scores import METRICS, trivial_metrics
+    from bertvision.pipelines.uncertainty import format_p
 
     names = [marked(result[system], result) for system in ("first", "second")]
     rows = [

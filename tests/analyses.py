@@ -26,12 +26,11 @@ from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens import lens
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.structure.baselines import BASELINES
-from bertvision.pipelines.analysis.structure.measure import METRICS
-from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.analysis.words.context import Samples, context
 from bertvision.pipelines.analysis.words.context_result import ContextResult
 from bertvision.pipelines.analysis.words.uses import Uses
+from bertvision.pipelines.readouts.structure import BASELINES, METRICS
 
 
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:

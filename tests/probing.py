@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertvision.pipelines.probing.batch import Inputs
-from bertvision.pipelines.probing.data import ProbeData
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.partition import Labelled, partition
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe import Inputs
+from bertvision.pipelines.readouts.probe_data import Labelled, ProbeData, partition
 
 
 def blobs(

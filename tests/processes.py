@@ -24,7 +24,7 @@ HEAVY = (
     "bertvision.cli",
     "bertvision.pipelines.extraction.cluster",
     "bertvision.pipelines.finetuning.finetune",
-    "bertvision.pipelines.probing.run",
+    "bertvision.pipelines.readouts.probe_results",
     "bertvision.pipelines.training.train",
 )
 """Imported once; what they import themselves is imported with them."""

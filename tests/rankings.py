@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertvision.pipelines.ranking.metrics import Candidates, tie_order
+from bertvision.pipelines.readouts.rank_metrics import Candidates, tie_order
 
 Rows = Mapping[str, Sequence[tuple[str, str, int, str]]]
 """By part: (query, passage, label, question id)."""

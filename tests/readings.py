@@ -21,8 +21,7 @@ from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models.outputs import SpanOutput
 from bertvision.models.registry import HEADS, build_head
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.summary import probe_rows
+from bertvision.pipelines.readouts.probe_results import ProbeFile, probe_rows
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import is_evaluated
 from bertvision.pipelines.training.trained_head import load_head

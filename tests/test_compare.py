@@ -13,12 +13,12 @@ from byhand import change, fields, forget_digests
 from labs import HEADS, scored_copy
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
-from bertvision.pipelines.results.bootstrap import Difference
 from bertvision.pipelines.results.compare import compare, sentence
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.systems import SystemName, find_system, label
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
+from bertvision.pipelines.uncertainty import Difference
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HEAD = HEADS[0]

@@ -15,9 +15,7 @@ from bertvision.cli import app
 from bertvision.errors import InputError
 from bertvision.jobs.declare import arguments, bound
 from bertvision.pipelines.options import Options, declared, flag
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.ranking.options import RankOptions
-from bertvision.pipelines.similarity.options import SimilarityOptions
+from bertvision.pipelines.readouts.options import ProbeOptions, RankOptions, SimilarityOptions
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.job_options import ExtractOptions, FinetuneOptions, TrainOptions

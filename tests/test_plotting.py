@@ -23,7 +23,7 @@ from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
-from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.plotting.axes import draw
 from bertvision.pipelines.plotting.charts import Curves, HeatMap, points
 

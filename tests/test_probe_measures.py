@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 from probing import as_data, blobs
 
 from bertvision.errors import InputError
-from bertvision.pipelines.probing.batch import Inputs
-from bertvision.pipelines.probing.control import control_labels, unseen_share
-from bertvision.pipelines.probing.mdl import block_ends, code_length, online_code
-from bertvision.pipelines.probing.measure import measure, measure_control
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.partition import Labelled, partition, stratified
-from bertvision.pipelines.probing.scores import accuracy, difference, majority
-from bertvision.pipelines.results.bootstrap import paired_bootstrap
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe import Inputs
+from bertvision.pipelines.readouts.probe_data import Labelled, majority, partition, stratified
+from bertvision.pipelines.readouts.probe_measures import (
+    block_ends,
+    code_length,
+    control_labels,
+    measure,
+    measure_control,
+    online_code,
+    unseen_share,
+)
+from bertvision.pipelines.uncertainty import paired_bootstrap, share, share_difference
 
 OPTIONS = ProbeOptions()
 
@@ -113,22 +118,22 @@ def test_intervals_are_those_of_drawing_examples(seed: int) -> None:
     """Against the paired bootstrap that draws examples one by one: the same distribution."""
     random = np.random.default_rng(seed)
     first, second = random.random(400) < 0.8, random.random(400) < 0.7
-    found = difference(first, second)
+    found = share_difference(first, second)
     drawn = paired_bootstrap(100.0 * first, 100.0 * second, seed=seed)
     assert found.value == pytest.approx(drawn.difference)
     assert (found.low, found.high) == pytest.approx((drawn.low, drawn.high), abs=0.5)
     alone = paired_bootstrap(100.0 * first, np.zeros(400), seed=seed)
-    score = accuracy(first)
+    score = share(first)
     assert score.value == pytest.approx(alone.first)
     assert (score.low, score.high) == pytest.approx((alone.low, alone.high), abs=0.5)
 
 
 def test_intervals_known_answers() -> None:
-    assert accuracy(np.ones(50, bool)) == (100, 100, 100)
-    assert accuracy(np.zeros(50, bool)) == (0, 0, 0)
+    assert share(np.ones(50, bool)) == (100, 100, 100)
+    assert share(np.zeros(50, bool)) == (0, 0, 0)
     same = np.arange(50) % 3 == 0
-    assert difference(same, same) == (0, 0, 0)
-    score = accuracy(np.arange(1000) < 500)
+    assert share_difference(same, same) == (0, 0, 0)
+    score = share(np.arange(1000) < 500)
     half = 1.96 * np.sqrt(0.25 / 1000) * 100
     assert (score.low, score.high) == pytest.approx((50 - half, 50 + half), abs=0.2)
 

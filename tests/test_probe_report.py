@@ -13,16 +13,14 @@ from reports import Page, read_table
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import (
-    ControlRecord,
-    MdlRecord,
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe_measures import ControlRecord, MdlRecord
+from bertvision.pipelines.readouts.probe_results import (
     ProbeFile,
     ProbeRecord,
     packed,
+    probe_rows,
 )
-from bertvision.pipelines.probing.scores import accuracy
-from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
@@ -30,6 +28,7 @@ from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed
+from bertvision.pipelines.uncertainty import share
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -64,15 +63,15 @@ def put_probes(
                 keys = [(i,) for i in range(layers)] + ([(1, layers - 1)] if more else [])
                 for key in keys:
                     distance = abs(key[0] - layers // 2) / layers
-                    share = 0.6 + 0.08 * at - 0.1 * distance + 0.05 * (pooling == "mean")
-                    right = random.random(N) < share
-                    score = accuracy(right)
+                    chance = 0.6 + 0.08 * at - 0.1 * distance + 0.05 * (pooling == "mean")
+                    right = random.random(N) < chance
+                    score = share(right)
                     record = ProbeRecord(
                         layers=key,
                         accuracy=score.value,
                         low=score.low,
                         high=score.high,
-                        held_out=100 * share,
+                        held_out=100 * chance,
                         weight_decay=[1e-4],
                         epochs=[40],
                         correct=packed(right),

@@ -27,11 +27,14 @@ from bertvision.pipelines.extraction.layers import (
     wanted_layers,
 )
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.probing.cache import ProbeCache
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.run import probe
-from bertvision.pipelines.probing.summary import best_layer, probe_rows
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe_results import (
+    ProbeFile,
+    Probing,
+    best_layer,
+    probe,
+    probe_rows,
+)
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -136,9 +139,9 @@ def test_probes_read_the_layer_and_the_rows_they_say(space: Workspace) -> None:
     """The record's scores are those of a probe on features read by hand."""
     import torch
 
-    from bertvision.pipelines.probing.batch import Inputs
-    from bertvision.pipelines.probing.data import read_data
-    from bertvision.pipelines.probing.measure import measure
+    from bertvision.pipelines.readouts.probe import Inputs
+    from bertvision.pipelines.readouts.probe_data import read_data
+    from bertvision.pipelines.readouts.probe_measures import measure
 
     (file,) = run(space, poolings=("mean",), concat=["0+2"])
     data = read_data(space.dataset("bigram_shift"), OPTIONS)
@@ -160,9 +163,9 @@ def test_a_second_call_trains_nothing_and_another_layer_alone(
 ) -> None:
     run(space, layers=[2])
     loaded: list[Any] = []
-    load = ProbeCache.load
+    load = Probing.load
     monkeypatch.setattr(
-        ProbeCache, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
+        Probing, "load", lambda self, group: loaded.append(list(group)) or load(self, group)
     )
     before = run(space, layers=[2])[0].place(space.root).read_bytes()
     assert not loaded
@@ -178,8 +181,8 @@ def test_control_and_code_are_added_to_what_is_there(
 ) -> None:
     (plain,) = run(space, poolings=("mean",))
     trained = []
-    train = ProbeCache._train
-    monkeypatch.setattr(ProbeCache, "_train", lambda self, *a: trained.append(a) or train(self, *a))
+    train = Probing._train
+    monkeypatch.setattr(Probing, "_train", lambda self, *a: trained.append(a) or train(self, *a))
     (more,) = run(space, poolings=("mean",), control=True, mdl=True)
     assert not trained
     for before, after in zip(plain.probes, more.probes, strict=True):
@@ -196,7 +199,7 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from bertvision.pipelines.probing.results import ProbeFile
+from bertvision.pipelines.readouts.probe_results import ProbeFile
 from test_probe_run import OPTIONS, run
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +11,26 @@ import torch
 from probing import as_data, blobs
 from torch import nn
 
-from bertvision.pipelines.probing.batch import Inputs, ProbeBatch, logits
-from bertvision.pipelines.probing.early_stopping import EarlyStopping
-from bertvision.pipelines.probing.measure import measure
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.scores import majority
-from bertvision.pipelines.probing.trainer import predictions, train, train_alike
+from bertvision.pipelines.readouts.batched import (
+    EarlyStopping,
+    FixedEpochs,
+    Rule,
+    Stack,
+    TorchOptimiser,
+)
+from bertvision.pipelines.readouts.batched import train as train_batched
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe import (
+    Batch,
+    Classifiers,
+    Inputs,
+    logits,
+    predictions,
+    train,
+    train_alike,
+)
+from bertvision.pipelines.readouts.probe_data import majority
+from bertvision.pipelines.readouts.probe_measures import measure
 
 QUICK = ProbeOptions(max_epochs=12)
 
@@ -47,70 +62,60 @@ def test_probes_trained_together_are_those_trained_one_by_one(
             assert (found.correct[0] == together.correct[i]).all()
 
 
+def stacked(models: int, rule: Rule, *, hidden: int = 0, decay: float = 0.1) -> Stack[Batch]:
+    adam = partial(torch.optim.Adam, lr=0.01, weight_decay=decay, fused=True)
+    readout = Classifiers(6, 4, hidden, np.arange(models))
+    where = torch.device("cpu")
+    return Stack(readout, 5, lambda p: TorchOptimiser(p, adam), rule, device=where)
+
+
 @pytest.mark.parametrize("hidden", [0, 7], ids=["linear", "mlp"])
 def test_a_step_is_that_of_torch_with_the_weight_decay_on_everything(hidden: int) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(3, 20, 6), torch.randint(0, 4, (20,))
-    batch = ProbeBatch(
-        3, 6, 4, hidden=hidden, lr=0.01, weight_decay=0.1, seed=5, device=torch.device("cpu")
-    )
+    probes = stacked(3, EarlyStopping(3, 1), hidden=hidden)
+    starts = [p.detach().clone() for p in probes.parameters]
+    assert all((p[0] == p[2]).all() for p in starts)  # the same start for every input
+    for _ in range(5):
+        probes.step(Batch(x, y))
     for i in range(3):
-        parts = [p[i] for p in batch.parameters]
         layers = [nn.Linear(6, 7), nn.Sigmoid(), nn.Linear(7, 4)] if hidden else [nn.Linear(6, 4)]
         model = nn.Sequential(*layers)
         with torch.no_grad():
-            for own, part in zip(model.parameters(), parts, strict=True):
-                own.copy_(part)
+            for own, part in zip(model.parameters(), starts, strict=True):
+                own.copy_(part[i])
         adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
         for _ in range(5):
             adam.zero_grad()
             nn.functional.cross_entropy(model(x[i]), y).backward()
             adam.step()
-        single = ProbeBatch(
-            1, 6, 4, hidden=hidden, lr=0.01, weight_decay=0.1, seed=5, device=torch.device("cpu")
-        )
-        for _ in range(5):
-            single.step(x[i : i + 1], y)
-        torch.testing.assert_close(logits(single.parameters, x[i : i + 1])[0], model(x[i]))
-    assert all((p[0] == p[2]).all() for p in batch.parameters)  # the same start for every input
+        torch.testing.assert_close(logits(probes.parameters, x)[i], model(x[i]))
 
 
 def test_probes_that_leave_do_not_disturb_those_that_stay() -> None:
     torch.manual_seed(0)
-    x, y = torch.randn(3, 20, 6), torch.randint(0, 4, (20,))
-
-    def made(probes: int) -> ProbeBatch:
-        return ProbeBatch(
-            probes, 6, 4, hidden=0, lr=0.01, weight_decay=0.01, seed=5, device=torch.device("cpu")
-        )
-
-    whole, part = made(3), made(3)
-    for _ in range(4):
-        whole.step(x, y)
-        part.step(x, y)
-    stay = torch.tensor([0, 2])
-    part.keep(stay)
-    for _ in range(4):
-        whole.step(x, y)
-        part.step(x[stay], y)
-    for a, b in zip(part.parameters, whole.parameters, strict=True):
-        torch.testing.assert_close(a, b[stay])
+    batch = Batch(torch.randn(3, 20, 6), torch.randint(0, 4, (20,)))
+    whole = stacked(3, FixedEpochs(np.array([2, 2, 2])), decay=0.01)
+    part = stacked(3, FixedEpochs(np.array([2, 1, 2])), decay=0.01)
+    train_batched([whole, part], lambda epoch: [batch] * 4, epochs=2)
+    for a, b in zip(part.best, whole.best, strict=True):
+        torch.testing.assert_close(a[[0, 2]], b[[0, 2]])
+        assert not torch.equal(a[1], b[1])
+    assert part.epochs.tolist() == [2, 1, 2]
 
 
 def test_early_stopping_known_answer() -> None:
-    # new bests at looks 1, 3 and 6; misses at 2, 4, 5, 7, 8: the third one is one too many for 2
+    # new bests at looks 1 and 3; the third miss, at look 5, ends it: nothing counts any more
     scores = [0.5, 0.4, 0.6, 0.6, 0.55, 0.7, 0.7, 0.69]
-    rule = EarlyStopping(1, tenacity=2)
+    rule = EarlyStopping(1, misses=3)
     looks = [rule.look(np.array([s])) for s in scores]
-    assert [bool(look.improved[0]) for look in looks] == [True, False, True, False, False, True] + [
-        False
-    ] * 2
+    assert [bool(look.improved[0]) for look in looks] == [True, False, True] + [False] * 5
     assert [bool(look.stopped[0]) for look in looks] == [False] * 4 + [True] * 4
-    assert rule.best[0] == 0.7
+    assert rule.best[0] == 0.6
 
 
 def test_misses_are_counted_over_the_whole_training() -> None:
-    rule = EarlyStopping(2, tenacity=5)
+    rule = EarlyStopping(2, misses=6)
     ended = [
         tuple(rule.look(np.array([a, 0.1 * i])).stopped)
         for i, a in enumerate([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.5, 0.5])
@@ -124,7 +129,11 @@ def test_the_chosen_probe_is_the_one_of_the_best_look() -> None:
     learn, held_out, test = rows(300, 450, 600)
     options = ProbeOptions(max_epochs=40, tenacity=1, weight_decays=(1e-4,))
     chosen = train(inputs, y, learn, held_out, 3, options)
-    again = train_alike(inputs, y, learn, 3, options, chosen)
+    again = train_alike(
+        *(inputs, y, learn, 3, options),
+        weight_decay=chosen.weight_decay,
+        epochs=chosen.epochs,
+    )
     assert chosen.epochs[0] < 40
     torch.testing.assert_close(chosen.parameters, again.parameters)
     right = predictions(chosen.parameters, inputs, held_out)[0] == labels[300:450]

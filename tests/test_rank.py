@@ -18,8 +18,8 @@ from terminal import cells, done, run
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
-from bertvision.pipelines.ranking.metrics import Candidates, score_questions
-from bertvision.pipelines.ranking.rank import rank
+from bertvision.pipelines.readouts.rank_metrics import Candidates, score_questions
+from bertvision.pipelines.readouts.rank_systems import rank
 from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace

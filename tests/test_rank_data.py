@@ -9,7 +9,7 @@ import pytest
 from rankings import write_aligned, write_table
 
 from bertvision.errors import InputError
-from bertvision.pipelines.ranking.metrics import Candidates
+from bertvision.pipelines.readouts.rank_metrics import Candidates
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
 from bertvision.pipelines.tasks.task import load_task

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankings import candidates, random_candidates
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.pipelines.ranking.metrics import (
+from bertvision.pipelines.readouts.rank_metrics import (
     Candidates,
     QuestionScores,
     expected_at_random,

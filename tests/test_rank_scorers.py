@@ -12,23 +12,25 @@ from rankings import candidates, random_candidates
 
 from bertvision.errors import InputError
 from bertvision.pipelines.extraction.layers import parse_inputs
-from bertvision.pipelines.ranking.bm25 import bm25
-from bertvision.pipelines.ranking.inputs import scaled, stacked
-from bertvision.pipelines.ranking.metrics import (
-    Candidates,
-    expected_at_random,
-    score_questions,
-    tie_order,
-)
-from bertvision.pipelines.ranking.options import SCORERS, RankOptions, ScorerName
-from bertvision.pipelines.ranking.scorers import Bilinear, make_scorer
-from bertvision.pipelines.ranking.training import (
+from bertvision.pipelines.readouts.inputs import end_to_end
+from bertvision.pipelines.readouts.options import SCORERS, RankOptions, ScorerName
+from bertvision.pipelines.readouts.rank import (
     Batch,
+    Bilinear,
     Trained,
     Vectors,
     hinge_loss,
+    make_scorer,
+    scaled,
     score,
     train,
+)
+from bertvision.pipelines.readouts.rank_metrics import (
+    Candidates,
+    bm25,
+    expected_at_random,
+    score_questions,
+    tie_order,
 )
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
@@ -239,12 +241,11 @@ def test_layers_are_read_as_they_are_written() -> None:
 
 
 def test_layers_end_to_end_are_one_wide_input() -> None:
-    random = np.random.default_rng(0)
-    queries, passages = (random.normal(size=(n, 3, 4)).astype(np.float32) for n in (2, 5))
-    given = stacked(queries, passages, [1, 3, 6], [(1, 6), (6, 3)])
-    assert given.queries.shape == (2, 2, 8)
-    np.testing.assert_array_equal(given.passages[1, :, :4], passages[:, 2])
-    np.testing.assert_array_equal(given.passages[1, :, 4:], passages[:, 1])
+    passages = np.random.default_rng(0).normal(size=(5, 3, 4)).astype(np.float32)
+    given = end_to_end(passages, [1, 3, 6], [(1, 6), (6, 3)])
+    assert given.shape == (5, 2, 8)
+    np.testing.assert_array_equal(given[:, 1, :4], passages[:, 2])
+    np.testing.assert_array_equal(given[:, 1, 4:], passages[:, 1])
 
 
 def test_scales_are_those_of_the_training_data_alone() -> None:

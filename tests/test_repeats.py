@@ -25,7 +25,7 @@ from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.repeats.drawing import _apart
 from bertvision.pipelines.repeats.numbered import numbered
-from bertvision.pipelines.repeats.spread import deviation, is_failed, welch
+from bertvision.pipelines.repeats.spread import is_failed, welch
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import BertScores, read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -362,6 +362,10 @@ def test_the_text_of_an_at_sign_may_be_part_of_a_folder(methods: Path) -> None:
 SCORES = st.lists(st.integers(0, 1000).map(lambda n: n / 10), min_size=2, max_size=8)
 
 
+def test_one_run_has_no_interval() -> None:
+    assert welch([1.0], [2.0, 3.0])[1:] == (None, None, "one run alone has no spread")
+
+
 @pytest.mark.filterwarnings("ignore:Precision loss")  # scipy's, where all runs of one are alike
 @given(SCORES, SCORES)
 def test_welch_is_that_of_scipy(a: list[float], b: list[float]) -> None:
@@ -372,12 +376,6 @@ def test_welch_is_that_of_scipy(a: list[float], b: list[float]) -> None:
         return
     expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
-
-
-def test_deviations_have_n_minus_1_and_one_run_has_none() -> None:
-    assert deviation([1.0, 2.0, 3.0, 4.0]) == pytest.approx(math.sqrt(5 / 3))
-    assert deviation([1.0]) is None
-    assert welch([1.0], [2.0, 3.0])[1:] == (None, None, "one run alone has no spread")
 
 
 def test_as_good_as_the_commonest_answer_is_failed() -> None:

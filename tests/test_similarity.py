@@ -20,17 +20,16 @@ from terminal import cells, done, run
 from transformers import AutoModel, AutoTokenizer
 
 from bertvision.errors import NonFiniteError
-from bertvision.pipelines.similarity.metrics import (
+from bertvision.pipelines.readouts.options import SimilarityOptions
+from bertvision.pipelines.readouts.similarity import target_distribution, train_scorer
+from bertvision.pipelines.readouts.similarity_results import (
+    SimilarityFile,
     accuracy,
     agreement,
-    weighted_pearson,
-    weighted_ranks,
+    notes,
 )
-from bertvision.pipelines.similarity.options import SimilarityOptions
-from bertvision.pipelines.similarity.records import SimilarityFile
-from bertvision.pipelines.similarity.rows import notes
-from bertvision.pipelines.similarity.trainer import target_distribution, train_scorer
 from bertvision.pipelines.tasks.sentences.similarity_data import read_similarity
+from bertvision.pipelines.uncertainty import weighted_pearson, weighted_ranks
 
 EXACT = ["--encoding", "float32", "--precision", "32"]
 FAST = ["--epochs", 4, "--resamples", 50]
@@ -246,7 +245,7 @@ def test_a_second_call_measures_nothing_again(copy: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from bertvision.pipelines.similarity.records import SimilarityFile
+from bertvision.pipelines.readouts.similarity_results import SimilarityFile
 from test_similarity import measure_sick
 
 write, calls = SimilarityFile.write, []

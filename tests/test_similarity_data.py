@@ -12,8 +12,7 @@ import pytest
 from similarities import SIZES, write_glue_sts, write_sick, write_sts
 
 from bertvision.errors import InputError
-from bertvision.pipelines.similarity.baselines import word_overlap
-from bertvision.pipelines.similarity.data import read_parts
+from bertvision.pipelines.readouts.similarity import read_parts, word_overlap
 from bertvision.pipelines.tasks.sentences.similarity_data import ENTAILMENT, read_similarity
 from bertvision.pipelines.workspace.dataset import Dataset, add_dataset
 

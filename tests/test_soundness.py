@@ -16,9 +16,7 @@ from workspaces import write_squad
 
 from bertvision.errors import InputError
 from bertvision.jobs.analyses.probe import probe_table
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.run import probe
-from bertvision.pipelines.probing.summary import probe_rows
+from bertvision.pipelines.readouts.probe_results import ProbeFile, probe, probe_rows
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.report.analyses.probing import probing_sentence
 from bertvision.pipelines.report.build import write_report

@@ -15,39 +15,42 @@ from scipy.stats import spearmanr
 from treebanks import ANNA, drawn_sentence, embedded, store_trees
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.structure.baselines import majority, tree_baselines, unlearned
-from bertvision.pipelines.analysis.structure.edges import (
+from bertvision.pipelines.analysis.structure import result_of
+from bertvision.pipelines.readouts.batched import StackedAdam
+from bertvision.pipelines.readouts.options import StructureOptions
+from bertvision.pipelines.readouts.structure import (
+    DepthProbes,
+    DistanceProbes,
+    Parts,
     RelationProbes,
     UposProbes,
     centre_of_gravity,
     expected_layer,
-)
-from bertvision.pipelines.analysis.structure.gold import (
-    chain,
-    depths,
-    distances,
-    random_tree,
-    spanning_trees,
-)
-from bertvision.pipelines.analysis.structure.intervals import ByLength, Share, interval, score
-from bertvision.pipelines.analysis.structure.measure import (
-    Parts,
+    majority,
     measure,
     structural,
     structural_scores,
+    train,
+    tree_baselines,
+    unlearned,
 )
-from bertvision.pipelines.analysis.structure.options import StructureOptions
-from bertvision.pipelines.analysis.structure.probes import DepthProbes, DistanceProbes
-from bertvision.pipelines.analysis.structure.run import result_of
-from bertvision.pipelines.analysis.structure.scores import (
+from bertvision.pipelines.readouts.trees import (
+    ByLength,
+    Share,
+    chain,
+    depths,
     distance_correlation,
+    distances,
     finds_root,
     gold_of,
+    interval,
     n_edges,
+    random_tree,
     rank_correlation,
     right_edges,
+    score,
+    spanning_trees,
 )
-from bertvision.pipelines.analysis.structure.training import StackedAdam, train
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
 
 HIDDEN = 24
@@ -148,7 +151,7 @@ def test_adam_with_a_rate_for_each_probe_is_torch_s() -> None:
             adam.slow_down(torch.tensor([False, False, True]))
             fresh = mine[2].clone().requires_grad_()
             restarted = torch.optim.Adam([fresh], lr=0.001)
-        adam.step([mine], (gradient,))
+        adam.step((gradient,))
         peer.grad = gradient.clone()
         of_torch.step()
         if k >= 4:

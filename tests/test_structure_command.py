@@ -13,8 +13,7 @@ from reports import read_table
 from terminal import done, run
 from treebanks import write_treebank
 
-from bertvision.pipelines.analysis.structure.measure import METRICS
-from bertvision.pipelines.analysis.structure.training import train
+from bertvision.pipelines.readouts.structure import METRICS, train
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -47,7 +46,7 @@ def test_snapshots_stand_beside_each_other_and_each_is_kept(
         trained.append(given[4])
         return train(*given)
 
-    monkeypatch.setattr("bertvision.pipelines.analysis.structure.measure.train", counted)
+    monkeypatch.setattr("bertvision.pipelines.readouts.structure.train", counted)
     first = run("structure", "0e", *FEW, "-w", space)
     assert first.exit_code == 0
     assert trained == [0, 1]  # a training for each seed
@@ -96,7 +95,7 @@ def test_it_is_in_the_report(space: Path) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_trained(
     stored: Path, given: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertvision.pipelines.analysis.structure.measure.train", None)
+    monkeypatch.setattr("bertvision.pipelines.readouts.structure.train", None)
     found = run("structure", "0e", *given, "-w", stored)
     assert found.exit_code != 0
     assert message in " ".join(found.stderr.split())

@@ -30,11 +30,11 @@ from bertvision.pipelines.report.side_by_side import (
 )
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.answers import per_item
-from bertvision.pipelines.results.bootstrap import paired_bootstrap
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.systems import read_predictions
+from bertvision.pipelines.uncertainty import paired_bootstrap
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

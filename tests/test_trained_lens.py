@@ -15,9 +15,8 @@ from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.mlm.lens import lens
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
-from bertvision.pipelines.analysis.mlm.options import LensOptions
-from bertvision.pipelines.analysis.mlm.trained import TrainedLens, dropped, train_lens
-from bertvision.pipelines.analysis.mlm.words import words_of
+from bertvision.pipelines.readouts.lens import TrainedLens, dropped, train_lens, words_of
+from bertvision.pipelines.readouts.options import LensOptions
 
 WORDS, WIDTH, HIDDEN = 12, 8, 16
 OPTIONS = LensOptions(steps=40, dropout=0.3, lr=0.2)

@@ -26,11 +26,9 @@ from safetensors.torch import load_file
 from bertvision.featurestore.format.arrays import same_metadata
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.probing.options import ProbeOptions
-from bertvision.pipelines.probing.run import probe
-from bertvision.pipelines.probing.summary import probe_rows
-from bertvision.pipelines.ranking.options import RankOptions
-from bertvision.pipelines.ranking.rank import rank
+from bertvision.pipelines.readouts.options import ProbeOptions, RankOptions
+from bertvision.pipelines.readouts.probe_results import probe, probe_rows
+from bertvision.pipelines.readouts.rank_systems import rank
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.results.ensemble import ensemble
 from bertvision.pipelines.results.error_analysis import errors

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from stores import Made
 
-from bertvision.pipelines.analysis.structure.gold import depths
-from bertvision.pipelines.analysis.structure.states import TreeStates
+from bertvision.pipelines.readouts.trees import TreeStates, depths
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 

@@ -19,8 +19,8 @@ from bertvision.jobs.declare import (
     job,
 )
 from bertvision.jobs.reading import StrPath, Tag, parse_tag
-from bertvision.pipelines.analysis.mlm.options import LensOptions
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -30,9 +30,13 @@ from bertvision.jobs.reading import (
 )
 from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.ranking.options import CROSS_ENCODER, SCORERS, RankOptions
-from bertvision.pipelines.similarity.options import SCORERS as SIMILARITY_SCORERS
-from bertvision.pipelines.similarity.options import SimilarityOptions
+from bertvision.pipelines.readouts.options import (
+    CROSS_ENCODER,
+    PAIR_SCORERS,
+    SCORERS,
+    RankOptions,
+    SimilarityOptions,
+)
 
 
 class Ranked(ShownRecord):
@@ -52,7 +56,7 @@ class Ranked(ShownRecord):
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""
-        from bertvision.pipelines.ranking.rows import table
+        from bertvision.pipelines.readouts.rank_results import table
 
         return table(dict(values))
 
@@ -106,7 +110,7 @@ def rank(
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
     if (there := check_data(path_of(workspace), text_of(model), task, text_of(data))) is not None:
         check_snapshots(there, tags)
-    from bertvision.pipelines.ranking.rank import rank as run
+    from bertvision.pipelines.readouts.rank_systems import rank as run
 
     space, dataset = open_data(path_of(workspace), text_of(model), task, text_of(data))
     result = run(
@@ -173,16 +177,15 @@ def similarity(
         WorkspaceError: the data changed since they were added.
         LockedError: another process measures the same data set.
     """
-    names = [parse_choice(n, SIMILARITY_SCORERS, "--scorers") for n in parse_names(scorers)]
+    names = [parse_choice(n, PAIR_SCORERS, "--scorers") for n in parse_names(scorers)]
     check_cluster(scheduler)
     poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
     for name in tasks:
         if (there := check_data(root, encoder, name, text_of(data))) is not None:
             check_snapshots(there, tags)
-    from bertvision.pipelines.similarity.rows import similarity_rows
-    from bertvision.pipelines.similarity.run import similarity as run
-    from bertvision.pipelines.similarity.table import table
+    from bertvision.pipelines.readouts.similarity_results import similarity as run
+    from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
 
     found = []
     for space, dataset, name in [

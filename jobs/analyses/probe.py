@@ -39,7 +39,7 @@ from bertvision.jobs.reading import (
 from bertvision.jobs.show import Row, Rows, Values, number
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting.charts import Chart, curves
-from bertvision.pipelines.probing.options import ProbeOptions
+from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import fill, format_table
 
@@ -110,8 +110,8 @@ def probe(
     for name in tasks:
         if (there := check_data(root, encoder, name, text_of(data), columns)) is not None:
             check_snapshots(there, tags)
-    from bertvision.pipelines.probing.run import probe as run
-    from bertvision.pipelines.probing.summary import probe_rows
+    from bertvision.pipelines.readouts.probe_results import probe as run
+    from bertvision.pipelines.readouts.probe_results import probe_rows
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
@@ -154,7 +154,7 @@ def probe_table(rows: Sequence[Values]) -> str:
     Args:
         rows: see `probe_rows`, as they are.
     """
-    from bertvision.pipelines.probing.summary import DOUBTFUL, by_snapshot
+    from bertvision.pipelines.readouts.probe_results import DOUBTFUL, by_snapshot
 
     poolings = list(dict.fromkeys(row["pooling"] for row in rows))
     joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))

@@ -9,11 +9,11 @@ from bertvision.errors import UnknownNameError
 from bertvision.jobs.analyses.analysed import analysed
 from bertvision.jobs.declare import DEFAULTS, FigurePath, StorePath, WorkspacePath, job
 from bertvision.jobs.reading import Tags, parse_tags
-from bertvision.pipelines.analysis.structure.options import StructureOptions, treebank_splits
+from bertvision.pipelines.readouts.options import StructureOptions, treebank_splits
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.structure.result import StructureResult
+    from bertvision.pipelines.analysis.structure import StructureResult
 
 
 @job
@@ -45,7 +45,7 @@ def structure(
     tags = parse_tags(checkpoint)
 
     def run(space: Workspace, figure: Path | None) -> StructureResult:
-        from bertvision.pipelines.analysis.structure.run import structure as measure
+        from bertvision.pipelines.analysis.structure import structure as measure
 
         return measure(space, tags, split=split, options=options, plot=figure)
 

@@ -14,7 +14,7 @@ from bertvision.pipelines.analysis.groups.languages_result import LanguagesResul
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.structure.result import StructureResult
+from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.analysis.words.context_result import ContextResult
 
 ANALYSES: tuple[type[AnalysisResult], ...] = (

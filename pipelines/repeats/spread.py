@@ -31,6 +31,7 @@ from bertvision.pipelines.tasks.scores import (
     headline_metric,
     trivial_metrics,
 )
+from bertvision.pipelines.uncertainty import deviation
 from bertvision.pipelines.workspace.records import read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -47,15 +48,6 @@ class Difference(NamedTuple):
     high: float | None
     why: str | None = None
     """Why there is no interval."""
-
-
-def deviation(scores: Sequence[float]) -> float | None:
-    """Standard deviation of runs, with n − 1; None of one run.
-
-    Args:
-        scores: of the runs.
-    """
-    return statistics.stdev(scores) if len(scores) > 1 else None
 
 
 def is_failed(score: float, trivial: float) -> bool:

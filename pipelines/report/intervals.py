@@ -1,6 +1,6 @@
 """95 % intervals of scores: what another choice of questions, and of seeds, would have given.
 
-As for differences (`bootstrap`): clusters of items that share a text are drawn with replacement,
+As for differences (`uncertainty`): clusters of items that share a text are drawn with replacement,
 and of a system that was trained with several seeds these too, each by itself. All systems see the
 same draws, so that one pass over them gives the intervals of all.
 """
@@ -8,7 +8,7 @@ same draws, so that one pass over them gives the intervals of all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,12 @@ from bertvision.pipelines.results.systems import read_predictions
 from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.uncertainty import cluster_numbers, drawn_counts, percentiles
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 2_000
-_DRAWS_AT_ONCE = 1 << 22  # bounds the memory: 32 MB of counts
 
 
 class _Items(NamedTuple):
@@ -77,9 +77,7 @@ def add_intervals(
     except (BertvisionError, OSError) as error:
         log.warning("scores stand without intervals, which the data are needed for: %s", error)
         return
-    numbers: dict[Hashable, int] = {}
-    groups = [data.task.group(item) for item in items]
-    member = np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
+    member = cluster_numbers([data.task.group(item) for item in items])
     of = _Items(items, data.task, member, {})
     sums: dict[str, dict[str, Floats]] = {}
     for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
@@ -98,7 +96,7 @@ def add_intervals(
                 by_seed = np.take_along_axis(
                     by_seed, random.integers(0, len(files), by_seed.shape), axis=1
                 )
-            low, high = np.nanpercentile(by_seed.mean(axis=1), [2.5, 97.5])
+            low, high = percentiles(by_seed.mean(axis=1))
             row |= {f"{metric}_low": float(low), f"{metric}_high": float(high)}
             if row.get(metric) == row["score"]:
                 row |= {"score_low": float(low), "score_high": float(high)}
@@ -163,15 +161,8 @@ def _drawn(
     sizes = np.bincount(member).astype(np.float64)
     parts = [(file, name, of) for file, by in sums.items() for name, of in by.items()]
     columns = np.concatenate([*(of for _, _, of in parts), sizes[:, None]], axis=1)
-    random, found = np.random.default_rng(seed), []
-    at_once = max(1, _DRAWS_AT_ONCE // len(sizes))
-    for begin in range(0, resamples, at_once):
-        n = min(at_once, resamples - begin)
-        chosen = random.integers(0, len(sizes), (n, len(sizes)))
-        chosen += len(sizes) * np.arange(n)[:, None]
-        times = np.bincount(chosen.ravel(), minlength=n * len(sizes)).reshape(n, -1)
-        found.append(times.astype(np.float64) @ columns)
-    all_sums = np.concatenate(found)
+    counts = drawn_counts(len(sizes), resamples, np.random.default_rng(seed))
+    all_sums = np.concatenate([times.astype(np.float64) @ columns for times in counts])
     scores: dict[str, dict[str, Floats]] = {}
     at = 0
     for file, name, of in parts:

@@ -11,14 +11,6 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.pipelines.results.answers import check_recorded, item_metrics, per_item
-from bertvision.pipelines.results.bootstrap import (
-    By,
-    Difference,
-    Seeds,
-    format_p,
-    paired_bootstrap,
-    paired_bootstrap_of,
-)
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import (
     find_system,
@@ -35,6 +27,14 @@ from bertvision.pipelines.tasks.scores import (
     headline_metric,
 )
 from bertvision.pipelines.tasks.sentences import metrics as class_metrics
+from bertvision.pipelines.uncertainty import (
+    By,
+    Difference,
+    Seeds,
+    format_p,
+    paired_bootstrap,
+    paired_bootstrap_of,
+)
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from bertvision.pipelines.analysis.attending.relations_result import DIRECTIONS,
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.tasks.trees.treebank import words_of_tokens
+from bertvision.pipelines.uncertainty import percentiles, resampled_means
 
 FEWEST = 10
 """Examples that a relation needs in each half."""
@@ -167,7 +168,5 @@ def _scored(
     which, followed, by_offset = (np.array(column) for column in zip(*found, strict=True))
     total = np.bincount(which, minlength=sentences)
     ahead = np.bincount(which, followed.astype(float) - by_offset, minlength=sentences)
-    drawn = random.integers(0, sentences, (_RESAMPLES, sentences))
-    differences = ahead[drawn].sum(axis=1) / total[drawn].sum(axis=1).clip(1)
-    low, high = np.quantile(differences, [0.025, 0.975])
+    low, high = percentiles(resampled_means(ahead, total, _RESAMPLES, random))
     return float(followed.mean()), float(by_offset.mean()), float(low), float(high)

@@ -17,14 +17,13 @@ from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.items import Items
 from bertvision.pipelines.analysis.mlm.lens import lens as lens_of_array
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
-from bertvision.pipelines.analysis.mlm.options import LensOptions
 from bertvision.pipelines.analysis.mlm.prompts import Prompts
 from bertvision.pipelines.analysis.mlm.sums import Decoder, Floats
-from bertvision.pipelines.analysis.mlm.trained import train_lens
-from bertvision.pipelines.analysis.mlm.words import words_of
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import dimensions
 from bertvision.pipelines.encoders.mlm_head import MlmHead, load_mlm_head
+from bertvision.pipelines.readouts.lens import train_lens, words_of
+from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot, pretrained
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer

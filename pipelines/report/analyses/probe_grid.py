@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.summary import Row
+from bertvision.pipelines.readouts.probe_results import Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.summary import DOUBTFUL, Row
+from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.report.analyses.probe_grid import grid_tables
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column

@@ -9,8 +9,7 @@ from functools import partial
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.drawing.figures import MOST_PANELS
 from bertvision.pipelines.drawing.svg import SERIES
-from bertvision.pipelines.probing.results import ProbeFile
-from bertvision.pipelines.probing.summary import DOUBTFUL, Row, probe_rows
+from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
 from bertvision.pipelines.report.analyses.probe_tables import (
     COMMAND,
     SOURCE,

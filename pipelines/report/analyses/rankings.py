@@ -10,16 +10,16 @@ from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.measurements import read_current
-from bertvision.pipelines.ranking.metrics import expected_at_random, summary
-from bertvision.pipelines.ranking.options import CROSS_ENCODER
-from bertvision.pipelines.ranking.records import (
+from bertvision.pipelines.readouts.options import CROSS_ENCODER
+from bertvision.pipelines.readouts.rank_metrics import expected_at_random, read_qrels, summary
+from bertvision.pipelines.readouts.rank_results import (
     FILE,
     FOLDER,
     Ranking,
+    mark_best,
     read_ranked,
+    system_row,
 )
-from bertvision.pipelines.ranking.rows import mark_best, system_row
-from bertvision.pipelines.ranking.trec_eval import read_qrels
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bertvision.pipelines.readouts.similarity_results import (
+    ALL,
+    Row,
+    SimilarityFile,
+    notes,
+    similarity_rows,
+)
 from bertvision.pipelines.report.analyses.probe_tables import by_registry
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.similarity.metrics import ALL
-from bertvision.pipelines.similarity.records import SimilarityFile
-from bertvision.pipelines.similarity.rows import Row, notes, similarity_rows
 from bertvision.pipelines.workspace.workspace import Workspace
 
 FILES = f"{SimilarityFile.folder}/*/*.json"

@@ -1,7 +1,7 @@
 """Similarity of sentences, as data for extraction.
 
 A sentence is encoded by itself, so that there is one split, ``texts``: every distinct text of a
-scored pair once. The pairs are those of `read_similarity`; `bertvision.pipelines.similarity` scores
+scored pair once. The pairs are those of `read_similarity`; `bertvision.pipelines.readouts` scores
 them.
 """
 

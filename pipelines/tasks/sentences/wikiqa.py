@@ -3,8 +3,8 @@
 To extract, a question and its candidate passages are encoded by themselves, so the splits are
 ``queries`` and ``passages``: every distinct text of train, dev and test once. Which passage stands
 beside which question, and whether it answers, is in the pairs of `read_ranking`;
-`bertvision.pipelines.ranking` ranks by them. To fine-tune, a question and a passage are one window
-and the label is the pair's, with the splits of the data.
+`bertvision.pipelines.readouts.rank` ranks by them. To fine-tune, a question and a passage are one
+window and the label is the pair's, with the splits of the data.
 """
 
 from __future__ import annotations

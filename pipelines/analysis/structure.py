@@ -1,0 +1,496 @@
+"""Structure of a workspace's snapshots: gold trees in each layer, by structural and edge probes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from bertvision.errors import ProvenanceError, counted
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.records import FOLDER
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.drawing.figures import WIDE, Box, check_suffix, panels, sample, series
+from bertvision.pipelines.drawing.layers import layer_plot
+from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.files import to_json
+from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.readouts.batched import Floats
+from bertvision.pipelines.readouts.options import StructureOptions, treebank_splits
+from bertvision.pipelines.readouts.structure import (
+    BASELINES,
+    EDGE_PROBES,
+    METRICS,
+    Baseline,
+    Measured,
+    Metric,
+    Parts,
+    Unlearned,
+    centre_of_gravity,
+    expected_layer,
+    majority,
+    measure,
+    tree_baselines,
+    unlearned,
+)
+from bertvision.pipelines.readouts.trees import ByLength, Share, TreeStates, interval, score
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Scores = Annotated[Floats, Axes.of("tags", "metrics", "layers")]
+BySeed = Annotated[Floats, Axes.of("tags", "seeds", "tasks", "layers")]
+OfParts = Annotated[tuple[Count, ...], Axes.of("parts")]
+
+PERCENT = ("uuas", "root", "upos", "relation")
+"""Metrics in per cent; the others are correlations from −1 to 1."""
+LABELS = {
+    "uuas": "UUAS",
+    "dspr": "DSpr",
+    "root": "root",
+    "nspr": "NSpr",
+    "upos": "part of speech",
+    "relation": "relation",
+    "chain": "chain",
+    "random": "random trees",
+    "majority": "majority",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StructureResult(AnalysisResult):
+    """Structure in the layers of one snapshot, or of several beside each other.
+
+    Attributes:
+        tags: The snapshots.
+        layers: Layer numbers (0 = embedding output).
+        metrics: Metrics of each layer.
+        value: (tags, metrics, layers) means over seeds, in per cent or correlations.
+        low: (tags, metrics, layers) lower end of the 95 % interval over sentences.
+        high: (tags, metrics, layers) upper end.
+        sd: (tags, metrics, layers) standard deviation over seeds; NaN of one seed.
+        baselines: Systems that are scored without hidden states.
+        baseline: (baselines, metrics) scores; NaN where a baseline says nothing.
+        tasks: Tasks of edge probing.
+        upto: (tags, seeds, tasks, layers) accuracy in per cent of mixes of the layers up to each.
+        weights: (tags, seeds, tasks, layers) shares of the layers in the mix of all.
+        parts: Train, dev, and the split that is scored.
+        sentences: Sentences that entered, by part.
+        cut: Sentences left out since they are longer than a window, by part.
+        wordless: Others left out since a word of theirs has no token, by part.
+        untrained: Labels that scored sentences have and training has not.
+        untrained_counts: Number of times that the scored sentences have each.
+        unscored: Labels that training has and no scored sentence.
+        unscored_counts: Number of times that training has each.
+        rank: Rank of the structural probes.
+        units: Units of the hidden layer of the classifiers.
+    """
+
+    kind = "structure"
+    heading = "Structure: trees in hidden states"
+    caption = "Structural probes and edge probing: what of gold trees a probe of each layer tells"
+    reading = (
+        "UUAS: edges of the gold tree, in per cent, that the spanning tree of predicted distances "
+        "has, punctuation left out. DSpr: rank correlation of predicted and gold distances. Root: "
+        "sentences in per cent whose root has the smallest predicted depth. NSpr: rank correlation "
+        "of depths. Correlations are averaged over lengths of 5 to 50 words. Part of speech, "
+        "relation: accuracy in per cent of edge probes on the layer alone, the relation of an arc "
+        "whose two words are given. ± is the standard deviation over seeds; intervals over "
+        "sentences are in what --csv and --json write."
+    )
+    seen = (
+        "Six panels over the layers, a line for each snapshot; dashed are baselines and, of edge "
+        "probing, mixes of all layers up to one."
+    )
+
+    tags: Names
+    layers: Numbers
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
+    value: Scores
+    low: Scores
+    high: Scores
+    sd: Scores
+    baselines: tuple[Baseline, ...]
+    baseline: Annotated[Floats, Axes.of("baselines", "metrics")]
+    tasks: tuple[Metric, ...]
+    upto: BySeed
+    weights: BySeed
+    parts: Names
+    sentences: OfParts
+    cut: OfParts
+    wordless: OfParts
+    untrained: tuple[str, ...]
+    untrained_counts: Annotated[tuple[Count, ...], Axes.of("untrained")]
+    unscored: tuple[str, ...]
+    unscored_counts: Annotated[tuple[Count, ...], Axes.of("unscored")]
+    rank: int
+    units: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        held = ", ".join(
+            f"{n:,} {name}" for name, n in zip(self.parts, self.sentences, strict=True)
+        )
+        return f"Structure, {', '.join(self.tags)}, sentences: {held}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each snapshot and layer, then one for each baseline, without a layer."""
+        lines: list[dict[str, Any]] = []
+        for t, tag in enumerate(self.tags):
+            numbers = {
+                f"{metric}{end}": to_json(values[t, m])
+                for m, metric in enumerate(self.metrics)
+                for end, values in (
+                    ("", self.value),
+                    ("_sd", self.sd),
+                    ("_low", self.low),
+                    ("_high", self.high),
+                )
+            }
+            for k, task in enumerate(self.tasks):
+                numbers[f"{task}_upto"] = to_json(self.upto[t, :, k].mean(axis=0))
+                numbers[f"{task}_weight"] = to_json(self.weights[t, :, k].mean(axis=0))
+            for i, layer in enumerate(self.layers):
+                of_layer = {name: values[i] for name, values in numbers.items()}
+                lines.append({"system": tag, "layer": layer, **of_layer})
+        empty = dict.fromkeys(lines[0]) if lines else {}
+        for name, values in zip(self.baselines, to_json(self.baseline), strict=True):
+            scores = dict(zip(self.metrics, values, strict=True))
+            lines.append({**empty, "system": name, "layer": None, **scores})
+        return lines
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows, with words for what has no layer."""
+        return [
+            row
+            | {
+                "system": LABELS.get(row["system"], row["system"]),
+                "layer": "" if row["layer"] is None else str(row["layer"]),
+            }
+            for row in self.rows()
+        ]
+
+    def columns(self) -> list[Column]:
+        """The metrics, of edge probing on each layer alone."""
+        return [
+            Column("system", "of", "text"),
+            Column("layer", "layer", "text"),
+            *(
+                Column(m, LABELS[m], digits=1 if m in PERCENT else 3, sd=True, interval=False)
+                for m in self.metrics
+            ),
+        ]
+
+    def remarks(self) -> list[str]:
+        """Where edge probes look, and everything that was left out."""
+        said = [
+            self._layers_of(t, k) for t in range(len(self.tags)) for k in range(len(self.tasks))
+        ]
+        for name, n, cut, wordless in zip(
+            self.parts, self.sentences, self.cut, self.wordless, strict=True
+        ):
+            if out := cut + wordless:
+                said.append(
+                    f"{name}: left out {out:,} of {counted(n + out, 'sentence')}, {cut:,} longer "
+                    f"than a window, {wordless:,} with a word that has no token."
+                )
+        for what, labels, counts in (
+            ("Not in training, and counted as wrong", self.untrained, self.untrained_counts),
+            ("In training alone", self.unscored, self.unscored_counts),
+        ):
+            if labels:
+                named = (f"{label} ({n:,})" for label, n in zip(labels, counts, strict=True))
+                said.append(f"{what}: {', '.join(named)}.")
+        return said
+
+    def centres(self) -> Floats:
+        """(tags, seeds, tasks) centres of gravity of the mixes of all layers."""
+        return centre_of_gravity(self.weights, self.layers)
+
+    def expected_layers(self) -> Floats:
+        """(tags, seeds, tasks) expected layers of the mixes up to each; NaN where none adds."""
+        return expected_layer(self.upto, self.layers)
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each snapshot with intervals over sentences, and level baselines."""
+        rows, found = self.rows(), dict[str, Chart]()
+        for m, metric in enumerate(self.metrics):
+            unit = "%" if metric in PERCENT else "correlation"
+            levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
+            label = f"{LABELS[metric]} ({unit})"
+            found[metric] = curves(rows, metric, label, by=["system"], levels=levels)
+        for task in self.tasks:
+            label = f"{LABELS[task]}, mix of the layers up to it (%)"
+            found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
+        return found
+
+    def drawing(self, width: float = WIDE) -> Canvas:
+        """A panel for each metric."""
+        return structure_panels(
+            {
+                metric: {tag: self.value[t, m] for t, tag in enumerate(self.tags)}
+                for m, metric in enumerate(self.metrics)
+            },
+            {
+                task: {tag: self.upto[t, :, k].mean(axis=0) for t, tag in enumerate(self.tags)}
+                for k, task in enumerate(self.tasks)
+            },
+            {
+                metric: dict(zip(self.baselines, self.baseline[:, m], strict=True))
+                for m, metric in enumerate(self.metrics)
+            },
+            self.layers,
+            LABELS,
+            width,
+        )
+
+    def _layers_of(self, t: int, k: int) -> str:
+        """The layers that a task's edge probes look at."""
+        weights, upto = self.weights[t, :, k].mean(axis=0), self.upto[t, :, k].mean(axis=0)
+        expected = expected_layer(upto, self.layers)
+        told = f"{expected:.2f}" if np.isfinite(expected) else "none (no layer adds to the first)"
+        best = self.layers[int(np.argmax(upto))]
+        return (
+            f"{self.tags[t]}, {LABELS[self.tasks[k]]}: centre of gravity of the mix "
+            f"{centre_of_gravity(weights, self.layers):.2f}, expected layer {told}, best mix of "
+            f"the layers up to {best} with {upto.max():.1f}."
+        )
+
+
+def beside(results: Sequence[StructureResult]) -> StructureResult:
+    """Several snapshots in one result.
+
+    Args:
+        results: Results of the same sentences, measured alike.
+
+    Raises:
+        ProvenanceError: they are of different layers or sentences.
+    """
+    first, *others = results
+    for other in others:
+        for name in ("layers", "parts", "sentences", "metrics", "tasks", "baselines"):
+            one, another = getattr(first, name), getattr(other, name)
+            if one != another:
+                raise ProvenanceError(
+                    f"{', '.join(first.tags)} and {', '.join(other.tags)} cannot stand side by "
+                    f"side: their {name} are {one} and {another}: extract both alike"
+                )
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(result, name) for result in results])
+        for name in ("value", "low", "high", "sd", "upto", "weights")
+    }
+    tags = tuple(tag for result in results for tag in result.tags)
+    return replace(first, tags=tags, **joined)
+
+
+def structure(
+    workspace: Workspace,
+    tags: Sequence[str],
+    *,
+    split: str,
+    options: StructureOptions,
+    plot: Path | None = None,
+) -> StructureResult:
+    """Structure in all layers of snapshots, each measured where it is not kept.
+
+    Args:
+        workspace: Workspace with the stored treebank.
+        tags: The snapshots.
+        split: Split that is scored; probes are trained on the data set's train, and chosen on its
+            dev.
+        options: Settings of the training and the intervals.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, or a split holds no trees.
+        ProvenanceError: splits were not extracted alike.
+        CorruptStoreError: what is stored is damaged.
+    """
+    names = treebank_splits(split)
+    folder = workspace.root / FOLDER
+    drawn = plot or folder / f"{StructureResult.kind}-{'+'.join(tags)}-{split}.svg"
+    check_suffix(drawn)
+    default = asdict(StructureOptions())
+    given = {name: Given(value, default[name]) for name, value in asdict(options).items()}
+    results = []
+    for tag in tags:
+        splits = [workspace.split(tag, name).require_complete() for name in names]
+        _check_alike(splits)
+        job = Job(StructureResult, (tag,), (split,), given, splits)
+        own = drawn if len(tags) == 1 else None
+        measured = partial(_measured, splits, options)
+        results.append(kept_or_measured(workspace, job, measured, own))
+    if len(results) == 1:
+        return results[0]
+    found = beside(results)
+    found.figure().save(drawn)
+    return found
+
+
+def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> StructureResult:
+    parts = Parts(*map(TreeStates, splits))
+    name = f"structure of {splits[0].tag}"
+    seeds = range(options.seed, options.seed + options.seeds)
+    with progress(options.seeds * options.epochs, name, "epoch") as bar:
+        found = [measure(parts, options, seed, bar.update) for seed in seeds]
+    return result_of(str(splits[0].tag), parts, found, options)
+
+
+def result_of(
+    tag: str, parts: Parts, found: Sequence[Measured], options: StructureOptions
+) -> StructureResult:
+    """The result of the probes of all seeds, with baselines and intervals.
+
+    Args:
+        tag: Tag of the snapshot.
+        parts: Its sentences.
+        found: Scores of the probes, by seed.
+        options: Settings of the training and the intervals.
+    """
+    layers = len(parts.scored.layers)
+    alone, upto = [], []
+    for measured in found:
+        scores = {metric: scale(metric) * score(of) for metric, of in measured.scored.items()}
+        alone.append([scores[metric][:layers] for metric in METRICS])
+        # the mix of the first layer alone is that layer's own probe
+        mixes = (np.append(scores[task][:1], scores[task][layers:]) for task in EDGE_PROBES)
+        upto.append(list(mixes))
+    each = np.array(alone)
+    means = {metric: _mean([of.scored[metric] for of in found]) for metric in METRICS}
+    ends = np.array(
+        [scale(m) * interval(of, options.resamples)[:layers] for m, of in means.items()]
+    )
+    lacking = {task: unlearned(parts.train, parts.scored, task) for task in EDGE_PROBES}
+    untrained, unscored = (_both(lacking, side) for side in (0, 1))
+    return StructureResult(
+        tags=(tag,),
+        layers=parts.scored.layers,
+        metrics=METRICS,
+        value=each.mean(axis=0)[None],
+        low=ends[None, :, :, 0],
+        high=ends[None, :, :, 1],
+        sd=(each.std(axis=0, ddof=1) if len(each) > 1 else np.full_like(each[0], np.nan))[None],
+        baselines=BASELINES,
+        baseline=_baselines(parts, options.seed),
+        tasks=tuple(EDGE_PROBES),
+        upto=np.array(upto)[None],
+        weights=np.array([of.weights for of in found])[None],
+        parts=tuple(part.split.split for part in parts),
+        sentences=tuple(map(len, parts)),
+        cut=tuple(part.cut for part in parts),
+        wordless=tuple(part.wordless for part in parts),
+        untrained=tuple(label for label, _ in untrained),
+        untrained_counts=tuple(n for _, n in untrained),
+        unscored=tuple(label for label, _ in unscored),
+        unscored_counts=tuple(n for _, n in unscored),
+        rank=options.rank,
+        units=options.units,
+    )
+
+
+def scale(metric: Metric) -> float:
+    """The factor that a metric is shown by."""
+    return 100.0 if metric in PERCENT else 1.0
+
+
+def _baselines(parts: Parts, seed: int) -> Floats:
+    """(baselines, metrics) scores, means over trees; NaN where a baseline says nothing."""
+    found = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
+    values = [
+        [scale(m) * score(found[b][m]).mean() if m in found[b] else np.nan for m in METRICS]
+        for b in BASELINES
+    ]
+    return np.array(values, np.float64)
+
+
+def _mean(scored: Sequence[Share | ByLength]) -> Share | ByLength:
+    """The mean over seeds sentence by sentence, whose score is the mean of the scores."""
+    first = scored[0]
+    return first._replace(**{first._fields[0]: np.mean([of[0] for of in scored], axis=0)})
+
+
+def _both(lacking: Mapping[Metric, Unlearned], side: int) -> list[tuple[str, int]]:
+    return [found for of in lacking.values() for found in of[side]]
+
+
+def _check_alike(splits: Sequence[ActivationSplit]) -> None:
+    """Refuse parts that hold other layers, or the same in another encoding."""
+    first, *others = splits
+    for other in others:
+        if other.record.layers != first.record.layers:
+            raise ProvenanceError(
+                f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
+                f"{layers_text(other.record.layers)}: extract the same layers of both"
+            )
+        for field in ("encoding", "precision", "max_length", "weights_sha256"):
+            one, another = (
+                {**x.record.provenance, "encoding": x.record.encoding}.get(field)
+                for x in (first, other)
+            )
+            if one != another:
+                raise ProvenanceError(
+                    f"{first.name} has {field} = {one!r}, {other.name} {another!r}: extract all "
+                    "splits of the treebank alike, into another --store"
+                )
+
+
+Lines = Mapping[str, Mapping[str, Floats]]
+_UPTO = ", all layers up to it"
+
+
+def structure_panels(
+    alone: Lines,
+    upto: Lines,
+    baselines: Mapping[str, Mapping[str, float]],
+    layers: Sequence[int],
+    names: Mapping[str, str],
+    width: float,
+) -> Canvas:
+    """Panels over the layers, with one legend.
+
+    Args:
+        alone: (layers,) scores by metric and snapshot.
+        upto: The same of mixes, of the metrics that have them; drawn dashed.
+        baselines: Scores by metric and baseline, NaN for none; drawn dashed.
+        layers: Numbers of the layers.
+        names: Names of metrics and baselines.
+        width: Width in px.
+    """
+    tags = list(dict.fromkeys(tag for lines in alone.values() for tag in lines))
+    others = [name for name in dict.fromkeys(n for of in baselines.values() for n in of)]
+    number = {name: i for i, name in enumerate([*tags, *others])}
+
+    def draw(c: Canvas, metric: str, box: Box) -> None:
+        levels = {
+            name: np.full(len(layers), level)
+            for name, level in baselines.get(metric, {}).items()
+            if np.isfinite(level)
+        }
+        lines = [
+            *((name, line, "") for name, line in alone[metric].items()),
+            *((name, line, "dashed") for name, line in upto.get(metric, {}).items()),
+            *((name, line, "dashed") for name, line in levels.items()),
+        ]
+        values = np.concatenate([*(line for _, line, _ in lines), [0.0]])
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        p = layer_plot(c, box, layers, (1.1 * low, 1.1 * high or 1.0), "")
+        for name, line, cls in lines:
+            points = list(zip(layers, map(float, line), strict=True))
+            tips = [f"{names.get(name, name)}: layer {at}, {value:.4g}" for at, value in points]
+            series(p, number[name], points, tips, cls=cls, r=2.5 if cls else 4)
+
+    entries = [sample(number[tag], tag) for tag in tags]
+    if upto:
+        entries += [sample(number[tag], f"{tag}{_UPTO}", "dashed") for tag in tags]
+    entries += [sample(number[name], names.get(name, name), "dashed") for name in others]
+    titles = [(metric, names.get(metric, metric)) for metric in alone]
+    return panels(titles, draw, entries, width)

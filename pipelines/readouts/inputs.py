@@ -1,0 +1,133 @@
+"""What readouts of pooled states have in common: the vectors they read, and a folder of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import WorkspaceError
+from bertvision.featurestore.format.names import EncodingName, SnapshotTag
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.extraction.features import ensure_features
+from bertvision.pipelines.extraction.layers import LayerChoice, Layers, needed_layers
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Float32s = npt.NDArray[np.float32]
+UNTRAINED = "untrained"
+"""Tag of the twin with random weights."""
+
+
+class Extraction(TypedDict, total=False):
+    """How hidden states are extracted that are missing; see `ensure_features`."""
+
+    encoding: EncodingName | None
+    """Encoding of these hidden states."""
+    precision: str
+    """Precision of the forward pass."""
+    scheduler: str | None
+    """Address of a cluster that extracts."""
+
+
+@contextmanager
+def extracted(
+    workspace: Workspace,
+    tags: Sequence[str],
+    dataset: str | None,
+    splits: Sequence[str],
+    poolings: Sequence[TokenPooling],
+    choice: LayerChoice,
+    extraction: Extraction,
+    folder: Path,
+    doing: str,
+) -> Iterator[None]:
+    """Extract the hidden states that are missing, and hold the lock of a folder of results.
+
+    Args:
+        workspace: Workspace with the snapshots.
+        tags: The snapshots.
+        dataset: An added data set; None is the workspace's own data.
+        splits: Splits of the data.
+        poolings: Poolings over the tokens of a window; none reads no hidden states.
+        choice: Choice of the inputs.
+        extraction: Settings of the extraction.
+        folder: Folder of the results.
+        doing: The work that holds the lock, for the message of another process.
+
+    Raises:
+        InputError: there is no such layer or pooling.
+        ProvenanceError: what is stored was not extracted alike; names the field.
+        LockedError: another process works in the folder.
+    """
+    if poolings:
+        depth = workspace.config.model.num_hidden_layers
+        layers = needed_layers(choice, poolings, depth)
+        ensure_features(workspace, tags, dataset, splits, poolings, layers=layers, **extraction)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / ".lock", doing):
+        yield
+
+
+def with_twin(tags: Sequence[str], untrained: bool) -> list[SnapshotTag]:
+    """Snapshots in order, with the untrained twin if it is asked for."""
+    return sorted({SnapshotTag(tag) for tag in (*tags, *([UNTRAINED] if untrained else []))})
+
+
+def read_inputs(pooled: PooledSplit, inputs: Sequence[Layers]) -> Float32s:
+    """The vectors of inputs that are equally wide, decoded some texts at a time.
+
+    Args:
+        pooled: Stored hidden states.
+        inputs: Layers of each input, as many in each.
+
+    Returns:
+        (texts, inputs, width) in the order of the data.
+    """
+    layers = sorted({layer for chosen in inputs for layer in chosen})
+    width = len(inputs[0]) * pooled.stored.record.hidden_size
+    values = np.empty((len(pooled.stored), len(inputs), width), np.float32)
+    for rows, read in pooled.blocks(layers):
+        values[rows] = end_to_end(read, layers, inputs)
+    return values
+
+
+def check_unchanged(dataset: Dataset, split: str, sha256: str) -> None:
+    """Refuse data that are no longer those that were added to the workspace.
+
+    Args:
+        dataset: An added data set.
+        split: A split of it.
+        sha256: Digest of its files as they are now.
+
+    Raises:
+        WorkspaceError: the files changed.
+    """
+    recorded = dataset.data[split]
+    if sha256 != recorded.sha256:
+        raise WorkspaceError(
+            f"{recorded.source} changed since it was added to {dataset.root} (sha256 "
+            f"{sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old files back, or use "
+            "another --workspace"
+        )
+
+
+def end_to_end(values: Float32s, layers: Sequence[int], inputs: Sequence[Layers]) -> Float32s:
+    """The vectors of inputs, each of a layer or of several end to end.
+
+    Args:
+        values: (texts, layers, hidden)
+        layers: Numbers of these layers.
+        inputs: Layers of each input, as many in each.
+
+    Returns:
+        (texts, inputs, width)
+    """
+    places = [[layers.index(layer) for layer in chosen] for chosen in inputs]
+    return values[:, places].reshape(len(values), len(inputs), -1)

@@ -1,0 +1,313 @@
+"""What probes are held to: scored examples, a control task, the length of a code of the labels.
+
+The accuracy of a probe says little by itself. It may memorise, which its control task shows (Hewitt
+& Liang 2019, EMNLP), or need many examples, which the length of an online code of the labels shows
+(Voita & Titov 2020, EMNLP).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
+from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe import (
+    Done,
+    Inputs,
+    log_likelihoods,
+    predictions,
+    train,
+    train_alike,
+)
+from bertvision.pipelines.readouts.probe_data import Fold, ProbeData
+
+FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+"""Parts of the training examples at which blocks of the online code end; section 4 of the paper."""
+_LOOK_AFTER = 50  # least optimiser steps between two looks of the probe of a small block
+
+
+class Measured(NamedTuple):
+    """Probes on several inputs, over all folds."""
+
+    correct: Bools
+    """(inputs, scored examples) whether each is right, in the order of `ProbeData.scored`."""
+    held_out: Floats
+    """(inputs,) accuracy in per cent on the held-out examples, mean over folds."""
+    weight_decay: Floats
+    """(folds, inputs) weight decay that was chosen."""
+    epochs: Ints
+    """(folds, inputs) epochs of the chosen probe."""
+
+
+def measure(
+    inputs: Inputs, data: ProbeData, options: ProbeOptions, done: Done = lambda probes: None
+) -> Measured:
+    """Train probes fold by fold and say of every scored example whether they are right.
+
+    Args:
+        inputs: Features of all examples of the data.
+        data: Labels and folds.
+        options: Settings of the training.
+        done: Is told how many probes ended.
+    """
+    labels = torch.from_numpy(data.labels).to(inputs.values.device)
+    places = {int(row): i for i, row in enumerate(data.scored)}
+    correct = np.zeros((inputs.count, len(places)), bool)
+    probes = []
+    for fold in data.folds:
+        seen, rows = _fold(inputs, fold, options)
+        probes.append(train(seen, labels, rows[0], rows[1], len(data.classes), options, done=done))
+        right = predictions(probes[-1].parameters, seen, rows[2]) == data.labels[fold.test]
+        correct[:, [places[int(row)] for row in fold.test]] = right
+    return Measured(
+        correct,
+        100 * np.mean([p.held_out for p in probes], axis=0),
+        np.stack([p.weight_decay for p in probes]),
+        np.stack([p.epochs for p in probes]),
+    )
+
+
+def _fold(inputs: Inputs, fold: Fold, options: ProbeOptions) -> tuple[Inputs, list[Tensor]]:
+    """The features as a probe of the fold reads them, and the numbers of its examples."""
+    rows = [torch.from_numpy(part).to(inputs.values.device) for part in fold]
+    return inputs.standardised(rows[0]) if options.standardise else inputs, rows
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ControlRecord(_Record):
+    """Scores of a probe on its control task, all in per cent.
+
+    A control task has labels that can only be memorised. For tasks of words it gives every word
+    type a random label; here, for sentences, every distinct sentence (or pair) gets one, drawn from
+    the distribution of the real labels. Almost every sentence of a test split is a new type, about
+    whose label the training says nothing: what a probe can memorise shows in its accuracy on the
+    training examples, which is therefore kept as well, with the share of new types.
+    """
+
+    accuracy: float
+    """On the test examples."""
+    selectivity: float
+    """Accuracy of the probe on the real labels, less that."""
+    memorised: float
+    """Accuracy on the examples that it was trained on."""
+    unseen: float
+    """Share of test examples whose sentence is not among those trained on."""
+
+
+def measure_control(
+    inputs: Inputs,
+    data: ProbeData,
+    options: ProbeOptions,
+    weight_decay: Floats,
+    epochs: Ints,
+    accuracy: Floats,
+    done: Done = lambda probes: None,
+) -> list[ControlRecord]:
+    """Train the same probes on random labels: the weight decay and the epochs are the real ones'.
+
+    Args:
+        inputs: Features of all examples of the data.
+        data: Labels and folds.
+        options: Settings of the training.
+        weight_decay: (folds, inputs) weight decays of the probes on the real labels.
+        epochs: (folds, inputs) epochs of these.
+        accuracy: (inputs,) accuracy of these, in per cent.
+        done: Is told how many probes ended.
+    """
+    random = control_labels(data.texts, data.labels, options.seed)
+    labels = torch.from_numpy(random).to(inputs.values.device)
+    right = np.zeros(inputs.count)
+    memorised, unseen = [], []
+    for fold, decays, until in zip(data.folds, weight_decay, epochs, strict=True):
+        seen, rows = _fold(inputs, fold, options)
+        probes = train_alike(
+            *(seen, labels, rows[0], len(data.classes), options),
+            weight_decay=decays,
+            epochs=until,
+            done=done,
+        )
+        learned, scored = (
+            (predictions(probes.parameters, seen, rows[k]) == random[fold[k]]).sum(axis=1)
+            for k in (0, 2)
+        )
+        right += scored
+        memorised.append(learned / len(fold.train))
+        unseen.append(unseen_share(data.texts, fold.train, fold.test))
+    test = 100 * right / len(data.scored)
+    return [
+        ControlRecord(
+            accuracy=t, selectivity=a - t, memorised=100 * m, unseen=float(np.mean(unseen))
+        )
+        for t, a, m in zip(
+            test.tolist(), accuracy.tolist(), np.mean(memorised, axis=0).tolist(), strict=True
+        )
+    ]
+
+
+def control_labels(texts: Sequence[str], labels: Ints, seed: int) -> Ints:
+    """A random label for every distinct text, the same in all splits.
+
+    The label is a function of text, seed and distribution alone, not of the order of the examples.
+
+    Args:
+        texts: (examples,) texts, each of which is a type.
+        labels: (examples,) real labels, whose distribution is that of the random ones; −1 where
+            there is none.
+        seed: Seed of the labels.
+    """
+    counts = np.bincount(labels[labels >= 0])
+    ends = np.cumsum(counts) / counts.sum()
+    drawn = np.array([_uniform(text, seed) for text in texts])
+    return np.searchsorted(ends, drawn, side="right").astype(np.int64)
+
+
+def unseen_share(texts: Sequence[str], train: Ints, test: Ints) -> float:
+    """Per cent of the test examples whose text none of the training examples has.
+
+    Args:
+        texts: (examples,)
+        train: Numbers of the training examples.
+        test: Numbers of the test examples.
+    """
+    seen = {texts[i] for i in train}
+    return 100 * sum(texts[i] not in seen for i in test) / len(test)
+
+
+def _uniform(text: str, seed: int) -> float:
+    """A number in [0, 1) that looks random and belongs to the text."""
+    digest = hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+class OnlineCode(NamedTuple):
+    """Code lengths of the labels of the training examples.
+
+    The labels are sent in blocks: the first by a code that knows nothing, each other by a probe
+    trained on all blocks before it, from the start. A representation from which labels are easy to
+    learn needs few bits.
+    """
+
+    bits: Floats
+    """(inputs,) length of the online code."""
+    uniform_bits: float
+    """n log₂ K, of the code that knows nothing."""
+    ends: list[int]
+    """Number of examples in the blocks up to each one."""
+
+    @property
+    def compression(self) -> Floats:
+        """(inputs,) how many times shorter than uniform; 1.0 where nothing was learnt."""
+        return self.uniform_bits / self.bits
+
+
+def block_ends(examples: int) -> list[int]:
+    """Where the blocks of so many examples end: `FRACTIONS` of them, empty blocks left out."""
+    return sorted({max(1, round(fraction * examples)) for fraction in FRACTIONS})
+
+
+def code_length(
+    examples: int, classes: int, block_bits: Callable[[int, int], Floats]
+) -> OnlineCode:
+    """Length of the online code: n₁ log₂ K + Σ −log₂ p(block i + 1 | blocks up to i).
+
+    Args:
+        examples: n.
+        classes: K.
+        block_bits: (inputs,) bits of the labels of a block, given by its begin and end, from a
+            model of all labels before it.
+    """
+    ends = block_ends(examples)
+    bits = np.array([ends[0] * np.log2(classes)])
+    for begin, end in zip(ends, ends[1:], strict=False):
+        bits = bits + block_bits(begin, end)
+    return OnlineCode(bits, float(examples * np.log2(classes)), ends)
+
+
+def online_code(
+    inputs: Inputs,
+    labels: Tensor,
+    rows: Tensor,
+    held_out: Tensor,
+    classes: int,
+    options: ProbeOptions,
+    *,
+    done: Done = lambda probes: None,
+) -> OnlineCode:
+    """Code the labels of the training examples with probes on every input.
+
+    Each block's probe is stopped and its weight decay chosen by the loss of the held-out examples,
+    not by their accuracy: bits are a loss, and a probe that is sure and wrong is expensive. The
+    held-out examples are no part of the code. The probe of a small block may take as many optimiser
+    steps as one of all examples, and so many more epochs: it ends because it no longer improves.
+
+    Args:
+        inputs: Features of all examples.
+        labels: (examples,)
+        rows: Numbers of the training examples; they are sent in an order that the seed draws.
+        held_out: Numbers of the held-out examples.
+        classes: Number of classes.
+        options: Settings of the probes.
+        done: Is told how many probes ended.
+    """
+    shuffle = torch.Generator().manual_seed(options.seed)
+    order = rows[torch.randperm(len(rows), generator=shuffle).to(rows.device)]
+    most_steps = options.max_epochs * math.ceil(len(rows) / options.batch_size)
+
+    def block_bits(begin: int, end: int) -> Floats:
+        known, sent = order[:begin], order[begin:end]
+        seen = inputs.standardised(known) if options.standardise else inputs
+        steps = math.ceil(begin / options.batch_size)
+        patient = replace(
+            options,
+            epoch_size=max(options.epoch_size, math.ceil(_LOOK_AFTER / steps)),
+            max_epochs=math.ceil(most_steps / steps),
+        )
+        probes = train(seen, labels, known, held_out, classes, patient, criterion="loss", done=done)
+        nats = -log_likelihoods(probes.parameters, seen, sent, labels).sum(axis=1)
+        return np.asarray(nats / np.log(2))
+
+    return code_length(len(rows), classes, block_bits)
+
+
+class MdlRecord(_Record):
+    """The online code of the training labels for one input; see `OnlineCode`."""
+
+    bits: float
+    uniform_bits: float
+    compression: float
+    ends: list[int]
+
+
+def measure_mdl(
+    inputs: Inputs, data: ProbeData, options: ProbeOptions, done: Done = lambda probes: None
+) -> list[MdlRecord]:
+    """Code the labels of the training examples; in a cross-validation, those of the first fold.
+
+    Args:
+        inputs: Features of all examples of the data.
+        data: Labels and folds.
+        options: Settings of the training.
+        done: Is told how many probes ended.
+    """
+    fold = data.folds[0]
+    labels, rows, held_out = (
+        torch.from_numpy(values).to(inputs.values.device)
+        for values in (data.labels, fold.train, fold.held_out)
+    )
+    code = online_code(inputs, labels, rows, held_out, len(data.classes), options, done=done)
+    return [
+        MdlRecord(bits=b, uniform_bits=code.uniform_bits, compression=c, ends=code.ends)
+        for b, c in zip(code.bits.tolist(), code.compression.tolist(), strict=True)
+    ]
