@@ -163,6 +163,7 @@ def test_sizes_are_of_the_statistics_that_each_encoding_is_stored_with(
     assert found["bfloat16"]["nrmse"] < found["int8"]["nrmse"] < found["int4"]["nrmse"]
 
 
+@pytest.mark.slow
 def test_deviations_of_int4_are_larger_than_those_of_int8(
     module: Any, workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
     assert "in memory float32" in printed
 
 
+@pytest.mark.slow
 def test_trainers_says_of_each_form_what_a_kill_and_a_flipped_bit_leave(tmp_path: Path) -> None:
     report_path = tmp_path / "trainers.json"
     run("trainers.py", "--quick", "--folder", tmp_path, "--json", report_path)
@@ -259,6 +261,7 @@ def test_the_page_shows_what_the_reports_say(module: Any, name: str) -> None:
         assert f"<!-- table: {report.stem} -->" in text
 
 
+@pytest.mark.slow
 def test_frozen_says_after_how_many_epochs_a_store_has_paid_for_itself(
     tmp_path: Path, tiny_bert: Path
 ) -> None:

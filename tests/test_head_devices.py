@@ -120,6 +120,7 @@ def test_what_an_ended_process_left_is_finished_by_the_same_command(
     assert _weights(copy) == _weights(alone)
 
 
+@pytest.mark.slow
 def test_devices_from_python_give_the_rows_of_all_heads(alone: Path, copy: Path) -> None:
     """With processes that are started afresh, as by the command."""
     found = bertvision.train(HEADS, checkpoint="1e", precision="32", workspace=copy, devices=2)

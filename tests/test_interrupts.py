@@ -109,7 +109,7 @@ def test_the_same_call_again_ends_well(tmp_path: Path, call: str) -> None:
     encoding = "int8"  # of which the first shard waits for the channel statistics
     lines = Run(tmp_path / "whole", encoding, call).lines
     assert lines > 20
-    step = max(1, lines // 30)
+    step = max(1, lines // 12)
     for at in range(1 + lines % step, lines, step):
         Run(tmp_path / str(at), encoding, call, at)
 

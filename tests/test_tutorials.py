@@ -96,7 +96,13 @@ def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [output for cell in code for output in cell.outputs]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if n else [])
+        for n, path in enumerate(NOTEBOOKS)
+    ],
+)
 def test_a_notebook_runs_and_shows_what_the_committed_one_shows(
     path: Path, quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
