@@ -145,7 +145,9 @@ def test_the_audit_computes_each_window_by_itself(tmp_path: Path) -> None:
     assert [finding["key"] for finding in audited.to_json()["findings"]] == ["2", "3"]
 
 
-@pytest.mark.parametrize("kind", ["lilt", "reformer", "bros", pytest.param("perceiver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["lilt", "reformer", "bros", pytest.param("perceiver", marks=pytest.mark.slow)]
+)
 def test_a_family_that_cannot_be_computed_is_refused_in_a_sentence(
     kind: str, tmp_path: Path
 ) -> None:
