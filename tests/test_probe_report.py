@@ -23,10 +23,14 @@ from bertvision.pipelines.probing.results import (
 )
 from bertvision.pipelines.probing.scores import accuracy
 from bertvision.pipelines.probing.summary import probe_rows
-from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
-from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
-from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read_tables
+from bertvision.pipelines.report.build import find_table, read_tables, write_report
+from bertvision.pipelines.report.probing import (
+    _best_pooling,
+    _reference,
+    probe_tip,
+    shown_lines,
+)
+from bertvision.pipelines.report.table import DIFFERENT
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed

@@ -88,8 +88,7 @@ def test_nothing_leaves_the_page_or_covers_anything(
     assert found["wide"] == found["out"] == found["overlaps"] == []
     assert found["anchors"] > 5
     assert found["dead"] == []
-    narrow = width == PHONE
-    assert (found["narrowFigures"] > 0, found["wideFigures"] > 0) == (narrow, not narrow)
+    assert found["figures"] > 0
 
 
 def test_nothing_is_fetched_and_nothing_runs(measured: dict[int, dict[str, Any]]) -> None:
@@ -103,7 +102,6 @@ def test_print_cuts_nothing(measured: dict[int, dict[str, Any]]) -> None:
     upright = measured[PORTRAIT]
     assert upright["wide"] == upright["out"] == upright["overlaps"] == []
     assert [name for name in upright["scrolled"] if not name.endswith("huge")] == []
-    assert upright["narrowFigures"] == 0
     assert measured[LANDSCAPE]["scrolled"] == []
 
 

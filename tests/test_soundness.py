@@ -20,8 +20,8 @@ from bertvision.pipelines.probing.results import ProbeFile
 from bertvision.pipelines.probing.run import probe
 from bertvision.pipelines.probing.summary import probe_rows
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.report.analyses.probing import probing_sentence
 from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.report.probing import probing_sentence
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.soundness import doubts, is_doubtful, soundness
 from bertvision.pipelines.tasks.squad.read import Question

@@ -17,18 +17,12 @@ import bertvision
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.jobs.command import show
 from bertvision.pipelines.report import build
-from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.captions import basis
+from bertvision.pipelines.report.build import find_table, read_tables, write_report
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
 from bertvision.pipelines.report.listing import control
 from bertvision.pipelines.report.scores import data_fractions, learning_curve
-from bertvision.pipelines.report.side_by_side import (
-    DIFFERENT,
-    columns_of_all,
-    find_table,
-    read_tables,
-)
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Reading, basis
+from bertvision.pipelines.report.table import DIFFERENT, Table, columns_of_all
 from bertvision.pipelines.results.answers import per_item
 from bertvision.pipelines.results.bootstrap import paired_bootstrap
 from bertvision.pipelines.results.columns import Column
@@ -100,9 +94,9 @@ def test_bert_has_its_interval_in_every_table_whose_caption_promises_them(
     of = {r["checkpoint"]: (r["score_low"], r["score"], r["score_high"]) for r in results.bert}
     controls = [r | {"trained_on": "0e"} for r in results.heads if r["trained_on"] == "0.5e"]
     sections = (
-        learning_curve(results),
-        data_fractions(results),
-        control(results._replace(heads=controls)),
+        learning_curve(Reading(lab, results, [])),
+        data_fractions(Reading(lab, results, [])),
+        control(Reading(lab, results._replace(heads=controls), [])),
     )
     for section in sections:
         (table,) = section.tables

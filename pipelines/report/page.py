@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bertvision.errors import InputError, counted
-from bertvision.pipelines.drawing.figures import THEME
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.text import fill, size
@@ -199,7 +198,8 @@ def render(
     )
     environment.filters["code"] = in_code
     environment.filters["groupby_order"] = in_groups
-    style = THEME.read_text(encoding="utf-8") + (folder / "style.css").read_text(encoding="utf-8")
+    environment.filters["drawing"] = lambda panel: Markup(panel.svg)  # whose texts are escaped
+    style = (folder / "style.css").read_text(encoding="utf-8")
     return environment.get_template("template.html").render(
         generator=GENERATOR,
         style=Markup(style),  # a file of the package

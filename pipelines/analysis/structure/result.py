@@ -13,14 +13,11 @@ from bertvision.errors import ProvenanceError, counted
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.structure.baselines import Baseline
-from bertvision.pipelines.analysis.structure.drawing import structure_panels
 from bertvision.pipelines.analysis.structure.edges import centre_of_gravity, expected_layer
 from bertvision.pipelines.analysis.structure.gold import Floats
 from bertvision.pipelines.analysis.structure.measure import Metric
-from bertvision.pipelines.drawing.figures import WIDE
-from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -85,8 +82,9 @@ class StructureResult(AnalysisResult):
         "sentences are in what --csv and --json write."
     )
     seen = (
-        "Six panels over the layers, a line for each snapshot; dashed are baselines and, of edge "
-        "probing, mixes of all layers up to one."
+        "Panels over the layers, a line for each snapshot with 95 % intervals over sentences; "
+        "level lines are baselines. Mixes of all layers up to one, of edge probing, have panels "
+        "of their own."
     )
 
     tags: Names
@@ -204,31 +202,13 @@ class StructureResult(AnalysisResult):
             unit = "%" if metric in PERCENT else "correlation"
             levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
             label = f"{LABELS[metric]} ({unit})"
-            found[metric] = curves(rows, metric, label, by=["system"], levels=levels)
+            found[metric] = curves(
+                rows, metric, label, by=["system"], levels=levels, title=LABELS[metric]
+            )
         for task in self.tasks:
             label = f"{LABELS[task]}, mix of the layers up to it (%)"
             found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
         return found
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """A panel for each metric."""
-        return structure_panels(
-            {
-                metric: {tag: self.value[t, m] for t, tag in enumerate(self.tags)}
-                for m, metric in enumerate(self.metrics)
-            },
-            {
-                task: {tag: self.upto[t, :, k].mean(axis=0) for t, tag in enumerate(self.tags)}
-                for k, task in enumerate(self.tasks)
-            },
-            {
-                metric: dict(zip(self.baselines, self.baseline[:, m], strict=True))
-                for m, metric in enumerate(self.metrics)
-            },
-            self.layers,
-            LABELS,
-            width,
-        )
 
     def _layers_of(self, t: int, k: int) -> str:
         """The layers that a task's edge probes look at."""

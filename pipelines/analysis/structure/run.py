@@ -33,8 +33,8 @@ from bertvision.pipelines.analysis.structure.measure import (
 from bertvision.pipelines.analysis.structure.options import StructureOptions, treebank_splits
 from bertvision.pipelines.analysis.structure.result import PERCENT, StructureResult, beside
 from bertvision.pipelines.analysis.structure.states import TreeStates
-from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.plotting import check_suffix
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import first_difference
-from bertvision.pipelines.repeats.drawing import SEEN, draw_runs, title_of
+from bertvision.pipelines.repeats.charts import SEEN, number_chart, numbered, runs_chart, title_of
 from bertvision.pipelines.repeats.methods import Method, read_method
-from bertvision.pipelines.repeats.numbered import curve, numbered
 from bertvision.pipelines.repeats.spread import compare_methods
 from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
-from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.section import Figure, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import signed
@@ -162,16 +160,13 @@ def _runs(compared: Compared) -> Table:
 
 
 def _figures(compared: Compared) -> list[Figure]:
-    found = compared.found
-    make = partial(make_figure, source=_SOURCE, command=f"{compared.command} --plot FILE.svg")
+    found, origin = compared.found, (_SOURCE, f"{compared.command} --plot FILE.svg")
     title = title_of(found)
-    figures = [
-        make("methods", title, f"{title}. {SEEN}", draw=lambda width: draw_runs(found, width))
-    ]
+    figures = [Figure("methods", title, f"{title}. {SEEN}", *origin, [runs_chart(found)])]
     for name, rows in numbered(found["rows"]).items():
         title = f"{name_of(found['metric'])} over the number of {name}"
         seen = "Points are runs, the line is their mean; dashed is fine-tuning without a variant."
         ident = f"methods-{name.replace('.', '-')}"
-        draw = partial(curve, found, rows)
-        figures.append(make(ident, title, f"{title}. {seen}", draw=draw))
+        chart = number_chart(found, rows)
+        figures.append(Figure(ident, title, f"{title}. {seen}", *origin, [chart]))
     return figures

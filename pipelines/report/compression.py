@@ -25,10 +25,9 @@ from bertvision.pipelines.finetuning.latency_record import Latencies, read_laten
 from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores, quantise_command
 from bertvision.pipelines.measurements import weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.report.captions import basis
-from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.report.section import Reading, Section, basis
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.workspace.records import read_run_config
@@ -39,29 +38,22 @@ from bertvision.pipelines.workspace.workspace import Workspace
 _SCORE = ("score", "score_sd", "score_low", "score_high", "command", "baseline")
 
 
-def compression_section(
-    workspace: Workspace, results: Results, left_out: list[str]
-) -> list[Section]:
-    """What was measured of the last snapshot that was scored; none where nothing is compressed.
-
-    Args:
-        workspace: that it is of.
-        results: its rows.
-        left_out: gets a message for each file that is damaged and left out.
-    """
+def compression_section(reading: Reading) -> Section | None:
+    """The last snapshot that was scored, beside what is smaller; None where nothing is."""
+    workspace, results, left_out = reading.workspace, reading.results, reading.left_out
     if not results.bert:
-        return []
+        return None
     encoder = results.bert[-1]
     weights = weights_of_snapshot(workspace, encoder["checkpoint"])
     if weights is None:  # removed since it was scored: nothing is known of its size
-        return []
+        return None
     found = _Encoder(workspace, encoder, weights, left_out)
     rows = [found.row(results.baseline), *found.quantised(results), *found.heads(results)]
     rows += [*found.exits(), *found.pruned()]
     depth = rows[0]["layers"]
     plain = all(r["how"] == "whole" or (r["how"], r["layers"]) == ("head", depth) for r in rows)
     if plain and rows[0]["speed_up"] is None:
-        return []
+        return None
     lead = (
         "What an answer takes: the encoder, as far as it is run, with what stands on it. Retention "
         f"is what the score is above {_trivial(results)}, in per cent of the encoder's, which is "
@@ -76,8 +68,7 @@ def compression_section(
         "compression",
         f"Compressed encoders at {encoder['checkpoint']}: size, {results.score}, speed",
         [
-            Column("name", "system", "text"),
-            Column("how", "how", "text"),
+            *columns("text", name="system", how="how"),
             Column("parameters", "parameters", "count"),
             Column("percent", "% of the encoder"),
             Column("smaller", "smaller (×)", digits=2),
@@ -101,7 +92,7 @@ def compression_section(
         else [],
         joined=compared,
     )
-    return [Section("compression", "Compression", lead, tables=[table])]
+    return Section("compression", "Compression", lead, tables=[table])
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Tables of probes as papers have them: layer × data set, and means by what is asked for."""
+"""Tables of probes: the best layers, layer × data set, means by what is asked for, controls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.probing.summary import Row
+from bertvision.pipelines.probing.results import ProbeFile
+from bertvision.pipelines.probing.summary import DOUBTFUL, Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.registry import POOLINGS
+from bertvision.pipelines.results.columns import Column, columns
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
+from bertvision.pipelines.text import signed
 
+SOURCE = f"{ProbeFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
+COMMAND = "bertvision probe DATA… --checkpoint TAG,TAG --pool cls,sep,mean,max --untrained"
 CATEGORIES = {
     "surface": ("sentence_length", "word_content"),
     "syntactic": ("tree_depth", "top_constituents", "bigram_shift"),
@@ -26,19 +30,144 @@ _WITH_GAINS = 13
 """Layers side by side with their gains; of more there is room for the accuracy alone."""
 
 
-def grid_tables(rows: Sequence[Row], source: str, command: str) -> list[Table]:
-    """Layers side by side for each data set, and means over data sets of the same category.
+def probe_tables(rows: Sequence[Row]) -> list[Table]:
+    """The tables of all probes, whatever their settings.
 
     Args:
-        rows: see `probe_rows`, in order, with ``mark``.
-        source: the files they stand in.
-        command: that makes them.
+        rows: see `probe_rows`.
     """
-    single = [row for row in rows if "+" not in row["layers"]]
-    return [_layers(single, source, command), *_means(single, source, command)]
+    rows = [{**r, "mark": DOUBTFUL if r["doubts"] else ""} for r in rows]
+    ordered = _in_order(rows)
+    return [
+        _best(ordered),
+        _layers(single := [row for row in ordered if "+" not in row["layers"]]),
+        *_means(single),
+        *_joined(ordered),
+        *_controls(ordered),
+    ]
 
 
-def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
+def _marks(rows: Sequence[Row]) -> list[Column]:
+    """The column of marks, where a data set is doubtful."""
+    return [Column("mark", "note", "text")] if any(r["mark"] for r in rows) else []
+
+
+def by_registry(names: set[str]) -> list[str]:
+    """Data sets as the registry lists their tasks: probing tasks from surface to semantics."""
+    known = [task for task in TASKS if task in names]
+    return known + sorted(names.difference(known))
+
+
+def _best(rows: Sequence[Row]) -> Table:
+    """A row for each data set, snapshot and kind of probe, with the best layer of each pooling."""
+    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in rows)]
+    lines: dict[tuple[str, str, str], Row] = {}
+    for r in rows:
+        line = lines.setdefault(
+            (r["dataset"], r["settings"], r["tag"]), {key: r[key] for key in _KEYS}
+        )
+        if r["best"]:
+            gain = "" if r["difference"] is None else f" ({signed(r['difference'])})"
+            p = r["pooling"]
+            line[p] = f"{r['accuracy']:.1f}{gain} @{r['layers']}"
+            line |= {f"{p}_{key}": r[key] for key in _DETAILS}
+    return Table(
+        "probes",
+        "Probes: accuracy of the best layer (@ layer), in brackets its difference from untrained",
+        [
+            Column("tag", "snapshot", "text"),
+            *_marks(rows),
+            Column("probe", "probe", "text"),
+            Column("majority", "majority"),
+            Column("examples", "examples", "count"),
+            *(Column(p, p, "text") for p in poolings),
+        ],
+        list(lines.values()),
+        SOURCE,
+        COMMAND,
+        group="dataset",
+        more=["settings", "doubts", *(f"{p}_{key}" for p in poolings for key in _DETAILS)],
+    )
+
+
+_KEYS = ("dataset", "tag", "mark", "probe", "majority", "examples", "settings", "doubts", "data")
+_DETAILS = (
+    "layers",
+    "accuracy",
+    "low",
+    "high",
+    "held_out",
+    "difference",
+    "difference_low",
+    "difference_high",
+)
+
+
+def _joined(rows: Sequence[Row]) -> list[Table]:
+    """Layers end to end beside the best single layer."""
+    best = {_key(r): r["accuracy"] for r in rows if r["best"]}
+    lines = [
+        {**r, "single": best.get(_key(r)), "more": r["accuracy"] - best.get(_key(r), r["accuracy"])}
+        for r in rows
+        if "+" in r["layers"]
+    ]
+    if not lines:
+        return []
+    shown = [
+        Column("tag", "snapshot", "text"),
+        *_marks(lines),
+        *columns("text", pooling="pooling", layers="layers"),
+        Column("accuracy", "accuracy"),
+        Column("difference", "− untrained", "signed"),
+        Column("single", "best single layer"),
+        Column("more", "difference", "signed"),
+    ]
+    title = "Probes of layers end to end, beside the best single layer"
+    command = f"{COMMAND} --concat first+last"
+    return [Table("probes_joined", title, shown, lines, SOURCE, command, group="dataset")]
+
+
+def _controls(rows: Sequence[Row]) -> list[Table]:
+    """Selectivity and description length of the best layers, where they were measured."""
+    lines = [
+        r for r in rows if r["best"] and (r["selectivity"] is not None or r["bits"] is not None)
+    ]
+    if not lines:
+        return []
+    shown = [
+        Column("tag", "snapshot", "text"),
+        *_marks(lines),
+        *columns("text", pooling="pooling", layers="layer"),
+        *columns(accuracy="accuracy", control="control task"),
+        Column("selectivity", "selectivity", "signed"),
+        *columns(memorised="control, memorised", unseen="unseen sentences (%)"),
+        Column("bits", "code (bits)", digits=0),
+        Column("compression", "compression", digits=2),
+    ]
+    title = "Control task and description length of the best layers"
+    command = f"{COMMAND} --control --mdl"
+    return [Table("probes_control", title, shown, lines, SOURCE, command, group="dataset")]
+
+
+def _key(r: Row) -> tuple[str, str, str, str]:
+    return r["dataset"], r["settings"], r["tag"], r["pooling"]
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by data set as the registry lists tasks, settings, snapshot and pooling."""
+    place = {task: i for i, task in enumerate(by_registry({r["dataset"] for r in rows}))}
+    return sorted(
+        rows,
+        key=lambda r: (
+            place[r["dataset"]],
+            r["settings"],
+            SnapshotTag(r["tag"]).fraction,
+            POOLINGS.index(r["pooling"]),
+        ),
+    )
+
+
+def _layers(rows: Sequence[Row]) -> Table:
     """A row for each data set and each category's mean, by snapshot, pooling and settings."""
     layers = sorted({int(row["layers"]) for row in rows})
     gain = len(layers) <= _WITH_GAINS
@@ -62,13 +191,13 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
         + ", in brackets its difference from untrained" * gain,
         [
             Column("name", "data set", "text"),
-            *([Column("mark", "note", "text")] if any(row["mark"] for row in rows) else []),
+            *_marks(rows),
             Column("best", "best layer", "text"),
             *(Column(f"layer_{i}", str(i), gain=gain) for i in layers),
         ],
         lines,
-        source,
-        command,
+        SOURCE,
+        COMMAND,
         group="group",
         more=[
             *("tag", "pooling", "settings"),
@@ -98,7 +227,7 @@ def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
     return cells
 
 
-def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
+def _means(rows: Sequence[Row]) -> list[Table]:
     """A row for each snapshot and category: of each pooling all layers, and the best one.
 
     They are of the data sets and the layers that every snapshot has with every pooling: else one
@@ -157,8 +286,8 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
                 *(Column(cell, cell.replace("_", ", "), gain=True) for cell in cells),
             ],
             lines,
-            source,
-            command,
+            SOURCE,
+            COMMAND,
             group="group",
             more=["tag", "settings", "datasets", "layers"],
             basis=_basis(rows) + ".",
