@@ -49,6 +49,9 @@ _MAP, _CELL, _NUMBERED, _TICKS = 440, 34.0, 31.0, 13
 """The largest side of a heat map and of its cells, the least side of a cell with a number, all in
 px, and how many layers or attention heads are named at most."""
 
+_LARGEST = 1e100
+"""Size from which a number is not drawn."""
+
 Numbers = Sequence[float]
 Row = Mapping[str, Any]
 Look = Literal["line", "dashed", "points", "faint"]
@@ -391,7 +394,7 @@ def _draw_curves(ax: Axes, chart: Curves) -> Tips:
     there = [(str(line.get_label()), list(np.ravel(line.get_ydata()))) for line in ax.get_lines()]
     level_line = ax.axvline if chart.names else ax.axhline
     for k, (name, level) in enumerate(chart.levels.items()):
-        if (name, [level, level]) not in there:
+        if (name, [level, level]) not in there and abs(level) < _LARGEST:
             dots = (":", "--", "-.")[k % 3]
             level_line(level, color=_GREY, linestyle=dots, linewidth=1.2, label=name, zorder=1)
     if chart.names:
@@ -449,12 +452,12 @@ def _draw_series(
         "label": name,
         "zorder": 1.5 if faint else 2,
     }
-    bars, values = None, np.array(series.values, np.float64)
+    bars, values = None, _drawable(series.values)
     if series.low is not None and series.high is not None:
         # the mean of resamples may lie outside of what is drawn by a last bit
-        below, above = values - np.array(series.low), np.array(series.high) - values
+        below, above = values - _drawable(series.low), _drawable(series.high) - values
         bars = np.maximum(np.stack([below, above]), 0)
-    places = np.array(series.places) + aside
+    places = _drawable(series.places) + aside
     if chart.names:
         drawn = ax.errorbar(values, places, xerr=bars, **style)
     else:
@@ -462,11 +465,19 @@ def _draw_series(
     drawn[0].set_gid(f"series-{number}")
 
 
+def _drawable(values: Numbers | NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Numbers with gaps for those that no axis holds, which only damaged files have."""
+    import numpy as np
+
+    numbers = np.array(values, np.float64)
+    return np.where(np.abs(numbers) < _LARGEST, numbers, np.nan)
+
+
 def _tips(chart: Curves, name: str, series: Series) -> Iterator[str]:
     """A text for each point that is drawn."""
     of_places = chart.of_places.partition(" (")[0]
     for i, (place, value) in enumerate(zip(series.places, series.values, strict=True)):
-        if not math.isfinite(value):
+        if not abs(value) < _LARGEST:  # nor NaN
             continue
         if series.tips:
             yield series.tips[i]
@@ -483,13 +494,13 @@ def _draw_map(ax: Axes, chart: HeatMap) -> Tips:
     import numpy as np
     from matplotlib.patches import Rectangle
 
-    largest = 1.0
+    values, largest = _drawable(chart.values), 1.0
     if chart.signed:
-        finite = np.abs(chart.values[np.isfinite(chart.values)])
+        finite = np.abs(values[np.isfinite(values)])
         largest = chart.largest or (float(finite.max()) if finite.size and finite.any() else 1.0)
     texts = _cell_texts(chart)
     mesh = ax.pcolormesh(
-        np.ma.masked_invalid(chart.values),
+        np.ma.masked_invalid(values),
         cmap=_colours(chart.signed, 0.58 if texts else 0.96),
         vmin=-largest if chart.signed else 0.0,
         vmax=largest,
@@ -524,7 +535,7 @@ def _cell_texts(chart: HeatMap) -> Sequence[Sequence[str]]:
         return ()
     return [
         [f"{value:.2f}".replace("-", "−") if math.isfinite(value) else "" for value in row]
-        for row in (chart.values.round(2) + 0.0)
+        for row in (_drawable(chart.values).round(2) + 0.0)
     ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from reports import HEADS, make_lab
+from reports import HEADS
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
@@ -37,16 +37,10 @@ if TYPE_CHECKING:
 HEAD = HEADS[1]
 
 
-@pytest.fixture(scope="module")
-def lab(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
-    return make_lab(workspace, tmp_path_factory.mktemp("tables") / "lab")
-
-
 @pytest.fixture
-def other(lab: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
-    """The same laboratory at another place, without its activations."""
-    ignored = shutil.ignore_patterns("activations", "report")
-    return Workspace.find(shutil.copytree(lab.root, tmp_path / "other", ignore=ignored))
+def other(lab_copy: OpenWorkspace) -> OpenWorkspace:
+    """The same laboratory at another place."""
+    return lab_copy
 
 
 # --- intervals ----------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from bertvision.pipelines.report.methods import (
     methods_sentence,
     read_compared,
 )
-from bertvision.pipelines.report.page import Report, check_place, write_page
+from bertvision.pipelines.report.page import Page, Report, check_place, write_page
 from bertvision.pipelines.report.probing import probing_section, probing_sentence
 from bertvision.pipelines.report.scores import (
     cross_checkpoint,
@@ -185,18 +185,10 @@ def write_report(
     results, about, headline, sections, left_out = read_contents(workspace, compared=compared)
     files = [workspace.root / run["file"] for run in results.runs]
     files += [path for pattern in _FILES for path in workspace.root.glob(pattern)]
-    return write_page(
-        target,
-        name=workspace.root.name,
-        subject="heads on BERT's activations",
-        heading="The workspace",
-        facts=about,
-        headline=headline,
-        sections=sections,
-        files=files + (compared.files if compared else []),
-        results=len(results.runs),
-        left_out=left_out,
-    )
+    files += compared.files if compared else []
+    name, subject = workspace.root.name, "heads on BERT's activations"
+    top = name, subject, "The workspace", about, headline
+    return write_page(target, Page(*top, sections, files, len(results.runs), left_out))
 
 
 def write_methods(folders: Sequence[str], out: Path) -> Report:
@@ -221,19 +213,12 @@ def write_methods(folders: Sequence[str], out: Path) -> Report:
     first = require_seeds(compared.methods[0].root)[0]
     left_out: list[str] = []
     about = facts(first, read_rows(first, left_out=left_out), left_out)
-    return write_page(
-        target,
-        name=Path(os.path.commonpath([method.root for method in compared.methods])).name
-        or compared.methods[0].name,
-        subject="fine-tuning with several seeds",
-        heading=f"The first run: {first.root.parent.name}, seed {first.config.finetune.seed}",
-        facts=about,
-        headline=[methods_sentence(compared.found)],
-        sections=[methods_section(compared)],
-        files=compared.files,
-        results=len(compared.files),
-        left_out=left_out,
-    )
+    folder = Path(os.path.commonpath([method.root for method in compared.methods]))
+    name, subject = folder.name or compared.methods[0].name, "fine-tuning with several seeds"
+    heading = f"The first run: {first.root.parent.name}, seed {first.config.finetune.seed}"
+    top = name, subject, heading, about, [methods_sentence(compared.found)]
+    files, sections = compared.files, [methods_section(compared)]
+    return write_page(target, Page(*top, sections, files, len(files), left_out))
 
 
 def read_tables(workspace: Workspace, *, intervals: bool = True) -> dict[str, Table]:

@@ -9,10 +9,10 @@ taken from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,14 @@ from bertvision.pipelines.finetuning.latency_record import Latencies, read_laten
 from bertvision.pipelines.finetuning.quantised_record import NAME, QuantisedScores, quantise_command
 from bertvision.pipelines.measurements import weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.report.section import Reading, Section, basis
+from bertvision.pipelines.report.section import (
+    RETENTION,
+    SPEED_UP,
+    Reading,
+    Section,
+    basis,
+    floor_of,
+)
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Results, Row
@@ -35,6 +42,7 @@ from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
+R = TypeVar("R", ExitsResult, PruningResult)
 _SCORE = ("score", "score_sd", "score_low", "score_high", "command", "baseline")
 
 
@@ -56,8 +64,8 @@ def compression_section(reading: Reading) -> Section | None:
         return None
     lead = (
         "What an answer takes: the encoder, as far as it is run, with what stands on it. Retention "
-        f"is what the score is above {_trivial(results)}, in per cent of the encoder's, which is "
-        "less than the ratio of scores that papers give, and not comparable with it; early "
+        f"is what the score is above {floor_of(results) or 0}, in per cent of the encoder's, which "
+        "is less than the ratio of scores that papers give, and not comparable with it; early "
         "exits and masked heads, which are scored on hidden states as they are stored, or on a "
         "part of the items, are compared with all layers and heads of the same measurement. "
         "Speed-up is measured in turns (`bertvision latency`); early exits are counted in layers "
@@ -73,9 +81,9 @@ def compression_section(reading: Reading) -> Section | None:
             Column("percent", "% of the encoder"),
             Column("smaller", "smaller (×)", digits=2),
             Column("score", results.score, sd=True, interval=True),
-            Column("retention", "retention (%)"),
+            RETENTION,
             Column("layers", "layers run"),
-            Column("speed_up", "speed-up (×)", digits=2),
+            SPEED_UP,
         ],
         compared(rows),
         "",
@@ -187,25 +195,23 @@ class _Encoder:
 
     def quantised(self, results: Results) -> list[Row]:
         """With 8-bit linear layers."""
-        found = []
+        rows = []
         for row in (r for r in results.quantised if r["checkpoint"] == self._tag):
             with leaving_out(self._left_out):
                 path = self._workspace.root / row["file"]
                 held = read_record(path, QuantisedScores, quantise_command(self._tag))
                 whole = None if held.whole is None else dict(headline(held.whole))
                 task = self._workspace.config.task.name
-                found.append(
-                    self._system(
-                        **self._scored(row),
-                        name=row["name"],
-                        how="8 bits",
-                        parameters=self._parameters(self._depth),
-                        speed_up=self._speed_up(NAME),
-                        full=whole and whole[headline_metric(task, whole)],
-                    )
-                    | {"bytes": held.bytes}
+                system = self._system(
+                    **self._scored(row),
+                    name=row["name"],
+                    how="8 bits",
+                    parameters=self._parameters(self._depth),
+                    speed_up=self._speed_up(NAME),
+                    full=whole and whole[headline_metric(task, whole)],
                 )
-        return found
+                rows.append(system | {"bytes": held.bytes})
+        return rows
 
     def heads(self, results: Results) -> list[Row]:
         """Heads that were trained on this snapshot, on as many layers as they take."""
@@ -234,52 +240,36 @@ class _Encoder:
 
     def exits(self) -> list[Row]:
         """The fewest layers in the mean that are as good as all but a point, by each criterion."""
-        found = []
-        for file, kept in read_analyses(self._workspace, ExitsResult, self._left_out).items():
-            result = kept.result
-            if self._tag not in kept.weights_sha256 or result.name != self._of_dev:
-                continue
-            for k, criterion in enumerate(result.criteria):
-                found.append(
-                    self._system(
-                        name=f"exits by {criterion}",
-                        how="early exits",
-                        score=float(result.least_scores[k]),
-                        full=float(result.fixed[-1]),
-                        baseline=result.trivial,
-                        parameters=self._parameters(self._depth),
-                        layers=float(result.least[k]),
-                        file=file,
-                        command=kept.command,
-                    )
-                )
-        return found
+        return [
+            self._system(
+                name=f"exits by {criterion}",
+                how="early exits",
+                score=float(result.least_scores[k]),
+                full=float(result.fixed[-1]),
+                baseline=result.trivial,
+                parameters=self._parameters(self._depth),
+                layers=float(result.least[k]),
+                **origin,
+            )
+            for result, origin in self._analyses(ExitsResult)
+            for k, criterion in enumerate(result.criteria)
+        ]
 
     def pruned(self) -> list[Row]:
         """The fewest attention heads that are as good as all but a point."""
-        found = []
-        for file, kept in read_analyses(self._workspace, PruningResult, self._left_out).items():
-            result = kept.result
-            if self._tag not in kept.weights_sha256 or result.name != self._of_dev:
-                continue
+        rows = []
+        for result, origin in self._analyses(PruningResult):
             full = float(result.score[0])
-            enough = np.flatnonzero(result.score >= full - WITHIN)
-            if not len(enough):
-                continue
-            at = int(enough[-1])
-            found.append(
-                self._system(
-                    name=f"{100 * float(result.left[at]):.0f} % of attention heads",
-                    how="masked heads",
-                    score=float(result.score[at]),
-                    full=full,
-                    baseline=result.trivial,
-                    file=file,
-                    command=kept.command,
-                )
-            )
-        return found
+            if len(enough := np.flatnonzero(result.score >= full - WITHIN)):
+                at = int(enough[-1])
+                name = f"{100 * float(result.left[at]):.0f} % of attention heads"
+                score = {"score": float(result.score[at]), "full": full, **origin}
+                how, baseline = "masked heads", result.trivial
+                rows.append(self._system(name=name, how=how, baseline=baseline, **score))
+        return rows
 
-
-def _trivial(results: Results) -> str:
-    return results.trivial[0]["name"].strip("()") if results.trivial else "0"
+    def _analyses(self, kind: type[R]) -> Iterator[tuple[R, dict[str, str]]]:
+        """The results of a kind on dev of this encoder, with their origin."""
+        for file, kept in read_analyses(self._workspace, kind, self._left_out).items():
+            if self._tag in kept.weights_sha256 and kept.result.name == self._of_dev:
+                yield kept.result, {"file": file, "command": kept.command}

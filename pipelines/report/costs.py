@@ -17,11 +17,15 @@ from bertvision.pipelines.plotting import Bars, Curves, Series
 from bertvision.pipelines.report.section import (
     EVALUATE,
     HEADS,
+    PERCENT,
+    RETENTION,
+    SPEED_UP,
     Figure,
     Reading,
     Section,
     basis,
     counts,
+    floor_of,
     pair,
     scored,
     tip,
@@ -47,12 +51,11 @@ def parameters(reading: Reading) -> Section:
         r for r in results.full if r["trained_on"] == r["checkpoint"] and r["percent"] is not None
     ]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was evaluated on the snapshot it was trained on: `bertvision evaluate "
-            "HEAD…` does.",
+        missing = (
+            "No head was evaluated on the snapshot it was trained on: `bertvision evaluate "
+            "HEAD…` does."
         )
+        return Section(ident, title, missing=missing)
     caption = (
         f"{results.title} over the head's parameters in per cent of the encoder's "
         f"({counts(results, rows)}). Named, where "
@@ -81,7 +84,7 @@ def parameters(reading: Reading) -> Section:
         [
             Column("name", "head", "text"),
             Column("parameters", "parameters", "count"),
-            Column("percent", "% of the encoder", digits=3),
+            PERCENT,
             *(
                 Column(key, f"{metrics[metric]} at {tag}", sd=True, interval=metric == "score")
                 for (tag, metric), key in keys.items()
@@ -142,12 +145,11 @@ def costs(reading: Reading) -> Section:
     rows = [*results.bert, *results.full]
     timed = [r for r in rows if any(r[key] for key in _PARTS.values())]
     if not timed:
-        return Section(
-            ident,
-            title,
-            missing=f"No times are recorded: `{BERT_COMMAND}`, `bertvision extract` and "
-            "`bertvision train` record theirs.",
+        missing = (
+            f"No times are recorded: `{BERT_COMMAND}`, `bertvision extract` and "
+            "`bertvision train` record theirs."
         )
+        return Section(ident, title, missing=missing)
     best: dict[tuple[str, str, str], Row] = {}
     for r in timed:
         key = (r["system"], r["trained_on"], r["checkpoint"])
@@ -171,13 +173,13 @@ def costs(reading: Reading) -> Section:
         "Seconds, bytes, retention and speed-up",
         [
             Column("title", "system", "text"),
-            Column("percent", "% of the encoder", digits=3),
+            PERCENT,
             *(Column(key, f"{part} (s)") for part, key in _PARTS.items()),
             Column("seconds", "together (s)"),
             Column("bytes", "stored", "size"),
             Column("score", results.score, sd=True),
-            Column("retention", "retention (%)"),
-            Column("speed_up", "speed-up (×)", digits=2),
+            RETENTION,
+            SPEED_UP,
         ],
         [*bars, *({"title": r["name"], "score": r["score"]} for r in results.trivial)],
         source,
@@ -185,7 +187,7 @@ def costs(reading: Reading) -> Section:
         trace=True,
         basis=basis(results, bars),
     )
-    above = f" above {results.trivial[0]['name'].strip('()')}" if results.trivial else ""
+    above = f" above {floor_of(results)}" if results.trivial else ""
     lead = (
         f"Retention is what the score is{above}, in per cent of what BERT's is at the last "
         "snapshot of the workspace, where BERT is above it; speed-up is BERT's fine-tuning time up "

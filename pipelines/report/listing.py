@@ -9,9 +9,15 @@ from bertvision.pipelines.report.section import (
     EVALUATE,
     HEADS,
     NO_SYSTEM,
+    OF_HEADS,
+    PERCENT,
+    RETENTION,
+    SEEDS,
+    SPEED_UP,
     Reading,
     Section,
     basis,
+    floor_of,
     heading,
     of_bert,
     order,
@@ -38,11 +44,8 @@ def ensembles(reading: Reading) -> Section:
     """Ensembles against their best member."""
     ident, title, results = "ensembles", "Ensembles", reading.results
     if not results.ensembles:
-        return Section(
-            ident,
-            title,
-            missing="There is no ensemble: `bertvision ensemble HEAD… --with-bert` makes one.",
-        )
+        missing = "There is no ensemble: `bertvision ensemble HEAD… --with-bert` makes one."
+        return Section(ident, title, missing=missing)
     metrics = [c for c in results.metrics if c.key not in ("HasAns_exact", *ARGMAX)]
     table = Table(
         "ensembles",
@@ -76,18 +79,17 @@ def control(reading: Reading) -> Section:
     ident, title, results = "control", "Control: before fine-tuning", reading.results
     rows = [r for r in results.heads if is_control(r)]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was trained on the pretrained encoder: `bertvision extract "
-            "--checkpoint 0e`, then `bertvision sweep HEAD… --trained-on 0e --checkpoint 0e`.",
+        missing = (
+            "No head was trained on the pretrained encoder: `bertvision extract "
+            "--checkpoint 0e`, then `bertvision sweep HEAD… --trained-on 0e --checkpoint 0e`."
         )
+        return Section(ident, title, missing=missing)
     lead = (
         "Heads on the activations of the encoder before any fine-tuning. They show how much of the "
         "score the heads' own training makes, and how much comes from the fine-tuned encoder."
     )
     if results.baseline is not None:
-        name = results.trivial[0]["name"].strip("()")
+        name = floor_of(results)
         lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
     table = Table(
         "control",
@@ -95,14 +97,13 @@ def control(reading: Reading) -> Section:
         [
             *columns("text", name="head", trained_on="trained on"),
             Column("fraction", "part", digits=2),
-            Column("seeds", "seeds", "count"),
+            SEEDS,
             *results.metrics,
             Column("bert", f"BERT {results.score}", sd=True),
         ],
         [r | of_bert(results, r) for r in sorted(rows, key=lambda r: (-r["score"], r["name"]))]
         + results.trivial,
-        HEADS,
-        EVALUATE,
+        *OF_HEADS,
         trace=True,
         basis=basis(results, rows),
     )
@@ -119,13 +120,12 @@ def other_task(reading: Reading) -> Section | None:
         "Heads that tell whether a question is answerable, in per cent",
         [
             *columns("text", name="head", trained_on="trained on", checkpoint="evaluated on"),
-            Column("seeds", "seeds", "count"),
-            Column("percent", "% of the encoder", digits=3),
+            SEEDS,
+            PERCENT,
             *columns_of(results.others),
         ],
         sorted(results.others, key=lambda r: (pair(r), r["name"])),
-        HEADS,
-        EVALUATE,
+        *OF_HEADS,
         trace=True,
         basis=basis(results, results.others),
     )
@@ -144,12 +144,12 @@ def all_results(reading: Reading) -> Section:
     shown = [
         Column("name", "system", "text"),
         Column("fraction", "part of the data", digits=2),
-        Column("seeds", "seeds", "count"),
-        Column("percent", "% of the encoder", digits=3),
+        SEEDS,
+        PERCENT,
         *results.metrics,
         Column("difference", f"{results.score} vs BERT", "signed"),
-        Column("retention", "retention (%)"),
-        Column("speed_up", "speed-up (×)", digits=2),
+        RETENTION,
+        SPEED_UP,
     ]
     plain = {"fraction": 1, "speed_up": None, "retention": None}
     same = {key for key, value in plain.items() if all(r[key] == value for r in rows)}

@@ -28,6 +28,7 @@ from bertvision.pipelines.report.section import (
     EVALUATE,
     HEADS,
     NO_SYSTEM,
+    SEEDS,
     Figure,
     Reading,
     Section,
@@ -133,13 +134,12 @@ def cross_checkpoint(reading: Reading) -> Section:
     ident, title, results = "cross-checkpoint", "Across snapshots", reading.results
     heads = [r for r in results.heads if r["fraction"] == 1]
     if all(r["trained_on"] == r["checkpoint"] for r in heads):
-        return Section(
-            ident,
-            title,
-            missing="No head was evaluated on another snapshot than its own: `bertvision extract "
+        missing = (
+            "No head was evaluated on another snapshot than its own: `bertvision extract "
             "--checkpoint TAG --split tune,dev`, then `bertvision evaluate HEAD… --trained-on TAG "
-            "--checkpoint TAG`.",
+            "--checkpoint TAG`."
         )
+        return Section(ident, title, missing=missing)
     names = _best_names(heads, _MAPS)
     n = len({r["name"] for r in heads})
     shown = f"The best {len(names)} of {n} heads" if n > len(names) else "Each head"
@@ -229,12 +229,11 @@ def data_fractions(reading: Reading) -> Section:
     swept = {(r["name"], r["trained_on"]) for r in results.heads if r["fraction"] != 1}
     rows = [r for r in results.heads if (r["name"], r["trained_on"]) in swept]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was trained on a part of the data: `bertvision sweep HEAD… "
-            "--fractions 0.1,0.3,1` does.",
+        missing = (
+            "No head was trained on a part of the data: `bertvision sweep HEAD… "
+            "--fractions 0.1,0.3,1` does."
         )
+        return Section(ident, title, missing=missing)
     caption = (
         f"{results.title} over the part of the training examples that a head was trained on "
         f"({counts(results, rows)}); the dotted line is BERT at the evaluated snapshot. A curve "
@@ -349,12 +348,11 @@ def pooling_section(reading: Reading) -> Section:
     rows, layers = pooling_rows(workspace, left_out), workspace.config.model.num_hidden_layers
     ident, title = "pooling-weights", "Pooling weights by layer"
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head with learned pooling was trained: `bertvision train learned-pooling "
-            "--checkpoint TAG`.",
+        missing = (
+            "No head with learned pooling was trained: `bertvision train learned-pooling "
+            "--checkpoint TAG`."
         )
+        return Section(ident, title, missing=missing)
     caption = (
         "Weight of each layer in the learned sum (softmax, so that they add up to 100 %); dotted: "
         "all layers alike. Peaks say which layers the head reads, a flat line that it does not "
@@ -375,7 +373,7 @@ def pooling_section(reading: Reading) -> Section:
         "Learned pooling: weights of the layers in per cent, and the factor γ",
         [
             *columns("text", name="head", trained_on="trained on"),
-            Column("seeds", "seeds", "count"),
+            SEEDS,
             Column("gamma", "γ", digits=3),
             *(Column(f"layer_{i}", str(i)) for i in indices),
         ],

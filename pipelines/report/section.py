@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import Chart, Panel, composed, panels
 from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -25,6 +26,13 @@ NO_SYSTEM = "without any system"
 """Heading of the row of never answering, or of the largest class."""
 
 EVALUATE = "bertvision evaluate HEAD… --trained-on TAG --checkpoint TAG"
+
+OF_HEADS = (HEADS, EVALUATE)
+"""Origin of the scores of heads: the files, and the command that makes them."""
+SEEDS = Column("seeds", "seeds", "count")
+PERCENT = Column("percent", "% of the encoder", digits=3)
+RETENTION = Column("retention", "retention (%)")
+SPEED_UP = Column("speed_up", "speed-up (×)", digits=2)
 
 ENDS = ("sd", "low", "high")
 """Ends of the keys of a score's deviation over seeds and of the ends of its interval."""
@@ -117,6 +125,11 @@ def heading(r: Row) -> str:
     if r["trained_on"] == r["checkpoint"]:
         return f"trained and evaluated on {r['checkpoint']}"
     return f"trained on {r['trained_on']}, evaluated on {r['checkpoint']}"
+
+
+def floor_of(results: Results) -> str:
+    """The name of the trivial answer inside a sentence; empty where it has no score."""
+    return results.trivial[0]["name"].strip("()") if results.trivial else ""
 
 
 def tip(r: Row) -> str:
