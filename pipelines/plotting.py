@@ -603,7 +603,7 @@ def _name_series(ax: Axes, chart: Chart) -> None:
 
 
 def _entries(ax: Axes) -> tuple[list[Any], list[str]]:
-    """What a legend names: series, then level lines."""
+    """Entries of a legend: series, then level lines."""
     handles, labels = ax.get_legend_handles_labels()
     levels = {id(line) for line in ax.get_lines()}
     entries = sorted(zip(handles, labels, strict=True), key=lambda entry: id(entry[0]) in levels)

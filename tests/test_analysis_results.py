@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from inspect import isabstract
 from pathlib import Path
@@ -139,3 +140,5 @@ def test_the_figure_has_no_text_on_another_and_is_the_same_twice(
     assert drawn.texts[0] == result.title()
     assert drawn.faults() == []
     assert result.figure() == (tmp_path / "figure.svg").read_text()
+    huge = re.sub(r"-?\d+\.\d+(e-?\d+)?", "1e308", json.dumps(result.to_json()))
+    assert type(result).from_json(json.loads(huge)).figure().startswith("<svg ")

@@ -166,14 +166,18 @@ def _rankings(workspace: Workspace, folder: Path, left_out: list[str]) -> list[R
 
 
 def _key(record: Ranking) -> tuple[str, ...]:
-    """What rankings that differ by their seed alone have in common."""
-    of: dict[str, Any] = dict(record.settings)
-    if of["scorer"] == "bm25":
-        return str(of["data_sha256"]), "bm25"
-    if of["scorer"] == CROSS_ENCODER:
-        return str(of["data_sha256"]), CROSS_ENCODER, str(of["checkpoint"])
-    place = str(of["checkpoint"]), str(of["pooling"]), layers_text(tuple(of["layers"]))
-    return str(of["data_sha256"]), str(of["scorer"]), *place
+    """The key that rankings which differ by their seed alone share."""
+    settings: dict[str, Any] = dict(record.settings)
+    if settings["scorer"] == "bm25":
+        return str(settings["data_sha256"]), "bm25"
+    if settings["scorer"] == CROSS_ENCODER:
+        return str(settings["data_sha256"]), CROSS_ENCODER, str(settings["checkpoint"])
+    place = (
+        str(settings["checkpoint"]),
+        str(settings["pooling"]),
+        layers_text(tuple(settings["layers"])),
+    )
+    return str(settings["data_sha256"]), str(settings["scorer"]), *place
 
 
 def _place(key: Sequence[str]) -> tuple[object, ...]:
@@ -200,9 +204,9 @@ def _by_chance(folder: Path, beside: Row, left_out: list[str]) -> list[Row]:
                 f"{path} is damaged ({expected.questions} of its questions have a positive "
                 f"passage, of BM25's {beside['questions']}): `{beside['command']}` writes it again"
             )
-        kept = {key: beside[key] for key in ("group", "data", "command")}
+        origin = {key: beside[key] for key in ("group", "data", "command")}
         file = (Path(beside["file"]).parents[1] / "qrels" / path.name).as_posix()
-        return [{"system": "random order", **kept, "file": file, **expected._asdict()}]
+        return [{"system": "random order", **origin, "file": file, **expected._asdict()}]
     return []
 
 
@@ -264,8 +268,8 @@ def _by_layer(rows: Sequence[Row]) -> list[Table]:
     keys = ("dataset", "scorer", "tag", "pooling", "settings", "pairs", "doubts")
     lines: dict[tuple[object, ...], Row] = {}
     for r in single:
-        of = {key: r[key] for key in keys}
-        line = lines.setdefault(tuple(of.values()), {**of, "best": None})
+        place = {key: r[key] for key in keys}
+        line = lines.setdefault(tuple(place.values()), {**place, "best": None})
         line |= {f"layer_{r['number']}{end}": r[f"spearman{end}"] for end in _ENDS}
         if r["best"]:
             line["best"] = r["number"]
@@ -304,7 +308,7 @@ def _similarity_table(name: str, title: str, shown: list[Column], rows: Sequence
 
 
 def _counts(rows: Sequence[Row]) -> str:
-    """How many pairs of which data set, for a caption."""
+    """The numbers of pairs by data set, for a caption."""
     pairs = {r["dataset"]: f"{r['pairs']:,} pairs of {r['dataset']}" for r in rows}
     return ", ".join(pairs.values())
 

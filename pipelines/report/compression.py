@@ -1,4 +1,4 @@
-"""The table of compressed encoders: what each keeps of the score, and how much smaller and faster.
+"""The table of compressed encoders: the share of the score each keeps, its size and its speed.
 
 The columns follow Rogers, Kovaleva & Rumshisky (2020, arXiv:2002.12327), *A Primer in BERTology*,
 table 1: how much smaller, the share of the performance that is left, the speed-up. Theirs is a
@@ -55,9 +55,9 @@ def compression_section(reading: Reading) -> Section | None:
     weights = weights_of_snapshot(workspace, encoder["checkpoint"])
     if weights is None:  # removed since it was scored: nothing is known of its size
         return None
-    found = _Encoder(workspace, encoder, weights, left_out)
-    rows = [found.row(results.baseline), *found.quantised(results), *found.heads(results)]
-    rows += [*found.exits(), *found.pruned()]
+    measured = _Encoder(workspace, encoder, weights, left_out)
+    rows = [measured.row(results.baseline), *measured.quantised(results), *measured.heads(results)]
+    rows += [*measured.exits(), *measured.pruned()]
     depth = rows[0]["layers"]
     plain = all(r["how"] == "whole" or (r["how"], r["layers"]) == ("head", depth) for r in rows)
     if plain and rows[0]["speed_up"] is None:
@@ -110,9 +110,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     same data; their speed-up is that of their encoder beside it, where it was measured in turns
     with it, and unknown of all else.
     """
-    first, found = rows[0], []
-    for held in rows:
-        row = dict(held)
+    first, rows_beside = rows[0], []
+    for system in rows:
+        row = dict(system)
         same = row.get("data") == first.get("data")
         own = row["of"] == first["of"]
         size, whole = row["parameters"], first["parameters"]
@@ -126,8 +126,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
             row["retention"] = 100 * ((row["score"] - trivial) / learned)
         if not own:
             row["speed_up"] = first["beside"].get(row["weights_sha256"])
-        found.append(row)
-    return found
+        rows_beside.append(row)
+    return rows_beside
 
 
 class _Encoder:
@@ -199,8 +199,8 @@ class _Encoder:
         for row in (r for r in results.quantised if r["checkpoint"] == self._tag):
             with leaving_out(self._left_out):
                 path = self._workspace.root / row["file"]
-                held = read_record(path, QuantisedScores, quantise_command(self._tag))
-                whole = None if held.whole is None else dict(headline(held.whole))
+                record = read_record(path, QuantisedScores, quantise_command(self._tag))
+                whole = None if record.whole is None else dict(headline(record.whole))
                 task = self._workspace.config.task.name
                 system = self._system(
                     **self._scored(row),
@@ -210,19 +210,19 @@ class _Encoder:
                     speed_up=self._speed_up(NAME),
                     full=whole and whole[headline_metric(task, whole)],
                 )
-                rows.append(system | {"bytes": held.bytes})
+                rows.append(system | {"bytes": record.bytes})
         return rows
 
     def heads(self, results: Results) -> list[Row]:
         """Heads that were trained on this snapshot, on as many layers as they take."""
-        found = []
+        systems = []
         for row in results.full:
             if not row["trained_on"] == row["checkpoint"] == self._tag:
                 continue
             run = (self._workspace.root / row["file"].split("; ")[0]).parents[2]
             with leaving_out(self._left_out):
-                found.append(self._head(row, run))
-        return found
+                systems.append(self._head(row, run))
+        return systems
 
     def _head(self, row: Row, run: Path) -> Row:
         config = read_run_config(run)
@@ -270,6 +270,6 @@ class _Encoder:
 
     def _analyses(self, kind: type[R]) -> Iterator[tuple[R, dict[str, str]]]:
         """The results of a kind on dev of this encoder, with their origin."""
-        for file, kept in read_analyses(self._workspace, kind, self._left_out).items():
-            if self._tag in kept.weights_sha256 and kept.result.name == self._of_dev:
-                yield kept.result, {"file": file, "command": kept.command}
+        for file, analysis in read_analyses(self._workspace, kind, self._left_out).items():
+            if self._tag in analysis.weights_sha256 and analysis.result.name == self._of_dev:
+                yield analysis.result, {"file": file, "command": analysis.command}

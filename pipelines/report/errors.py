@@ -207,17 +207,17 @@ def _agreement_table(analyses: Sequence[Row], items: str) -> list[Table]:
 
 
 def _examples(analysis: Row) -> list[Example]:
-    found = []
+    examples = []
     for e in analysis["examples"]:
         answers = [("gold", _answer(e["gold"])), (analysis["name"], _answer(e["answer"]))]
         if "second" in e:
             answers.append(("its second answer", _answer(e["second"])))
         if e["bert"] is not None:
             answers.append(("BERT", _answer(e["bert"])))
-        found.append(
+        examples.append(
             Example(_HEADINGS.get(e["cell"], e["cell"]), e["question"], e["context"], answers)
         )
-    return found
+    return examples
 
 
 def _answer(value: Any) -> str:

@@ -33,10 +33,10 @@ def sentences(results: Results) -> list[str]:
     """The headline.
 
     Args:
-        results: at least one of them.
+        results: Rows of the workspace, one result at least.
     """
     is_first, trivial = _trivial(results)
-    found = [
+    candidates = [
         _untuned(results),
         trivial if is_first else "",
         _same_snapshot(results),
@@ -47,11 +47,11 @@ def sentences(results: Results) -> list[str]:
         "" if is_first else trivial,
         _caution(results),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in candidates if sentence]
 
 
 def _untuned(results: Results) -> str:
-    """Whose scores are no measure of the others'."""
+    """A note on systems whose scores cannot be compared with the others'."""
     marked = [run["run"] for run in results.runs if run["run"].endswith(MARK)]
     return f"{FOOTNOTE} They are {len(marked)} of {len(results.runs)} results." if marked else ""
 
@@ -95,7 +95,7 @@ def _own(results: Results) -> list[dict[str, Any]]:
 
 
 def _last_layer(results: Results) -> str:
-    """What of the gain needs no other layer: BERT's own output layer, trained once more."""
+    """The gain that needs no other layer: BERT's own output layer, trained once more."""
     own = _own(results)
     base = [r for r in own if r["name"] in _BASELINES]
     if not base or len(own) < 2:
@@ -108,7 +108,7 @@ def _last_layer(results: Results) -> str:
 
 
 def _control(base: dict[str, Any], own: Sequence[dict[str, Any]], results: Results) -> str:
-    """What the other layers add, where a control shows it."""
+    """The gain from other layers, where a control shows it."""
     named = {r["name"]: r for r in own}
     for name, heads in _CONTROLS.items():
         if name in named and (head := next((h for h in heads if h in named), None)):
@@ -147,20 +147,20 @@ def _across(results: Results) -> str:
     last = max(SnapshotTag(r["checkpoint"]) for r in moved)
     there = [r for r in moved if r["checkpoint"] == last]
     first = min(SnapshotTag(r["trained_on"]) for r in there)
-    found = _best([r for r in there if r["trained_on"] == first])
+    best = _best([r for r in there if r["trained_on"] == first])
     return (
         f"Trained on {first} and scored on {last}, an encoder it never saw in training, the best "
-        f"head ({found['name']}) scores {_score(found, results)} against BERT's "
-        f"{_number(found['bert'])} at {last} ({signed(found['difference'])})."
+        f"head ({best['name']}) scores {_score(best, results)} against BERT's "
+        f"{_number(best['bert'])} at {last} ({signed(best['difference'])})."
     )
 
 
 def _ensemble(results: Results) -> str:
-    found = [r for r in results.ensembles if r["bert"] is not None]
-    if not found:
+    compared = [r for r in results.ensembles if r["bert"] is not None]
+    if not compared:
         return ""
-    last = max(SnapshotTag(r["checkpoint"]) for r in found)
-    best = _best([r for r in found if r["checkpoint"] == last])
+    last = max(SnapshotTag(r["checkpoint"]) for r in compared)
+    best = _best([r for r in compared if r["checkpoint"] == last])
     return (
         f"The best ensemble at {last}, {best['name']}, scores {_score(best, results)} "
         f"({signed(best['difference'])} against BERT)."
@@ -168,7 +168,7 @@ def _ensemble(results: Results) -> str:
 
 
 def _trivial(results: Results) -> tuple[bool, str]:
-    """What knowing nothing scores; whether some system is below that, and which."""
+    """The score of the trivial answer; whether some system is below it, and which."""
     if results.baseline is None:
         return False, ""
     base = results.baseline
@@ -191,7 +191,7 @@ def _trivial(results: Results) -> tuple[bool, str]:
 
 
 def _caution(results: Results) -> str:
-    """What the differences above cannot say, and the command that says it."""
+    """A caution on small differences, with the command that tests them."""
     compared = [r for r in results.full if r["difference"] is not None]
     if not compared:
         return ""
@@ -253,9 +253,10 @@ def facts(
     """Names and values, a line each.
 
     Args:
-        workspace: that they are of.
-        results: its rows.
-        left_out: gets a message for each head whose ``config.json`` is damaged and left out.
+        workspace: Workspace that they describe.
+        results: Rows of the workspace.
+        left_out: List that gets a message for each head that is left out for a damaged
+            ``config.json``.
     """
     config = workspace.config
     model, task, tuned = config.model, config.task, config.finetune
@@ -277,7 +278,7 @@ def facts(
     ]
     loaded = load_task(task.name)
     revision = f", revision {model.revision}" if model.revision else ""
-    found: list[tuple[str, str | list[str]]] = [
+    entries: list[tuple[str, str | list[str]]] = [
         (
             "Model",
             f"{model.name_or_path}{revision}: {model.num_hidden_layers} layers, width "
@@ -318,7 +319,7 @@ def facts(
         ("Versions", ", ".join(f"{name} {version}" for name, version in config.versions.items())),
         ("From", f"{FILE}, snapshots/*/snapshot.json, heads/*/*/config.json"),
     ]
-    lines = [(name, [value] if isinstance(value, str) else value) for name, value in found]
+    lines = [(name, [value] if isinstance(value, str) else value) for name, value in entries]
     return [(name, [line for line in value if line]) for name, value in lines if any(value)]
 
 
@@ -334,7 +335,7 @@ def _snapshots(workspace: Workspace) -> str:
 
 
 def _heads(workspace: Workspace, left_out: list[str]) -> str:
-    """How many runs, and the settings that occur among them."""
+    """The number of runs, and the settings that occur among them."""
     configs = []
     for tag, run in trained_heads(workspace):
         with leaving_out(left_out):
@@ -375,24 +376,27 @@ def _stored(workspace: Workspace) -> list[str]:
 
 def _added(infos: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each data set that was added: what is stored of it."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
     for info in infos:
         name = StoredName.parse(info["split"]).dataset
         if name is not None:
-            found.setdefault(name, []).append(info)
+            by_name.setdefault(name, []).append(info)
     lines = []
-    for name, of in found.items():
-        splits = [StoredName.parse(info["split"]) for info in of]
+    for name, splits_of in by_name.items():
+        splits = [StoredName.parse(info["split"]) for info in splits_of]
         lines.append(
             f"{name}: {', '.join(dict.fromkeys(s.split for s in splits))} of "
-            f"{', '.join(dict.fromkeys(str(info['tag']) for info in of))}, "
+            f"{', '.join(dict.fromkeys(str(info['tag']) for info in splits_of))}, "
             f"{', '.join(dict.fromkeys(str(s.tokens) for s in splits))} of the tokens, "
-            f"{size(sum(info['bytes'] for info in of))}"
+            f"{size(sum(info['bytes'] for info in splits_of))}"
         )
     return lines
 
 
 def _each(values: Iterable[Any]) -> str:
     """The values that occur, once each, numbers as short as they go."""
-    found: Sequence[Any] = sorted({v for v in values if v is not None})
-    return " / ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found) or "not recorded"
+    different: Sequence[Any] = sorted({v for v in values if v is not None})
+    return (
+        " / ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in different)
+        or "not recorded"
+    )

@@ -1,4 +1,4 @@
-"""Sections that are tables alone: ensembles, controls, all results, their origin, what waits."""
+"""Sections that are tables alone: ensembles, controls, all results, their origin, waiting jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHY = {
     "train": "stored, and no head is trained on it; or its training was interrupted",
     "evaluate": "trained, and not scored on its own snapshot",
 }
-"""By command, why `status` names it."""
+"""Reasons for which `status` names a command."""
 
 
 def ensembles(reading: Reading) -> Section:
@@ -228,9 +228,9 @@ def waiting_section(reading: Reading) -> Section | None:
 
 
 def _metrics_lead(results: Results) -> str:
-    held = {column.key for column in results.metrics}
-    if kind_of_metrics(held) != "span":
-        return " ".join(text for keys, text in _MEANINGS if held.issuperset(keys))
+    metrics = {column.key for column in results.metrics}
+    if kind_of_metrics(metrics) != "span":
+        return " ".join(text for keys, text in _MEANINGS if metrics.issuperset(keys))
     text = (
         "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "
         "span; the argmax columns take the most likely start and end, each by itself."
@@ -261,4 +261,4 @@ _MEANINGS = (
     ),
     (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
 )
-"""What metrics of classes and scores say, by the columns that there must be."""
+"""Meanings of metrics, by the columns that a table must have."""

@@ -1,4 +1,4 @@
-"""The section of methods with several seeds: what `bertvision spread` says and draws of them."""
+"""The section of methods with several seeds, as `bertvision spread` compares them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Compared(NamedTuple):
     """Methods that were read and compared."""
 
     methods: list[Method]
-    """As they were named."""
+    """Methods in the order in which they were named."""
     found: dict[str, Any]
     """Fields of `spread.spread`."""
     command: str
-    """What prints the same."""
+    """The command that prints the same."""
 
     @property
     def files(self) -> list[Path]:
@@ -43,7 +43,7 @@ def read_compared(folders: Sequence[str]) -> Compared:
     """Read methods, and compare each with the first.
 
     Args:
-        folders: as of `methods.read_method`, one at least.
+        folders: Folders as `methods.read_method` takes them, one at least.
 
     Raises:
         WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
@@ -89,7 +89,7 @@ def methods_section(compared: Compared) -> Section:
     """The runs as points, a curve for each variant with numbers, methods and runs as tables.
 
     Args:
-        compared: what it shows.
+        compared: Methods to show.
     """
     found, tables = compared.found, [_methods(compared), _runs(compared)]
     lead = LEGEND + (_PICKED if len(found["rows"]) > 1 else "")
@@ -97,18 +97,18 @@ def methods_section(compared: Compared) -> Section:
     return Section("methods", title, lead, figures=_figures(compared), tables=tables)
 
 
-def methods_sentence(found: Mapping[str, Any]) -> str:
+def methods_sentence(spread: Mapping[str, Any]) -> str:
     """The method that scores highest in the mean, how it differs from the first, and failed runs.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: Fields of `spread.spread`.
     """
-    rows = found["rows"]
+    rows = spread["rows"]
     best, several = max(rows, key=lambda row: row["score"]), len(rows) > 1
     sd = "" if best["score_sd"] is None else f" ± {best['score_sd']:.1f}"
     who = f"Of {len(rows)} methods of fine-tuning {best['method']}" if several else best["method"]
     text = f"{who} scores {'highest in the mean, ' if several else ''}{best['score']:.1f}{sd} "
-    text += f"{name_of(found['metric'])} over {counted(best['runs'], 'run')}"
+    text += f"{name_of(spread['metric'])} over {counted(best['runs'], 'run')}"
     if best["difference"] is not None:
         text += f", {signed(best['difference'])} from {rows[0]['method']}"
     if best["difference_low"] is not None:
@@ -117,8 +117,8 @@ def methods_sentence(found: Mapping[str, Any]) -> str:
     elif several and best is rows[0]:
         told = sum((row["difference_high"] or 0) < 0 for row in rows)
         text += f"; of {told} of the {len(rows) - 1} others the 95 % interval is wholly below it"
-    if failed := sum(run["failed"] for run in found["runs"]):
-        text += f". {failed} of {len(found['runs'])} runs are not above the trivial answer"
+    if failed := sum(run["failed"] for run in spread["runs"]):
+        text += f". {failed} of {len(spread['runs'])} runs are not above the trivial answer"
     return f"{text}."
 
 

@@ -28,7 +28,7 @@ _KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
 
 
 class Report(NamedTuple):
-    """What was written."""
+    """A report that was written."""
 
     page: Path
     """The HTML file."""
@@ -43,8 +43,8 @@ class Report(NamedTuple):
     missing: list[str]
     """Titles of the sections whose data are not in the workspace."""
     left_out: list[str]
-    """Each file that is left out: whether it is damaged or of other weights than there are now, and
-    what makes it again."""
+    """A message for each file that is left out: whether it is damaged or of other weights than now,
+    and the command that makes it again."""
 
     def to_json(self) -> dict[str, Any]:
         """Values by name, the page as text."""
@@ -70,7 +70,7 @@ class Page:
     name: str
     """Name of the workspace, or of the methods."""
     subject: str
-    """What it shows of that."""
+    """Subject that it shows of these."""
     heading: str
     """Heading of the facts."""
     facts: Sequence[tuple[str, Sequence[str]]]

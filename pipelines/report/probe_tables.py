@@ -24,7 +24,7 @@ CATEGORIES = {
         *("odd_man_out", "coordination_inversion"),
     ),
 }
-"""What the probing tasks of Conneau et al. 2018 ask for, in their order."""
+"""Categories of the probing tasks of Conneau et al. 2018, in their order."""
 _ALL = "all"
 _WITH_GAINS = 13
 """Layers side by side with their gains; of more there is room for the accuracy alone."""
@@ -34,7 +34,7 @@ def probe_tables(rows: Sequence[Row]) -> list[Table]:
     """The tables of all probes, whatever their settings.
 
     Args:
-        rows: see `probe_rows`.
+        rows: Rows of `probe_rows`.
     """
     rows = [{**r, "mark": DOUBTFUL if r["doubts"] else ""} for r in rows]
     ordered = _in_order(rows)
@@ -172,16 +172,18 @@ def _layers(rows: Sequence[Row]) -> Table:
     layers = sorted({int(row["layers"]) for row in rows})
     gain = len(layers) <= _WITH_GAINS
     lines: list[Row] = []
-    for (tag, pooling, settings), found in _by(rows, "tag", "pooling", "settings").items():
+    for (tag, pooling, settings), rows_of in _by(rows, "tag", "pooling", "settings").items():
         group = f"{tag}, {pooling}-pooled{_which(rows, settings)}"
         place: Row = {"group": group, "tag": tag, "pooling": pooling, "settings": settings}
-        of = _by(found, "dataset")
-        for (name,), own in of.items():
+        by_data = _by(rows_of, "dataset")
+        for (name,), own in by_data.items():
             line = place | {key: own[0][key] for key in ("mark", "data", "doubts")}
             line["best"] = next((row["layers"] for row in own if row["best"]), None)
             lines.append(line | {"name": name} | _cells([own], layers))
-        for category, names in _categories(name for (name,) in of).items():
-            sound = [own for (name,), own in of.items() if name in names and not own[0]["doubts"]]
+        for category, names in _categories(name for (name,) in by_data).items():
+            sound = [
+                own for (name,), own in by_data.items() if name in names and not own[0]["doubts"]
+            ]
             if len(sound) > 1:
                 name = f"mean of {category} ({len(sound)})"
                 lines.append(place | {"name": name, "data": _data(sound)} | _cells(sound, layers))
@@ -209,18 +211,18 @@ def _layers(rows: Sequence[Row]) -> Table:
 
 
 def _basis(rows: Sequence[Row]) -> str:
-    """How many examples a probe is scored on, and that it was trained once."""
+    """The number of examples that a probe is scored on, and that it was trained once."""
     scored = sorted({row["examples"] for row in rows})
     few = f"{scored[0]:,}" + (f" to {scored[-1]:,}" if len(scored) > 1 else "")
     return f"{few} scored examples of each data set, one seed"
 
 
-def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
+def _cells(sets: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
     """A cell for each layer: the mean over data sets that all have it."""
     cells: Row = {}
     for layer in layers:
-        there = [row for own in found for row in own if row["layers"] == str(layer)]
-        if len(there) == len(found):
+        there = [row for own in sets for row in own if row["layers"] == str(layer)]
+        if len(there) == len(sets):
             cells |= _mean(there, f"layer_{layer}")
             if len(there) == 1:
                 cells |= {f"layer_{layer}_{end}": there[0][end] for end in ("low", "high")}
@@ -241,28 +243,28 @@ def _means(rows: Sequence[Row]) -> list[Table]:
         sets = [{row["dataset"] for row in own} for own in _by(sound, "tag", "pooling").values()]
         shared = set.intersection(*sets) if sets else set()
         left_out |= {row["dataset"] for row in sound} - shared
-        kept = [row for row in sound if row["dataset"] in shared]
-        layers, others = _layers_of_all(kept)
+        comparable = [row for row in sound if row["dataset"] in shared]
+        layers, others = _layers_of_all(comparable)
         if others:
             kept_layers = f"the layers {_listed(layers)} alone" if layers else "no layer"
             partly.append(
                 f"Of {kept_layers}{_which(rows, settings)}: not every snapshot and data set was "
                 f"probed on {_listed(others)} with every pooling."
             )
-        kept = _best_marked([row for row in kept if int(row["layers"]) in layers])
-        for (tag,), own in _by(kept, "tag").items():
+        comparable = _best_marked([row for row in comparable if int(row["layers"]) in layers])
+        for (tag,), own in _by(comparable, "tag").items():
             for category, names in _categories(row["dataset"] for row in own).items():
-                of = [row for row in own if row["dataset"] in names]
+                members = [row for row in own if row["dataset"] in names]
                 lines.append(
                     {
                         "group": f"{tag}{_which(rows, settings)}",
                         "name": category,
-                        "sets": len(datasets := _by(of, "dataset")),
+                        "sets": len(datasets := _by(members, "dataset")),
                         "datasets": [name for (name,) in datasets],
                         "layers": sorted(layers),
                         "data": _data(datasets.values()),
                         **{"tag": tag, "settings": settings},
-                        **_by_pooling(of),
+                        **_by_pooling(members),
                     }
                 )
     if not lines:
@@ -298,12 +300,12 @@ def _means(rows: Sequence[Row]) -> list[Table]:
 
 def _layers_of_all(rows: Sequence[Row]) -> tuple[set[int], set[int]]:
     """The layers that every data set, snapshot and pooling was probed on, and all others."""
-    found = [
+    probed = [
         {int(row["layers"]) for row in own}
         for own in _by(rows, "dataset", "tag", "pooling").values()
     ]
-    shared = set.intersection(*found) if found else set()
-    return shared, set().union(*found) - shared
+    shared = set.intersection(*probed) if probed else set()
+    return shared, set().union(*probed) - shared
 
 
 def _best_marked(rows: Sequence[Row]) -> list[Row]:
@@ -342,17 +344,17 @@ def _mean(rows: Sequence[Row], key: str) -> Row:
 def _categories(names: Iterable[str]) -> dict[str, list[str]]:
     """The names in each category that has some; all of them last, where that is more."""
     names = list(dict.fromkeys(names))
-    found = {c: [name for name in names if name in of] for c, of in CATEGORIES.items()}
-    found = {category: of for category, of in found.items() if of}
-    return found if list(found.values()) == [names] else found | {_ALL: names}
+    members = {c: [name for name in names if name in some] for c, some in CATEGORIES.items()}
+    members = {category: some for category, some in members.items() if some}
+    return members if list(members.values()) == [names] else members | {_ALL: names}
 
 
 def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    found: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    order = sorted(found, key=_place) if keys[0] in ("tag", "pooling") else list(found)
-    return {key: found[key] for key in order}
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    order = sorted(groups, key=_place) if keys[0] in ("tag", "pooling") else list(groups)
+    return {key: groups[key] for key in order}
 
 
 def _place(key: tuple[str, ...]) -> tuple[object, ...]:
@@ -364,11 +366,11 @@ def _place(key: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def _which(rows: Sequence[Row], settings: str) -> str:
-    """What tells settings from others, where there are several."""
+    """A suffix that tells settings from others, where there are several."""
     kinds: Mapping[str, str] = {row["settings"]: row["probe"] for row in rows}
     return f", {kinds[settings]} ({settings[:6]})" if len(kinds) > 1 else ""
 
 
-def _data(found: Iterable[Sequence[Row]]) -> str:
+def _data(sets: Iterable[Sequence[Row]]) -> str:
     """A digest of the data that a mean is of."""
-    return digest_of([[own[0]["dataset"], own[0]["data"]] for own in found])[:12]
+    return digest_of([[own[0]["dataset"], own[0]["data"]] for own in sets])[:12]

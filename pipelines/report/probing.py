@@ -1,4 +1,4 @@
-"""Section about probes: what they read from each layer, as figures and a sentence."""
+"""The section about probes of each layer: figures, and a sentence for the headline."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ def probing_section(reading: Reading) -> Section | None:
 
 
 def probing_sentence(workspace: Workspace, left_out: list[str]) -> str:
-    """What probes found, in one sentence: the best pooling of the last snapshot on average.
+    """A sentence on the best pooling of the last snapshot, averaged over data sets.
 
     Args:
-        workspace: that they are of.
-        left_out: gets a message for each file that is damaged and left out.
+        workspace: Workspace with the probes.
+        left_out: List that gets a message for each file that is damaged and left out.
     """
     rows = _usual(probe_rows(ProbeFile.read_all(workspace, left_out)))
     pooling = _best_pooling(rows)
-    found = [r for r in rows if r["best"] and r["pooling"] == pooling]
-    found = _sound(found)
-    tag = max(SnapshotTag(r["tag"]) for r in found)
-    found = [r for r in found if r["tag"] == tag]
-    score = sum(r["accuracy"] for r in found) / len(found)
-    what = found[0]["dataset"] if len(found) == 1 else f"the mean of {len(found)} data sets"
+    best = [r for r in rows if r["best"] and r["pooling"] == pooling]
+    best = _sound(best)
+    tag = max(SnapshotTag(r["tag"]) for r in best)
+    best = [r for r in best if r["tag"] == tag]
+    score = sum(r["accuracy"] for r in best) / len(best)
+    what = best[0]["dataset"] if len(best) == 1 else f"the mean of {len(best)} data sets"
     text = f"Probes of the best layer of {tag}, {pooling}-pooled, score {score:.1f} % on {what}"
-    gains = [r["difference"] for r in found]
+    gains = [r["difference"] for r in best]
     if all(gain is not None for gain in gains):
         text += f", {signed(sum(gains) / len(gains))} against the untrained twin"
     return f"{text}."
@@ -102,7 +102,7 @@ def _maps(rows: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figur
 
 
 def _reference(rows: Sequence[Row]) -> str:
-    """What `gained` takes differences from in these rows."""
+    """The reference of the differences that `gained` takes in these rows."""
     twin = [r["difference"] is not None for r in rows]
     if not any(twin):
         return "the most frequent class"
@@ -154,8 +154,8 @@ def _panels(
     """At most `MOST_PANELS` tasks to a figure, and of lines those that `shown_lines` takes."""
     names = shown_lines(names)
     rows = [r for r in rows if r[by] in names and r[value] is not None]
-    found = [task for task in tasks if _has(rows, task)]
-    parts = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
+    drawn = [task for task in tasks if _has(rows, task)]
+    parts = [drawn[i : i + MOST_PANELS] for i in range(0, len(drawn), MOST_PANELS)]
     return [
         Figure(
             f"probe-{kind}" + (f"-{i + 1}" if len(parts) > 1 else ""),
@@ -274,12 +274,12 @@ def _best_pooling(rows: Sequence[Row]) -> str:
     scores: dict[str, dict[tuple[str, str], float]] = {}
     for r in best:
         scores.setdefault(r["pooling"], {})[r["dataset"], r["tag"]] = r["held_out"]
-    shared = set.intersection(*(set(found) for found in scores.values()))
+    shared = set.intersection(*(set(scored) for scored in scores.values()))
 
     def rank(pooling: str) -> tuple[int, float]:
-        found = scores[pooling]
-        kept = [found[pair] for pair in shared or found]
-        return len(kept), sum(kept) / len(kept)
+        scored = scores[pooling]
+        shown = [scored[pair] for pair in shared or scored]
+        return len(shown), sum(shown) / len(shown)
 
     return max(scores, key=rank)
 

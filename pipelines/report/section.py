@@ -1,4 +1,4 @@
-"""A section of the report: figures, tables and examples under one heading, and what captions say.
+"""A section of the report: figures, tables and examples under one heading; parts of captions.
 
 A section whose data are not in the workspace says in one line which command makes them.
 """
@@ -87,7 +87,7 @@ class Section:
     title: str
     """Its heading."""
     lead: str = ""
-    """How to read it; words between backticks are code."""
+    """Advice for reading it; words between backticks are code."""
     notes: Sequence[str] = ()
     """Remarks, item by item, likewise."""
     figures: Sequence[Figure] = ()
@@ -189,7 +189,7 @@ def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
 
 
 def counts(results: Results, rows: Sequence[Row]) -> str:
-    """How many items scores are of, and how many seeds: ``450 questions, one seed``.
+    """The numbers of items and of seeds: ``450 questions, one seed``.
 
     Args:
         results: Rows of the workspace.

@@ -45,11 +45,11 @@ class Table:
     """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
 
     basis: str = ""
-    """What its scores rest on: items, seeds, intervals."""
+    """Foundation of its scores: items, seeds, intervals."""
     remarks: Sequence[str] = ()
-    """What is to be said below it."""
+    """Sentences below it."""
     joined: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
-    """What becomes of its rows with those of other workspaces below them; None leaves them."""
+    """Function of its rows together with those of other workspaces; None leaves them."""
 
     @property
     def breadth(self) -> str:
@@ -63,12 +63,12 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """What the mark behind a system's name says, and a missing score, where there are any."""
+        """Meanings of the mark behind a name and of a missing score, where there are any."""
         cells = (row.get(column.key) for row in self.rows for column in self.columns)
-        found = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
-        found += self.remarks
+        texts = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+        texts += self.remarks
         shown = any(column.key == "best_f1" for column in self.columns)
-        return [*found, ORACLE_NOTE] if shown and lack_oracle(self.rows) else found
+        return [*texts, ORACLE_NOTE] if shown and lack_oracle(self.rows) else texts
 
     def text(self) -> str:
         """The rows as people read them, for a terminal, with the caption above and notes below."""
