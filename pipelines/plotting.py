@@ -388,15 +388,20 @@ def _draw_curves(ax: Axes, chart: Curves) -> Tips:
         tips[f"series-{first + i}"] = list(_tips(chart, name, series))
     for row in range(len(chart.names)) if chart.joined else ():
         ends = [
-            s.values[i] for s in chart.series.values() for i, at in enumerate(s.places) if at == row
+            value
+            for series in chart.series.values()
+            for place, value in zip(series.places, series.values, strict=True)
+            if place == row
         ]
-        ax.hlines(row, min(ends), max(ends), color=_GREY, linewidth=1, zorder=1)
+        if ends:
+            ax.hlines(row, min(ends), max(ends), color=_GREY, linewidth=1, zorder=1)
     there = [(str(line.get_label()), list(np.ravel(line.get_ydata()))) for line in ax.get_lines()]
     level_line = ax.axvline if chart.names else ax.axhline
     for k, (name, level) in enumerate(chart.levels.items()):
         if (name, [level, level]) not in there and abs(level) < _LARGEST:
             dots = (":", "--", "-.")[k % 3]
-            level_line(level, color=_GREY, linestyle=dots, linewidth=1.2, label=name, zorder=1)
+            style: dict[str, Any] = {"color": "black", "alpha": 0.7, "linewidth": 1.5, "zorder": 1}
+            level_line(level, linestyle=dots, label=name, **style)
     if chart.names:
         ax.set(xlabel=chart.of_values, ylabel=chart.of_places)
         ax.set_yticks(range(len(chart.names)), chart.names)
@@ -439,12 +444,14 @@ def _draw_series(
 ) -> None:
     import numpy as np
 
-    faint, joined = series.look == "faint", series.look in ("line", "dashed") and not chart.names
+    faint, dashed = series.look == "faint", series.look == "dashed"
+    joined = (dashed or series.look == "line") and not chart.names
     style: dict[str, Any] = {
         "marker": "o" if faint else _SHAPES[number % len(_SHAPES)],
-        "markersize": 4 if faint or series.look == "dashed" else 5,
+        # where points lie on each other, the first shows around the second
+        "markersize": 8 if chart.joined and not number else 4 if faint or dashed else 5,
         "linewidth": 1.5 if joined else 0,
-        "linestyle": "--" if series.look == "dashed" else "-",
+        "linestyle": "--" if dashed else "-",
         "elinewidth": 1,
         "capsize": 2,
         "color": _GREY if faint else COLOURS[number % SERIES],
@@ -482,7 +489,7 @@ def _tips(chart: Curves, name: str, series: Series) -> Iterator[str]:
         if series.tips:
             yield series.tips[i]
             continue
-        where = chart.names[int(place)] if chart.names else f"{of_places} {place:g}"
+        where = chart.names[round(place)] if chart.names else f"{of_places} {place:g}"
         ends = ""
         if series.low is not None and series.high is not None and math.isfinite(series.low[i]):
             ends = f" [{series.low[i]:.4g}, {series.high[i]:.4g}]"
