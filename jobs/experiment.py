@@ -217,7 +217,7 @@ def report(
     if alone:
         if store is not None:
             raise InputError("--store: a page of methods shows nothing of a store; leave it out")
-        from bertvision.pipelines.report.repeats.alone import write_methods
+        from bertvision.pipelines.report.build import write_methods
 
         return write_methods(methods, path_of(out) or here / "report")
     space = find_workspace(workspace, store)

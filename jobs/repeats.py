@@ -10,16 +10,14 @@ from bertvision.jobs.declare import DEFAULTS, FigurePath, job
 from bertvision.jobs.finetune import check_new, checked
 from bertvision.jobs.reading import Names, StrPath, Tags, parse_names, path_of
 from bertvision.jobs.show import RowsField, ShownRecord, Values
-from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.plotting.axes import Plotted
-from bertvision.pipelines.plotting.charts import Chart, curves, points
+from bertvision.pipelines.plotting import Chart, Plotted, check_suffix
 from bertvision.pipelines.repeats.folder import find_seeds
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.drawing.figures import Figure
+    from bertvision.pipelines.plotting import Figure
 
 
 class Spread(ShownRecord, Plotted):
@@ -49,51 +47,18 @@ class Spread(ShownRecord, Plotted):
         return spread_table(values)
 
     def charts(self) -> dict[str, Chart]:
-        """Means of methods with their deviation; differences from the first with intervals.
+        """Runs and means of methods; differences from the first with intervals.
 
         Methods that are one variant with ever other numbers, such as freeze:1, freeze:2, …, have a
         curve too, ``by number``.
         """
-        from bertvision.pipelines.repeats.numbered import numbered
-        from bertvision.pipelines.repeats.table import axis_of
-        from bertvision.pipelines.tasks.scores import METRICS
+        from bertvision.pipelines.repeats.charts import spread_charts
 
-        rows, first, axis = self.rows.to_json(), self.rows[0].method, axis_of(self.metric)
-        title, commonest = METRICS[self.metric], {self.baseline_name: self.baseline}
-        found: dict[str, Chart] = {
-            "score": points(
-                rows,
-                {"mean": "score"},
-                axis,
-                name="method",
-                levels=commonest,
-                over="seeds",
-            )
-        }
-        if others := [row for row in rows if row["difference"] is not None]:
-            found["difference"] = points(
-                others,
-                {"difference": "difference"},
-                f"{title} less that of {first} (points)",
-                name="method",
-                levels={"no difference": 0.0},
-            )
-        if of_number := [row for of in numbered(rows).values() for row in of]:
-            found["by number"] = curves(
-                of_number,
-                "score",
-                axis,
-                by=("kind",),
-                places="number",
-                of_places="number of the variant",
-                levels=commonest,
-                over="seeds",
-            )
-        return found
+        return spread_charts(self.to_json())
 
     def figure(self) -> Figure:
         """A row of points for each method, which a notebook shows."""
-        from bertvision.pipelines.repeats.drawing import spread_figure
+        from bertvision.pipelines.repeats.charts import spread_figure
 
         return spread_figure(self.to_json())
 

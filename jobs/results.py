@@ -128,7 +128,7 @@ def table(
     space = find_workspace(workspace)
     others = [find_workspace(other) for other in beside or ()]
     _check_beside(name, space, others)
-    from bertvision.pipelines.report.side_by_side import find_table, read_tables
+    from bertvision.pipelines.report.build import find_table, read_tables
 
     if name is None:
         tables = read_tables(space, intervals=False).values()

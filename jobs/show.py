@@ -20,8 +20,7 @@ from typing import (
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import InputError, did_you_mean
-from bertvision.pipelines.plotting.axes import Plotted
-from bertvision.pipelines.plotting.charts import Chart, points
+from bertvision.pipelines.plotting import Chart, Plotted, points
 from bertvision.pipelines.text import fill, format_table, html_of, shorten, size
 
 if TYPE_CHECKING:

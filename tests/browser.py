@@ -47,12 +47,10 @@ window.addEventListener("load", () => {
   const scrolled = [...document.querySelectorAll(".scroll")]
     .filter(e => e.scrollWidth > e.clientWidth)
     .map(e => e.getAttribute("aria-labelledby") + (e.matches(".huge") ? " huge" : ""));
-  const shown = name => [...document.querySelectorAll("figure ." + name)]
-    .filter(e => getComputedStyle(e).display != "none").length;
   const anchors = [...document.querySelectorAll("a[href^='#']")];
   const found = {
     width: innerWidth, page: document.documentElement.scrollWidth, wide, out, overlaps, scrolled,
-    wideFigures: shown("wide"), narrowFigures: shown("narrow"),
+    figures: document.querySelectorAll("figure svg").length,
     scripts: document.scripts.length, images: document.images.length,
     requests: performance.getEntriesByType("resource").map(e => e.name),
     dead: anchors.map(a => a.hash).filter(h => !document.getElementById(h.slice(1))),

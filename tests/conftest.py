@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,3 +149,20 @@ def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
     for tag in ("0.5e", "1e"):
         extract(space, tag, encoding="float32", precision="32", shard_tokens=512)
     return space
+
+
+@pytest.fixture(scope="session")
+def lab(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with all that a report shows; tests must not change what is there."""
+    from reports import make_lab
+
+    return make_lab(workspace, tmp_path_factory.mktemp("laboratory") / "lab")
+
+
+@pytest.fixture
+def lab_copy(lab: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the laboratory without its activations, for tests that change files."""
+    from bertvision.pipelines.workspace.workspace import Workspace
+
+    ignored = shutil.ignore_patterns("activations", "report", "analysis")
+    return Workspace.find(shutil.copytree(lab.root, tmp_path / "other", ignore=ignored))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from bertvision.pipelines.drawing.svg import text_width
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 
 SVG = "{http://www.w3.org/2000/svg}"
+_MEASURE = TextToPath()
 
 
 class Text(NamedTuple):
-    """A text and the room it takes at most: left, top, right, bottom, px."""
+    """A text and the room it takes: left, top, right, bottom, px."""
 
     text: str
     left: float
@@ -36,9 +38,11 @@ class Drawing:
         """All texts, as they are drawn."""
         return [box.text for box in self.boxes]
 
-    def marks(self, name: str) -> list[ElementTree.Element]:
-        """The elements of a class."""
-        return [e for e in self.root.iter() if name in e.get("class", "").split()]
+    @property
+    def tips(self) -> list[str]:
+        """The texts where the pointer rests on a mark."""
+        marks = [*self.root.iter(f"{SVG}use"), *self.root.iter(f"{SVG}path")]
+        return [str(title.text) for mark in marks for title in mark.iter(f"{SVG}title")]
 
     def faults(self) -> list[str]:
         """Texts that leave the figure or cover another text."""
@@ -56,15 +60,26 @@ class Drawing:
         return found
 
     def _collect(self, element: ElementTree.Element, x: float, y: float) -> None:
-        if moved := re.fullmatch(r"translate\((\S+) (\S+)\)", element.get("transform", "")):
-            x, y = x + float(moved[1]), y + float(moved[2])
+        if element.tag == f"{SVG}svg" and element is not self.root:
+            x, y = x + float(element.get("x", 0)), y + float(element.get("y", 0))
         if element.tag == f"{SVG}text":
-            names, text = element.get("class", "").split(), element.text or ""
-            size = 14 / 12 if "title" in names else 11 / 12 if "small" in names else 1.0
-            width = size * text_width(text, bold="strong" in names)
-            before = {"middle": 0.5, "end": 1.0}.get(element.get("text-anchor", "start"), 0.0)
-            left = x + float(element.attrib["x"]) - before * width
-            base = y + float(element.attrib["y"])
-            self.boxes.append(Text(text, left, base - 11 * size, left + width, base + 3 * size))
+            self.boxes.append(_box(element, x, y))
         for child in element:
             self._collect(child, x, y)
+
+
+def _box(element: ElementTree.Element, x: float, y: float) -> Text:
+    text, style, turn = element.text or "", element.get("style", ""), element.get("transform", "")
+    size = float(re.search(r"font-size: ([\d.]+)px", style)[1])  # type: ignore[index]
+    font = FontProperties(
+        family="DejaVu Sans", size=size, weight=700 if "weight: 700" in style else 400
+    )
+    width, _, _ = _MEASURE.get_text_width_height_descent(text, font, False)
+    moved = re.search(r"translate\(([\d.-]+)[ ,]+([\d.-]+)\)", turn)
+    x += float(moved[1] if moved else element.get("x", 0))
+    y += float(moved[2] if moved else element.get("y", 0))
+    anchor = re.search(r"text-anchor: (\w+)", style)
+    before = {"middle": 0.5, "end": 1.0}.get(anchor[1] if anchor else "start", 0.0) * width
+    if "rotate(-90" in turn:  # upwards
+        return Text(text, x - 0.8 * size, y - width + before, x + 0.2 * size, y + before)
+    return Text(text, x - before, y - 0.8 * size, x - before + width, y + 0.2 * size)

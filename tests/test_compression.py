@@ -32,8 +32,8 @@ from bertvision.pipelines.finetuning.latency import measure_latency
 from bertvision.pipelines.finetuning.latency_record import latency_file
 from bertvision.pipelines.finetuning.quantised import quantise, quantised
 from bertvision.pipelines.records import read_record, write_record
-from bertvision.pipelines.report.costs.compression import compared
-from bertvision.pipelines.report.side_by_side import find_table
+from bertvision.pipelines.report.build import find_table
+from bertvision.pipelines.report.compression import compared
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate

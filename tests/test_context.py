@@ -401,12 +401,14 @@ def test_snapshots_with_other_layers_are_refused(workspace: Workspace, tmp_path:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 13, 25])
-def test_the_figure_has_eight_panels_with_no_text_on_another(tmp_path: Path, layers: int) -> None:
+def test_the_figure_has_no_text_on_another(tmp_path: Path, layers: int) -> None:
     x = {tag: random_states(k, N, layers) for k, tag in enumerate(("0e", "0.3e", "1e"))}
     found = context(x, samples(), name="dev")
     found.figure().save(tmp_path / "context.svg")
     drawn = Drawing(tmp_path / "context.svg")
     assert drawn.faults() == []
     assert drawn.texts[0] == found.title()
-    assert {"Self-similarity of a word's uses", "Nearest is the same word"} <= set(drawn.texts)
+    said = " ".join(drawn.texts)
+    assert "self-similarity of a word's uses" in said.replace("\n", " ")
+    assert "nearest is the same word" in said
     assert {"0e", "0.3e", "1e", "position 0", "position 5"} <= set(drawn.texts)

@@ -13,6 +13,8 @@ import torch
 
 from bertvision import ActivationSplit, ActivationStore
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
+from bertvision.pipelines.analysis.alike.cca import CcaResult
+from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.encodings import KEEPS, encoding_notes
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import ROUNDED, IsotropyResult
@@ -20,7 +22,9 @@ from bertvision.pipelines.analysis.geometry.spread import Rounding
 from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.run import cca, rsa
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.report.analyses.layers import analysis_sections
+from bertvision.pipelines.report.analyses import analysis_section
+from bertvision.pipelines.report.section import Reading
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.workspace.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
@@ -193,8 +197,10 @@ def test_notes_stand_below_the_table_and_in_the_report_and_are_kept(
             note = f"1e/dev is stored as int4, of which {analysis.__name__} keeps the course"
             assert note in said
     left_out: list[str] = []
-    sections = analysis_sections(space, left_out)
+    reading = Reading(space, read_rows(space), left_out)
+    sections = [analysis_section(kind, reading) for kind in (CcaResult, RsaResult)]
     assert left_out == []
     for section in sections:
+        assert section is not None
         (table,) = section.tables
         assert any("is stored as int4" in remark for remark in table.remarks)

@@ -22,7 +22,9 @@ from bertvision.pipelines.finetuning import latency as measuring
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.latency import measure_latency
 from bertvision.pipelines.finetuning.latency_record import latency_file, read_latencies
-from bertvision.pipelines.report.costs.budget import latency_section
+from bertvision.pipelines.report.costs import latency_section
+from bertvision.pipelines.report.section import Reading
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import load_head
@@ -70,7 +72,8 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
     assert [system.trained_on for system in found.systems] == [None, "1e", "1e", "1e"]
     left_out: list[str] = []
     assert read_latencies(space, left_out) == [found]
-    (section,) = latency_section(space, left_out)
+    section = latency_section(Reading(space, read_rows(space), left_out))
+    assert section is not None
     rows = section.tables[0].rows
     assert [row["name"] for row in rows] == ["BERT", *(f"{h} trained on 1e" for h in HEADS)]
     assert left_out == []
@@ -83,7 +86,7 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
     assert "`bertvision latency --checkpoint 1e`" in left_out[-1]
     latency_file(space, "1e").unlink()
     latency_file(space, "0.5e").write_text("{")
-    assert latency_section(space, left_out) == []
+    assert latency_section(Reading(space, read_rows(space), left_out)) is None
     assert "latency/0.5e.json is damaged" in left_out[-1]
 
 

@@ -21,10 +21,14 @@ from bertvision.pipelines.readouts.probe_results import (
     packed,
     probe_rows,
 )
-from bertvision.pipelines.report.analyses.probing import _best_pooling, _reference
-from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.drawing.probe_figures import probe_tip, shown_lines
-from bertvision.pipelines.report.side_by_side import DIFFERENT, find_table, read_tables
+from bertvision.pipelines.report.build import find_table, read_tables, write_report
+from bertvision.pipelines.report.probing import (
+    _best_pooling,
+    _reference,
+    probe_tip,
+    shown_lines,
+)
+from bertvision.pipelines.report.table import DIFFERENT
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed

@@ -23,8 +23,7 @@ from bertvision.errors import BertvisionError, InputError, UnknownNameError, Wor
 from bertvision.jobs.repeats import Spread
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
-from bertvision.pipelines.repeats.drawing import _apart
-from bertvision.pipelines.repeats.numbered import numbered
+from bertvision.pipelines.repeats.charts import apart, numbered
 from bertvision.pipelines.repeats.spread import is_failed, welch
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import BertScores, read_run_metrics, read_snapshot_info
@@ -388,8 +387,8 @@ def test_as_good_as_the_commonest_answer_is_failed() -> None:
 
 
 @given(st.lists(st.integers(0, 100).map(float), max_size=30))
-def test_no_point_of_the_figure_lies_on_another(places: list[float]) -> None:
-    offsets = _apart(places)
-    points = list(zip(places, offsets, strict=True))
-    for i, (x, y) in enumerate(points):
-        assert all(abs(x - a) >= 8 or abs(y - b) >= 8 for a, b in points[:i])
+def test_no_point_of_the_figure_lies_on_another(scores: list[float]) -> None:
+    points = list(zip(scores, apart(scores, 1.5), strict=True))
+    assert all(abs(aside) <= 0.2 for _, aside in points)
+    for i, (score, aside) in enumerate(points):
+        assert all(abs(score - a) > 1.5 or aside != b for a, b in points[:i])

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import typer
 from byhand import change, fields, rewrite
-from reports import HEADS, Page, make_lab, read_table
+from reports import HEADS, Page, read_table
 from typer.testing import CliRunner
 
 from bertvision.cli import app
@@ -23,7 +23,6 @@ from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.report.headline import sentences
 from bertvision.pipelines.report.page import Report
 from bertvision.pipelines.results.rows import read_rows
-from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
@@ -32,21 +31,13 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&amp; `code` <
 
 
 @pytest.fixture(scope="module")
-def lab(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
-    return make_lab(workspace, tmp_path_factory.mktemp("lab") / "lab")
-
-
-@pytest.fixture(scope="module")
 def written(lab: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return write_report(lab, tmp_path_factory.mktemp("out") / "report")
 
 
 @pytest.fixture
-def copy(lab: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
-    """A copy of the laboratory without its activations, for tests that change files."""
-    ignored = shutil.ignore_patterns("activations", "report")
-    shutil.copytree(lab.root, tmp_path / "copy", ignore=ignored)
-    return Workspace.find(tmp_path / "copy")
+def copy(lab_copy: OpenWorkspace) -> OpenWorkspace:
+    return lab_copy
 
 
 def f1(space: OpenWorkspace, file: str) -> float:

@@ -16,8 +16,7 @@ from test_rank import write_people
 from bertvision import rank
 from bertvision.pipelines.analysis.geometry.run import isotropy
 from bertvision.pipelines.analysis.run import cka, rsa
-from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.side_by_side import read_tables
+from bertvision.pipelines.report.build import read_tables, write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

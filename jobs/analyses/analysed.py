@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bertvision.errors import InputError
 from bertvision.jobs.checks import check_stored, find_workspace
 from bertvision.jobs.reading import StrPath, path_of
-from bertvision.pipelines.drawing.figures import check_suffix
+from bertvision.pipelines.plotting import check_suffix
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from bertvision.jobs.reading import (
 )
 from bertvision.jobs.show import Row, Rows, Values, number
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import fill, format_table

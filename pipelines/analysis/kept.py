@@ -15,8 +15,8 @@ from bertvision.featurestore.lazy import SplitSource
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.encodings import encoding_notes
 from bertvision.pipelines.analysis.records import FOLDER, Analysis, R, read_analysis
-from bertvision.pipelines.drawing.figures import check_suffix
 from bertvision.pipelines.measurements import weights_of_snapshot
+from bertvision.pipelines.plotting import check_suffix
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.workspace import Workspace
 

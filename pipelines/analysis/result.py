@@ -1,7 +1,7 @@
 """What every analysis gives back: a table for the eye, rows for CSV and pandas, JSON, a figure.
 
-A result says once what its fields are (`fields`), how its rows are read (`columns`) and what is
-drawn. The command, the file that is kept and the section of the report all come from that.
+A result says once what its fields are (`fields`), how its rows are read (`columns`) and which
+charts it has. The command, the file that is kept and the section of the report all come from that.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
 from bertvision.pipelines.analysis.fields import read_fields, values_model, values_of
-from bertvision.pipelines.drawing.figures import WIDE, Figure, titled
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.axes import Plotted
+from bertvision.pipelines.plotting import Chart, Figure, Plotted, figure
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table, html_of
 
@@ -60,14 +58,6 @@ class AnalysisResult(Plotted):
     def columns(self) -> list[Column]:
         """Columns of `shown`, the one that heads its row first."""
 
-    @abstractmethod
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """What is in its figure.
-
-        Args:
-            width: px that there are.
-        """
-
     def to_rows(self) -> list[dict[str, Any]]:
         """The same rows, by the name that all results have."""
         return self.rows()
@@ -99,9 +89,13 @@ class AnalysisResult(Plotted):
         table = format_table([column.label for column in columns], lines)
         return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.footnotes()))])
 
+    def drawn(self) -> list[Chart]:
+        """The charts of its figure; all that there are, if nothing else is said."""
+        return list(self.charts().values())
+
     def figure(self) -> Figure:
-        """The drawing with its title, which a notebook shows."""
-        return titled(self.title(), self.seen, self.drawing())
+        """The charts of `drawn` below the title, which a notebook shows."""
+        return figure(self.title(), self.seen, self.drawn())
 
     def __repr__(self) -> str:
         return self.table()

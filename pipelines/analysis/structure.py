@@ -17,12 +17,9 @@ from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.records import FOLDER
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.drawing.figures import WIDE, Box, check_suffix, panels, sample, series
-from bertvision.pipelines.drawing.layers import layer_plot
-from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, check_suffix, curves
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Floats
 from bertvision.pipelines.readouts.options import StructureOptions, treebank_splits
@@ -108,8 +105,9 @@ class StructureResult(AnalysisResult):
         "sentences are in what --csv and --json write."
     )
     seen = (
-        "Six panels over the layers, a line for each snapshot; dashed are baselines and, of edge "
-        "probing, mixes of all layers up to one."
+        "Panels over the layers, a line for each snapshot with 95 % intervals over sentences; "
+        "level lines are baselines. Mixes of all layers up to one, of edge probing, have panels "
+        "of their own."
     )
 
     tags: Names
@@ -227,31 +225,13 @@ class StructureResult(AnalysisResult):
             unit = "%" if metric in PERCENT else "correlation"
             levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
             label = f"{LABELS[metric]} ({unit})"
-            found[metric] = curves(rows, metric, label, by=["system"], levels=levels)
+            found[metric] = curves(
+                rows, metric, label, by=["system"], levels=levels, title=LABELS[metric]
+            )
         for task in self.tasks:
             label = f"{LABELS[task]}, mix of the layers up to it (%)"
             found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
         return found
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """A panel for each metric."""
-        return structure_panels(
-            {
-                metric: {tag: self.value[t, m] for t, tag in enumerate(self.tags)}
-                for m, metric in enumerate(self.metrics)
-            },
-            {
-                task: {tag: self.upto[t, :, k].mean(axis=0) for t, tag in enumerate(self.tags)}
-                for k, task in enumerate(self.tasks)
-            },
-            {
-                metric: dict(zip(self.baselines, self.baseline[:, m], strict=True))
-                for m, metric in enumerate(self.metrics)
-            },
-            self.layers,
-            LABELS,
-            width,
-        )
 
     def _layers_of(self, t: int, k: int) -> str:
         """The layers that a task's edge probes look at."""
@@ -441,56 +421,3 @@ def _check_alike(splits: Sequence[ActivationSplit]) -> None:
                     f"{first.name} has {field} = {one!r}, {other.name} {another!r}: extract all "
                     "splits of the treebank alike, into another --store"
                 )
-
-
-Lines = Mapping[str, Mapping[str, Floats]]
-_UPTO = ", all layers up to it"
-
-
-def structure_panels(
-    alone: Lines,
-    upto: Lines,
-    baselines: Mapping[str, Mapping[str, float]],
-    layers: Sequence[int],
-    names: Mapping[str, str],
-    width: float,
-) -> Canvas:
-    """Panels over the layers, with one legend.
-
-    Args:
-        alone: (layers,) scores by metric and snapshot.
-        upto: The same of mixes, of the metrics that have them; drawn dashed.
-        baselines: Scores by metric and baseline, NaN for none; drawn dashed.
-        layers: Numbers of the layers.
-        names: Names of metrics and baselines.
-        width: Width in px.
-    """
-    tags = list(dict.fromkeys(tag for lines in alone.values() for tag in lines))
-    others = [name for name in dict.fromkeys(n for of in baselines.values() for n in of)]
-    number = {name: i for i, name in enumerate([*tags, *others])}
-
-    def draw(c: Canvas, metric: str, box: Box) -> None:
-        levels = {
-            name: np.full(len(layers), level)
-            for name, level in baselines.get(metric, {}).items()
-            if np.isfinite(level)
-        }
-        lines = [
-            *((name, line, "") for name, line in alone[metric].items()),
-            *((name, line, "dashed") for name, line in upto.get(metric, {}).items()),
-            *((name, line, "dashed") for name, line in levels.items()),
-        ]
-        values = np.concatenate([*(line for _, line, _ in lines), [0.0]])
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        p = layer_plot(c, box, layers, (1.1 * low, 1.1 * high or 1.0), "")
-        for name, line, cls in lines:
-            points = list(zip(layers, map(float, line), strict=True))
-            tips = [f"{names.get(name, name)}: layer {at}, {value:.4g}" for at, value in points]
-            series(p, number[name], points, tips, cls=cls, r=2.5 if cls else 4)
-
-    entries = [sample(number[tag], tag) for tag in tags]
-    if upto:
-        entries += [sample(number[tag], f"{tag}{_UPTO}", "dashed") for tag in tags]
-    entries += [sample(number[name], names.get(name, name), "dashed") for name in others]
-    titles = [(metric, names.get(metric, metric)) for metric in alone]
-    return panels(titles, draw, entries, width)

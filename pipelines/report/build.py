@@ -1,24 +1,28 @@
-"""The report of a workspace: everything that it shows, in order."""
+"""The report of a workspace, or of methods alone: its sections in order, its tables by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import UnknownNameError, WorkspaceError, did_you_mean
+from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.finetuning import latency_record
-from bertvision.pipelines.records import leaving_out
-from bertvision.pipelines.report.analyses import layers, probing, rankings, similarity
-from bertvision.pipelines.report.analyses.layers import analysis_sections
-from bertvision.pipelines.report.analyses.probing import probing_section, probing_sentence
-from bertvision.pipelines.report.analyses.rankings import rankings_section
-from bertvision.pipelines.report.analyses.similarity import similarity_section
-from bertvision.pipelines.report.costs.budget import costs, latency_section, parameters
-from bertvision.pipelines.report.costs.compression import compression_section
+from bertvision.pipelines.repeats.folder import require_seeds
+from bertvision.pipelines.report import analyses, probing
+from bertvision.pipelines.report.analyses import (
+    analysis_section,
+    rankings_section,
+    similarity_section,
+)
+from bertvision.pipelines.report.compression import compression_section
+from bertvision.pipelines.report.costs import costs, latency_section, parameters
 from bertvision.pipelines.report.errors import error_analysis
-from bertvision.pipelines.report.facts import facts
-from bertvision.pipelines.report.headline import sentences
+from bertvision.pipelines.report.headline import facts, sentences
 from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.report.listing import (
     all_results,
@@ -28,28 +32,70 @@ from bertvision.pipelines.report.listing import (
     sources,
     waiting_section,
 )
-from bertvision.pipelines.report.page import Report, check_place, write_page
-from bertvision.pipelines.report.pooling import pooling_section
-from bertvision.pipelines.report.repeats.section import (
+from bertvision.pipelines.report.methods import (
+    Compared,
     check_same_data,
     methods_section,
     methods_sentence,
     read_compared,
 )
-from bertvision.pipelines.report.scores import cross_checkpoint, data_fractions, learning_curve
-from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.report.page import Page, Report, check_place, write_page
+from bertvision.pipelines.report.probing import probing_section, probing_sentence
+from bertvision.pipelines.report.scores import (
+    cross_checkpoint,
+    data_fractions,
+    learning_curve,
+    pooling_section,
+)
+from bertvision.pipelines.report.section import Reading, Section
+from bertvision.pipelines.report.table import Table, beside
 from bertvision.pipelines.results.rows import Results, read_rows, with_marks
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
 
-_ANALYSES_AT = 4
-"""Behind the weights of the layers, which ask a similar question."""
-_METHODS_AT = 1
-"""Behind the learning curve, which is of one run."""
+log = logging.getLogger(__name__)
+
+Maker = Callable[[Reading], Section | None]
+
+# what was measured without a head, and stands in a report where nothing was scored
+_MEASURED: tuple[Maker, ...] = (
+    probing_section,
+    rankings_section,
+    similarity_section,
+    *(partial(analysis_section, kind) for kind in ANALYSES),
+)
+
+
+def _methods(reading: Reading) -> Section | None:
+    return reading.methods
+
+
+_ALWAYS: tuple[Maker, ...] = (_methods, *_MEASURED, waiting_section)
+SECTIONS: tuple[Maker, ...] = (
+    learning_curve,
+    _methods,
+    cross_checkpoint,
+    data_fractions,
+    pooling_section,
+    *_MEASURED,
+    parameters,
+    costs,
+    latency_section,
+    compression_section,
+    ensembles,
+    control,
+    other_task,
+    error_analysis,
+    all_results,
+    sources,
+    waiting_section,
+)
+"""The sections of a report in order; those that need scores are left out where there are none."""
+_FILES = (probing.FILES, *analyses.FILES, latency_record.FILES)
 
 
 class Contents(NamedTuple):
-    """What a report says, before it is written."""
+    """The contents of a report, before it is written."""
 
     results: Results
     """The rows of all results."""
@@ -63,15 +109,18 @@ class Contents(NamedTuple):
     """See `Report`."""
 
 
-def read_contents(workspace: Workspace, *, intervals: bool = True) -> Contents:
+def read_contents(
+    workspace: Workspace, *, intervals: bool = True, compared: Compared | None = None
+) -> Contents:
     """Read everything that was scored on dev, and probes.
 
     What is damaged, or of other weights than there are now, is left out with what follows from it,
     and named.
 
     Args:
-        workspace: with results.
-        intervals: whether scores get theirs, which every answer is read and drawn for.
+        workspace: Workspace with results.
+        intervals: Whether scores get theirs, which every answer is read and drawn for.
+        compared: Methods that get a section of their own.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
@@ -79,40 +128,32 @@ def read_contents(workspace: Workspace, *, intervals: bool = True) -> Contents:
     left_out: list[str] = []
     results = with_marks(read_rows(workspace, left_out=left_out))
     if intervals:
-        rows = [
-            *results.bert,
-            *results.quantised,
-            *results.heads,
-            *results.ensembles,
-            *results.others,
-        ]
-        add_intervals(workspace, rows, left_out)
-    found = _sections(workspace, results, left_out) if results.runs else []
-    analyses = [
-        section
-        for make in (probing_section, rankings_section, similarity_section)
-        if (section := make(workspace, left_out)) is not None
-    ]
-    analyses += analysis_sections(workspace, left_out)
-    if not results.runs and not analyses:
+        scored = [results.bert, results.quantised, results.heads, results.ensembles, results.others]
+        add_intervals(workspace, [row for rows in scored for row in rows], left_out)
+    reading = Reading(workspace, results, left_out, compared and methods_section(compared))
+    made = {
+        make: section
+        for make in SECTIONS
+        if (results.runs or make in _ALWAYS) and (section := make(reading)) is not None
+    }
+    measured = [section for make, section in made.items() if make in _MEASURED]
+    if not results.runs and not measured:
         if left_out:
             raise WorkspaceError(left_out[0])
         raise WorkspaceError(
             f"{workspace.root} has no results to report: `{BERT_COMMAND}` scores BERT at its "
             "snapshots; `bertvision status` says what can be run next"
         )
-    at = _ANALYSES_AT if found else 0
-    found[at:at] = analyses
-    about = facts(workspace, results, left_out)
     headline = sentences(results)
     if not results.runs:
-        titles = ", ".join(section.title.lower() for section in analyses)
+        titles = ", ".join(section.title.lower() for section in measured)
         headline = [f"No head and no snapshot was scored yet; below: {titles}."]
-        if analyses[0].ident == "probing":
+        if probing_section in made:
             headline = [probing_sentence(workspace, left_out)]
-    with leaving_out(left_out):
-        found += waiting_section(workspace)
-    return Contents(results, about, headline, found, left_out)
+    if compared is not None:
+        headline.append(methods_sentence(compared.found))
+    about = facts(workspace, results, left_out)
+    return Contents(results, about, headline, list(made.values()), left_out)
 
 
 def write_report(
@@ -124,14 +165,14 @@ def write_report(
     that are damaged, or of other weights than there are now, are left out and named.
 
     Args:
-        workspace: with results.
-        out: folder; None is ``report/`` in the workspace.
-        methods: folders of runs, as `repeats.section.read_compared` takes them, which get a section
-            of their own.
+        workspace: Workspace with results.
+        out: Folder of the report; None is ``report/`` in the workspace.
+        methods: Folders of runs, as `methods.read_compared` takes them, which get a section of
+            their own.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged; or as of
-            `repeats.section.read_compared`.
+            `methods.read_compared`.
         UnknownNameError: as there.
         InputError: ``out`` is a file, or a folder that holds something else than a report; or the
             methods are of another task, or of other data.
@@ -141,49 +182,97 @@ def write_report(
     compared = read_compared(methods) if methods else None
     if compared is not None:
         check_same_data(workspace, compared)
-    results, about, headline, sections, left_out = read_contents(workspace)
-    files = _files(workspace, results)
-    if compared is not None:
-        sections.insert(_METHODS_AT if results.runs else 0, methods_section(compared))
-        headline.append(methods_sentence(compared.found))
-        files += compared.files
-    return write_page(
-        target,
-        name=workspace.root.name,
-        subject="heads on BERT's activations",
-        heading="The workspace",
-        facts=about,
-        headline=headline,
-        sections=sections,
-        files=files,
-        results=len(results.runs),
-        left_out=left_out,
+    results, about, headline, sections, left_out = read_contents(workspace, compared=compared)
+    files = [workspace.root / run["file"] for run in results.runs]
+    files += [path for pattern in _FILES for path in workspace.root.glob(pattern)]
+    files += compared.files if compared else []
+    name, subject = workspace.root.name, "heads on BERT's activations"
+    top = name, subject, "The workspace", about, headline
+    return write_page(target, Page(*top, sections, files, len(results.runs), left_out))
+
+
+def write_methods(folders: Sequence[str], out: Path) -> Report:
+    """Write a report of methods with several seeds, as `bertvision spread` compares them.
+
+    An older report at the same place is replaced.
+
+    Args:
+        folders: Folders as `methods.read_method` takes them, one at least.
+        out: Folder of the report.
+
+    Raises:
+        WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
+            scored, or they are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: a folder is a file, a method is named twice, or ``out`` is a file, or a folder
+            that holds something else than a report.
+    """
+    target = out.expanduser().resolve()
+    check_place(target)
+    compared = read_compared(folders)
+    first = require_seeds(compared.methods[0].root)[0]
+    left_out: list[str] = []
+    about = facts(first, read_rows(first, left_out=left_out), left_out)
+    folder = Path(os.path.commonpath([method.root for method in compared.methods]))
+    name, subject = folder.name or compared.methods[0].name, "fine-tuning with several seeds"
+    heading = f"The first run: {first.root.parent.name}, seed {first.config.finetune.seed}"
+    top = name, subject, heading, about, [methods_sentence(compared.found)]
+    files, sections = compared.files, [methods_section(compared)]
+    return write_page(target, Page(*top, sections, files, len(files), left_out))
+
+
+def read_tables(workspace: Workspace, *, intervals: bool = True) -> dict[str, Table]:
+    """The tables that a report has, by name; what they leave out is logged.
+
+    Args:
+        workspace: Workspace with results.
+        intervals: See `read_contents`.
+
+    Raises:
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    contents = read_contents(workspace, intervals=intervals)
+    for message in contents.left_out:
+        log.warning("left out: %s", message)
+    return {table.name: table for section in contents.sections for table in section.tables}
+
+
+def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()) -> Table:
+    """A table of the report, of one workspace or of several below each other.
+
+    Rows of several workspaces say which one they are of, and of which data, by its digest: never
+    are rows of different data taken for rows of the same.
+
+    Args:
+        workspace: The first workspace.
+        name: Name of the table.
+        others: The other workspaces.
+
+    Raises:
+        UnknownNameError: a workspace has no such table.
+        WorkspaceError: there are no results, or a file that many results need is damaged.
+    """
+    spaces = (workspace, *others)
+    tables = [_find(space, name) for space in spaces]
+    if not others:
+        return tables[0]
+    return beside(
+        [(space.root, _data(space), table) for space, table in zip(spaces, tables, strict=True)]
     )
 
 
-def _sections(workspace: Workspace, results: Results, left_out: list[str]) -> list[Section]:
-    return [
-        learning_curve(results),
-        cross_checkpoint(results),
-        data_fractions(results),
-        pooling_section(workspace, left_out),
-        parameters(results),
-        costs(results),
-        *latency_section(workspace, left_out),
-        *compression_section(workspace, results, left_out),
-        ensembles(results),
-        control(results),
-        *other_task(results),
-        error_analysis(workspace, results, left_out),
-        all_results(results),
-        sources(results),
-    ]
+def _find(workspace: Workspace, name: str) -> Table:
+    tables = read_tables(workspace)
+    if name not in tables:
+        names = ", ".join(tables)
+        raise UnknownNameError(
+            f"{workspace.root} has no table {name!r}: {did_you_mean(name, tables)}there are {names}"
+        )
+    return tables[name]
 
 
-def _files(workspace: Workspace, results: Results) -> list[Path]:
-    """Whatever the report shows."""
-    files = [workspace.root / run["file"] for run in results.runs]
-    rooms = probing, rankings, similarity, layers, latency_record
-    for pattern in (room.FILES for room in rooms):
-        files += workspace.root.glob(pattern)
-    return files
+def _data(workspace: Workspace) -> str:
+    """The task that was scored, and the first digits of the digest of the data."""
+    split = workspace.config.data.get("dev")
+    task = workspace.config.task.name
+    return f"{task} {split.sha256[:12]}" if split else task

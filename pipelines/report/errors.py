@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.plotting import Curves, Series, points
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.report.drawing import charts
-from bertvision.pipelines.report.section import Example, Section, make_figure
+from bertvision.pipelines.report.section import Example, Figure, Reading, Section
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.error_analysis import CELLS, ErrorAnalysis
-from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.tasks.scores import kind_of_metrics
-from bertvision.pipelines.workspace.workspace import Workspace
 
 _SOURCE = "errors.json beside the metrics.json of a system"
 _COMMAND = "bertvision errors SYSTEM"
@@ -32,16 +32,10 @@ _COLUMNS = 6
 """Systems side by side in a table; CSV and JSON have all."""
 
 
-def error_analysis(workspace: Workspace, results: Results, left_out: list[str]) -> Section:
-    """Groups of items, agreement with BERT, and examples to read.
-
-    Args:
-        workspace: of the results.
-        results: whose errors may have been analysed.
-        left_out: gets a message for each ``errors.json`` that is damaged and left out.
-    """
-    ident, title = "errors", "Where they err"
-    analyses = _read(workspace, results, left_out)
+def error_analysis(reading: Reading) -> Section:
+    """Groups of items, agreement with BERT, and examples to read."""
+    ident, title, results = "errors", "Where they err", reading.results
+    analyses = _read(reading)
     if not analyses:
         missing = (
             "No system's errors were analysed: `bertvision errors HEAD --checkpoint TAG` does, for "
@@ -68,14 +62,9 @@ def error_analysis(workspace: Workspace, results: Results, left_out: list[str]) 
         f"the marks is the difference between the systems; groups of few {results.items} (n) move "
         "by chance."
     )
-    figure = make_figure(
-        ident,
-        f"{score} (%) by groups of {results.items}",
-        caption,
-        _SOURCE,
-        _COMMAND,
-        lambda width: charts.group_dots(rows, systems, f"{score} (%)", width),
-    )
+    name = f"{score} (%) by groups of {results.items}"
+    charts = _group_charts(rows, systems, f"{score} (%)")
+    figure = Figure(ident, name, caption, _SOURCE, _COMMAND, charts)
     tables = _agreement_table(analyses, results.items)
     tables += _groups_tables(analyses, metric, f"{score} by groups of {results.items}")
     tables += _confusions_table(shown[0])
@@ -89,19 +78,34 @@ def error_analysis(workspace: Workspace, results: Results, left_out: list[str]) 
     )
 
 
-def _read(workspace: Workspace, results: Results, left_out: list[str]) -> list[Row]:
-    found = []
-    for run in results.runs:
-        path = (workspace.root / run["file"]).with_name("errors.json")
+def _group_charts(rows: Sequence[Row], systems: Sequence[str], label: str) -> list[Curves]:
+    """A chart for each grouping, with a row of points for each group; BERT is the first."""
+    charts = []
+    for grouping in dict.fromkeys(r["group"] for r in rows):
+        named = [
+            r | {"name": f"{r['value']} (n = {r['questions']:,})"}
+            for r in rows
+            if r["group"] == grouping
+        ]
+        chart = points(named, {s: s for s in systems}, label, name="name", title=grouping)
+        series = {s: chart.series.get(s, Series([], [])) for s in systems}
+        charts.append(replace(chart, series=series, span=(0, 100), joined=True))
+    return charts
+
+
+def _read(reading: Reading) -> list[Row]:
+    rows = []
+    for run in reading.results.runs:
+        path = (reading.workspace.root / run["file"]).with_name("errors.json")
         if not path.is_file():
             continue
         command = f"bertvision errors {run['written']}"
-        with leaving_out(left_out):
+        with leaving_out(reading.left_out):
             row: Row = read_record(path, ErrorAnalysis, command).to_json()
             row["score"], row["command"] = run["score"], command
-            row["file"] = path.relative_to(workspace.root).as_posix()
-            found.append(row)
-    return found
+            row["file"] = path.relative_to(reading.workspace.root).as_posix()
+            rows.append(row)
+    return rows
 
 
 def _by_score(analysis: Mapping[str, Any]) -> tuple[float, str]:
@@ -164,12 +168,7 @@ def _confusions_table(analysis: Row) -> list[Table]:
         Table(
             "confusions",
             f"The most frequent confusions of {analysis['system']}",
-            [
-                Column("gold", "class", "text"),
-                Column("answer", "taken for", "text"),
-                Column("n", "n", "count"),
-                Column("of", "of", "count"),
-            ],
+            [*columns("text", gold="class", answer="taken for"), *columns("count", n="n", of="of")],
             analysis["confusions"],
             analysis["file"],
             analysis["command"],
@@ -208,17 +207,17 @@ def _agreement_table(analyses: Sequence[Row], items: str) -> list[Table]:
 
 
 def _examples(analysis: Row) -> list[Example]:
-    found = []
+    examples = []
     for e in analysis["examples"]:
         answers = [("gold", _answer(e["gold"])), (analysis["name"], _answer(e["answer"]))]
         if "second" in e:
             answers.append(("its second answer", _answer(e["second"])))
         if e["bert"] is not None:
             answers.append(("BERT", _answer(e["bert"])))
-        found.append(
+        examples.append(
             Example(_HEADINGS.get(e["cell"], e["cell"]), e["question"], e["context"], answers)
         )
-    return found
+    return examples
 
 
 def _answer(value: Any) -> str:

@@ -1,14 +1,23 @@
-"""A few sentences that say what came out, made of the numbers and of nothing else."""
+"""The top of the report: facts about the workspace, and sentences made of its numbers alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.results.columns import FOOTNOTE, MARK
 from bertvision.pipelines.results.rows import Results
-from bertvision.pipelines.text import signed
+from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.text import signed, size
+from bertvision.pipelines.workspace.heads import trained_heads
+from bertvision.pipelines.workspace.records import read_run_config, read_snapshot_info
+from bertvision.pipelines.workspace.selection import source_split
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 _BASELINES = ("last-layer", "cls-last-state")
 _CONTROLS = {
@@ -24,10 +33,10 @@ def sentences(results: Results) -> list[str]:
     """The headline.
 
     Args:
-        results: at least one of them.
+        results: Rows of the workspace, one result at least.
     """
     is_first, trivial = _trivial(results)
-    found = [
+    candidates = [
         _untuned(results),
         trivial if is_first else "",
         _same_snapshot(results),
@@ -38,11 +47,11 @@ def sentences(results: Results) -> list[str]:
         "" if is_first else trivial,
         _caution(results),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in candidates if sentence]
 
 
 def _untuned(results: Results) -> str:
-    """Whose scores are no measure of the others'."""
+    """A note on systems whose scores cannot be compared with the others'."""
     marked = [run["run"] for run in results.runs if run["run"].endswith(MARK)]
     return f"{FOOTNOTE} They are {len(marked)} of {len(results.runs)} results." if marked else ""
 
@@ -86,7 +95,7 @@ def _own(results: Results) -> list[dict[str, Any]]:
 
 
 def _last_layer(results: Results) -> str:
-    """What of the gain needs no other layer: BERT's own output layer, trained once more."""
+    """The gain that needs no other layer: BERT's own output layer, trained once more."""
     own = _own(results)
     base = [r for r in own if r["name"] in _BASELINES]
     if not base or len(own) < 2:
@@ -99,7 +108,7 @@ def _last_layer(results: Results) -> str:
 
 
 def _control(base: dict[str, Any], own: Sequence[dict[str, Any]], results: Results) -> str:
-    """What the other layers add, where a control shows it."""
+    """The gain from other layers, where a control shows it."""
     named = {r["name"]: r for r in own}
     for name, heads in _CONTROLS.items():
         if name in named and (head := next((h for h in heads if h in named), None)):
@@ -138,20 +147,20 @@ def _across(results: Results) -> str:
     last = max(SnapshotTag(r["checkpoint"]) for r in moved)
     there = [r for r in moved if r["checkpoint"] == last]
     first = min(SnapshotTag(r["trained_on"]) for r in there)
-    found = _best([r for r in there if r["trained_on"] == first])
+    best = _best([r for r in there if r["trained_on"] == first])
     return (
         f"Trained on {first} and scored on {last}, an encoder it never saw in training, the best "
-        f"head ({found['name']}) scores {_score(found, results)} against BERT's "
-        f"{_number(found['bert'])} at {last} ({signed(found['difference'])})."
+        f"head ({best['name']}) scores {_score(best, results)} against BERT's "
+        f"{_number(best['bert'])} at {last} ({signed(best['difference'])})."
     )
 
 
 def _ensemble(results: Results) -> str:
-    found = [r for r in results.ensembles if r["bert"] is not None]
-    if not found:
+    compared = [r for r in results.ensembles if r["bert"] is not None]
+    if not compared:
         return ""
-    last = max(SnapshotTag(r["checkpoint"]) for r in found)
-    best = _best([r for r in found if r["checkpoint"] == last])
+    last = max(SnapshotTag(r["checkpoint"]) for r in compared)
+    best = _best([r for r in compared if r["checkpoint"] == last])
     return (
         f"The best ensemble at {last}, {best['name']}, scores {_score(best, results)} "
         f"({signed(best['difference'])} against BERT)."
@@ -159,7 +168,7 @@ def _ensemble(results: Results) -> str:
 
 
 def _trivial(results: Results) -> tuple[bool, str]:
-    """What knowing nothing scores; whether some system is below that, and which."""
+    """The score of the trivial answer; whether some system is below it, and which."""
     if results.baseline is None:
         return False, ""
     base = results.baseline
@@ -182,7 +191,7 @@ def _trivial(results: Results) -> tuple[bool, str]:
 
 
 def _caution(results: Results) -> str:
-    """What the differences above cannot say, and the command that says it."""
+    """A caution on small differences, with the command that tests them."""
     compared = [r for r in results.full if r["difference"] is not None]
     if not compared:
         return ""
@@ -236,3 +245,158 @@ def _later(row: dict[str, Any]) -> bool:
 
 def _and(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def facts(
+    workspace: Workspace, results: Results, left_out: list[str]
+) -> list[tuple[str, list[str]]]:
+    """Names and values, a line each.
+
+    Args:
+        workspace: Workspace that they describe.
+        results: Rows of the workspace.
+        left_out: List that gets a message for each head that is left out for a damaged
+            ``config.json``.
+    """
+    config = workspace.config
+    model, task, tuned = config.model, config.task, config.finetune
+    data = [
+        f"{name}: {split.questions:,} {results.items} of {split.source}, sha256 "
+        f"{split.sha256[:12]}…"
+        # once: they are of the source, of which other splits are parts, too
+        + (
+            f", {len(split.misfits):,} of the source that fit no window left out"
+            if split.misfits and source_split(name, task) == name
+            else ""
+        )
+        + (
+            f", {len(split.shared):,} of the source that share a text with dev left out"
+            if split.shared and source_split(name, task) == name
+            else ""
+        )
+        for name, split in config.data.items()
+    ]
+    loaded = load_task(task.name)
+    revision = f", revision {model.revision}" if model.revision else ""
+    entries: list[tuple[str, str | list[str]]] = [
+        (
+            "Model",
+            f"{model.name_or_path}{revision}: {model.num_hidden_layers} layers, width "
+            f"{model.hidden_size}, weights sha256 {model.weights_sha256[:12]}…",
+        ),
+        (
+            "Task",
+            "none: for hidden states alone"
+            if not find_task(task.name).learns
+            else f"{task.name}, windows of {task.max_length} tokens"
+            + (f", overlap {task.overlap}" if "overlap" in loaded.settings else "")
+            + (f", classes {', '.join(task.classes)}" if 0 < len(task.classes) <= 20 else "")
+            + (", answerable questions only" if task.answerable_only else ""),
+        ),
+        ("Data", data),
+        ("Snapshots", _snapshots(workspace)),
+        (
+            "Fine-tuning",
+            ""
+            if not find_task(task.name).learns
+            else f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, "
+            f"batch {tuned.batch_size}"
+            + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")
+            + f", learning rate {tuned.lr:g}, warmup {tuned.warmup:g}, decay {tuned.decay}, "
+            f"precision {tuned.precision}, seed {tuned.seed}"
+            + (f", variant {', '.join(tuned.variant)}" if tuned.variant else "")
+            + (f", begun with the encoder of {tuned.init_from}" if tuned.init_from else "")
+            + (
+                f", distilled from {tuned.distil} with temperature {tuned.temperature:g}, labels "
+                f"weighing {tuned.labels_weight:g}"
+                if tuned.distil
+                else ""
+            ),
+        ),
+        ("Heads", _heads(workspace, left_out)),
+        ("Activations", _stored(workspace)),
+        ("Ensembles", f"{len(results.ensembles)}" if results.ensembles else ""),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in config.versions.items())),
+        ("From", f"{FILE}, snapshots/*/snapshot.json, heads/*/*/config.json"),
+    ]
+    lines = [(name, [value] if isinstance(value, str) else value) for name, value in entries]
+    return [(name, [line for line in value if line]) for name, value in lines if any(value)]
+
+
+def _snapshots(workspace: Workspace) -> str:
+    parts = []
+    for tag in workspace.snapshots():
+        try:
+            step = read_snapshot_info(workspace.snapshot_dir(tag)).step
+            parts.append(f"{tag} (step {step:,})")
+        except WorkspaceError:
+            parts.append(str(tag))  # its scores are here even where its record is not
+    return ", ".join(parts)
+
+
+def _heads(workspace: Workspace, left_out: list[str]) -> str:
+    """The number of runs, and the settings that occur among them."""
+    configs = []
+    for tag, run in trained_heads(workspace):
+        with leaving_out(left_out):
+            configs.append(read_run_config(workspace.root / "heads" / tag / run))
+    if not configs:
+        return "none trained yet"
+    names = {config.head for config in configs}
+    settings = [
+        f"{counted(len(names), 'head')} in {counted(len(configs), 'training')}",
+        "trained on " + _each(SnapshotTag(config.trained_on) for config in configs),
+    ]
+    for key, name in (
+        ("epochs", "epochs"),
+        ("batch_size", "batch"),
+        ("lr", "learning rate"),
+        ("precision", "precision"),
+        ("seed", "seeds"),
+        ("fraction", "parts of the data"),
+    ):
+        settings.append(f"{name} {_each(getattr(config.training, key) for config in configs)}")
+    settings.append(f"activations as {_each(config.encoding for config in configs)}")
+    return ", ".join(settings)
+
+
+def _stored(workspace: Workspace) -> list[str]:
+    try:
+        stored = workspace.stored()
+        infos = [workspace.split(tag, name).info() for tag in stored for name in stored[tag]]
+        own = [i for i in infos if StoredName.parse(i["split"]).dataset is None]
+    except (StoreError, OSError) as error:
+        return [f"the store at {workspace.activations} cannot be read: {error}"]
+    return [
+        f"{i['tag']}/{i['split']}: {counted(i['examples'], 'window')}, {i['encoding']}, "
+        f"{size(i['bytes'])}"
+        for i in own
+    ] + _added(infos) or ["none in the store now"]
+
+
+def _added(infos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each data set that was added: what is stored of it."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for info in infos:
+        name = StoredName.parse(info["split"]).dataset
+        if name is not None:
+            by_name.setdefault(name, []).append(info)
+    lines = []
+    for name, splits_of in by_name.items():
+        splits = [StoredName.parse(info["split"]) for info in splits_of]
+        lines.append(
+            f"{name}: {', '.join(dict.fromkeys(s.split for s in splits))} of "
+            f"{', '.join(dict.fromkeys(str(info['tag']) for info in splits_of))}, "
+            f"{', '.join(dict.fromkeys(str(s.tokens) for s in splits))} of the tokens, "
+            f"{size(sum(info['bytes'] for info in splits_of))}"
+        )
+    return lines
+
+
+def _each(values: Iterable[Any]) -> str:
+    """The values that occur, once each, numbers as short as they go."""
+    different: Sequence[Any] = sorted({v for v in values if v is not None})
+    return (
+        " / ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in different)
+        or "not recorded"
+    )

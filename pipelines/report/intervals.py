@@ -1,4 +1,4 @@
-"""95 % intervals of scores: what another choice of questions, and of seeds, would have given.
+"""95 % intervals of scores over other choices of questions, and of seeds.
 
 As for differences (`uncertainty`): clusters of items that share a text are drawn with replacement,
 and of a system that was trained with several seeds these too, each by itself. All systems see the
@@ -32,7 +32,7 @@ RESAMPLES = 2_000
 
 
 class _Items(NamedTuple):
-    """What is scored: by row an item, its cluster, and what was found of it before."""
+    """The items that are scored, their clusters, and scores that were computed before."""
 
     items: Sequence[Any]
     task: Task
@@ -58,12 +58,12 @@ def add_intervals(
     other data, get none.
 
     Args:
-        workspace: with the answers and the data.
-        rows: of `read_rows`, whose ``file`` says which results they are of.
-        left_out: gets a message for each file of answers that is damaged.
-        split: what was scored.
-        resamples: how often to draw.
-        seed: of the draws.
+        workspace: Workspace with the answers and the data.
+        rows: Rows of `read_rows`, whose ``file`` names their results.
+        left_out: List that gets a message for each damaged file of answers.
+        split: Split that was scored.
+        resamples: Number of draws.
+        seed: Seed of the draws.
     """
     by_file = {
         (result.folder / "metrics.json").relative_to(workspace.root).as_posix(): result
@@ -78,12 +78,12 @@ def add_intervals(
         log.warning("scores stand without intervals, which the data are needed for: %s", error)
         return
     member = cluster_numbers([data.task.group(item) for item in items])
-    of = _Items(items, data.task, member, {})
+    answered = _Items(items, data.task, member, {})
     sums: dict[str, dict[str, Floats]] = {}
     for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
         if (by_file[file].folder / "predictions.json").is_file():
             with leaving_out(left_out):
-                sums[file] = _sums(by_file[file], of)
+                sums[file] = _sums(by_file[file], answered)
     if not sums:
         return
     drawn = _drawn(sums, member, resamples, seed)
@@ -102,30 +102,34 @@ def add_intervals(
                 row |= {"score_low": float(low), "score_high": float(high)}
 
 
-def _shared(found: Sequence[Mapping[str, Floats]]) -> list[str]:
+def _shared(drawn: Sequence[Mapping[str, Floats]]) -> list[str]:
     """The metrics that all results of a row have."""
-    return [metric for metric in found[0] if all(metric in each for each in found)]
+    return [metric for metric in drawn[0] if all(metric in each for each in drawn)]
 
 
-def _sums(result: Result, of: _Items) -> dict[str, Floats]:
+def _sums(result: Result, answered: _Items) -> dict[str, Floats]:
     """By metric, (clusters, terms) sums of what the metric is made of.
 
     Raises:
         WorkspaceError: the answers are damaged, or of other data.
     """
     metrics = headline(result.rules)
-    said = read_predictions(result, of.items)
+    said = read_predictions(result, answered.items)
     values: dict[str, Floats] = {}
-    if of.task.ratios:
-        parts = [of.task.parts(item, said[item.id]) for item in of.items]
-        values = {m: np.array([part[m] for part in parts], np.float64) for m in of.task.ratios}
+    if answered.task.ratios:
+        parts = [answered.task.parts(item, said[item.id]) for item in answered.items]
+        values = {
+            m: np.array([part[m] for part in parts], np.float64) for m in answered.task.ratios
+        }
     elif kind_of_metrics(metrics) == "span":
-        scores = [_span(of, row, str(said[item.id])) for row, item in enumerate(of.items)]
+        scores = [
+            _span(answered, row, str(said[item.id])) for row, item in enumerate(answered.items)
+        ]
         exact, f1 = 100 * np.array(scores, np.float64).T
         values = {"exact": exact[:, None], "f1": f1[:, None]}
     else:
-        gold = np.array([gold_of(item) for item in of.items], np.float64)
-        answers = np.array([said[item.id] for item in of.items], np.float64)
+        gold = np.array([gold_of(item) for item in answered.items], np.float64)
+        answers = np.array([said[item.id] for item in answered.items], np.float64)
         if "pearson" not in metrics:
             values["accuracy"] = 100 * (answers == gold).astype(np.float64)[:, None]
         if "pearson" in metrics or ("matthews" in metrics and set(gold) <= {0, 1}):
@@ -134,15 +138,17 @@ def _sums(result: Result, of: _Items) -> dict[str, Floats]:
             values[name] = np.stack([x, y, x * x, y * y, x * y], axis=1)
     for name, terms in values.items():
         whole = terms.sum(axis=0, keepdims=True)
-        check_recorded(result, name, float(_METRICS[name](whole, np.array([len(of.items)]))[0]))
-    return {name: _by_cluster(terms, of.member) for name, terms in values.items()}
+        check_recorded(
+            result, name, float(_METRICS[name](whole, np.array([len(answered.items)]))[0])
+        )
+    return {name: _by_cluster(terms, answered.member) for name, terms in values.items()}
 
 
-def _span(of: _Items, row: int, text: str) -> tuple[float, float]:
-    if (row, text) not in of.known:
-        found = answer_score(text, of.items[row])
-        of.known[row, text] = found.exact, found.f1
-    return of.known[row, text]
+def _span(answered: _Items, row: int, text: str) -> tuple[float, float]:
+    if (row, text) not in answered.known:
+        score = answer_score(text, answered.items[row])
+        answered.known[row, text] = score.exact, score.f1
+    return answered.known[row, text]
 
 
 def _by_cluster(terms: Floats, member: npt.NDArray[np.int64]) -> Floats:
@@ -159,16 +165,16 @@ def _drawn(
 ) -> dict[str, dict[str, Floats]]:
     """By file and metric, (resamples,) the score of the clusters that were drawn."""
     sizes = np.bincount(member).astype(np.float64)
-    parts = [(file, name, of) for file, by in sums.items() for name, of in by.items()]
-    columns = np.concatenate([*(of for _, _, of in parts), sizes[:, None]], axis=1)
+    parts = [(file, name, terms_of) for file, by in sums.items() for name, terms_of in by.items()]
+    columns = np.concatenate([*(terms_of for _, _, terms_of in parts), sizes[:, None]], axis=1)
     counts = drawn_counts(len(sizes), resamples, np.random.default_rng(seed))
     all_sums = np.concatenate([times.astype(np.float64) @ columns for times in counts])
     scores: dict[str, dict[str, Floats]] = {}
     at = 0
-    for file, name, of in parts:
-        terms = all_sums[:, at : at + of.shape[1]]
+    for file, name, terms_of in parts:
+        terms = all_sums[:, at : at + terms_of.shape[1]]
         scores.setdefault(file, {})[name] = _METRICS[name](terms, all_sums[:, -1])
-        at += of.shape[1]
+        at += terms_of.shape[1]
     return scores
 
 
@@ -186,8 +192,8 @@ def _correlation(terms: Floats, n: Floats) -> Floats:
     """(resamples,) 100 × correlation of x and y, from the sums of x, y, x², y² and xy."""
     x, y, xx, yy, xy = (terms / n[:, None]).T
     scale = np.sqrt((xx - x * x).clip(min=0) * (yy - y * y).clip(min=0))
-    found = np.divide(xy - x * y, scale, out=np.zeros_like(scale), where=scale > 1e-12)
-    return np.asarray(100 * found, np.float64)
+    ratio = np.divide(xy - x * y, scale, out=np.zeros_like(scale), where=scale > 1e-12)
+    return np.asarray(100 * ratio, np.float64)
 
 
 _METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
@@ -201,4 +207,5 @@ _METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
     "tau": _ratio,
     "perfect": _ratio,
 }
-"""What sums make each metric: of a mean the sum itself, of a ratio two, of a correlation five."""
+"""The function of sums that is each metric: one sum for a mean, two for a ratio, five for a
+correlation."""

@@ -1,26 +1,34 @@
-"""Sections that are tables alone: ensembles, controls, all results, their origin, what waits."""
+"""Sections that are tables alone: ensembles, controls, all results, their origin, waiting jobs."""
 
 from __future__ import annotations
 
 from bertvision.errors import StoreError
-from bertvision.pipelines.report.captions import basis, of_bert
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
     HEADS,
     NO_SYSTEM,
+    OF_HEADS,
+    PERCENT,
+    RETENTION,
+    SEEDS,
+    SPEED_UP,
+    Reading,
     Section,
+    basis,
+    floor_of,
     heading,
+    of_bert,
     order,
     pair,
 )
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
 from bertvision.pipelines.tasks.scores import MEANINGS, kind_of_metrics
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.status import status
-from bertvision.pipelines.workspace.workspace import Workspace
 
 ARGMAX = ("argmax_exact", "argmax_f1")
 _WHY = {
@@ -29,29 +37,24 @@ _WHY = {
     "train": "stored, and no head is trained on it; or its training was interrupted",
     "evaluate": "trained, and not scored on its own snapshot",
 }
-"""By command, why `status` names it."""
+"""Reasons for which `status` names a command."""
 
 
-def ensembles(results: Results) -> Section:
+def ensembles(reading: Reading) -> Section:
     """Ensembles against their best member."""
-    ident, title = "ensembles", "Ensembles"
+    ident, title, results = "ensembles", "Ensembles", reading.results
     if not results.ensembles:
-        return Section(
-            ident,
-            title,
-            missing="There is no ensemble: `bertvision ensemble HEAD… --with-bert` makes one.",
-        )
+        missing = "There is no ensemble: `bertvision ensemble HEAD… --with-bert` makes one."
+        return Section(ident, title, missing=missing)
     metrics = [c for c in results.metrics if c.key not in ("HasAns_exact", *ARGMAX)]
     table = Table(
         "ensembles",
         "Ensembles by the snapshot they are evaluated on",
         [
-            Column("name", "ensemble", "text"),
-            Column("pair", "trained on → evaluated on", "text"),
+            *columns("text", name="ensemble", pair="trained on → evaluated on"),
             *metrics,
             Column("best_member", f"best member {results.score}"),
-            Column("gain", "vs best member", "signed"),
-            Column("difference", "vs BERT", "signed"),
+            *columns("signed", gain="vs best member", difference="vs BERT"),
         ],
         [
             r | {"pair": f"{r['trained_on']} → {r['checkpoint']}"}
@@ -71,63 +74,58 @@ def ensembles(results: Results) -> Section:
     return Section(ident, title, lead, tables=[table])
 
 
-def control(results: Results) -> Section:
+def control(reading: Reading) -> Section:
     """Heads on activations of the pretrained encoder."""
-    ident, title = "control", "Control: before fine-tuning"
+    ident, title, results = "control", "Control: before fine-tuning", reading.results
     rows = [r for r in results.heads if is_control(r)]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was trained on the pretrained encoder: `bertvision extract "
-            "--checkpoint 0e`, then `bertvision sweep HEAD… --trained-on 0e --checkpoint 0e`.",
+        missing = (
+            "No head was trained on the pretrained encoder: `bertvision extract "
+            "--checkpoint 0e`, then `bertvision sweep HEAD… --trained-on 0e --checkpoint 0e`."
         )
+        return Section(ident, title, missing=missing)
     lead = (
         "Heads on the activations of the encoder before any fine-tuning. They show how much of the "
         "score the heads' own training makes, and how much comes from the fine-tuned encoder."
     )
     if results.baseline is not None:
-        name = results.trivial[0]["name"].strip("()")
+        name = floor_of(results)
         lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
     table = Table(
         "control",
         "Heads on activations before fine-tuning",
         [
-            Column("name", "head", "text"),
-            Column("trained_on", "trained on", "text"),
+            *columns("text", name="head", trained_on="trained on"),
             Column("fraction", "part", digits=2),
-            Column("seeds", "seeds", "count"),
+            SEEDS,
             *results.metrics,
             Column("bert", f"BERT {results.score}", sd=True),
         ],
         [r | of_bert(results, r) for r in sorted(rows, key=lambda r: (-r["score"], r["name"]))]
         + results.trivial,
-        HEADS,
-        EVALUATE,
+        *OF_HEADS,
         trace=True,
         basis=basis(results, rows),
     )
     return Section(ident, title, lead, tables=[table])
 
 
-def other_task(results: Results) -> list[Section]:
+def other_task(reading: Reading) -> Section | None:
     """Heads that only tell answerable questions, where the task is to find answers."""
+    results = reading.results
     if not results.others:
-        return []
+        return None
     table = Table(
         "answerable",
         "Heads that tell whether a question is answerable, in per cent",
         [
-            Column("name", "head", "text"),
-            Column("trained_on", "trained on", "text"),
-            Column("checkpoint", "evaluated on", "text"),
-            Column("seeds", "seeds", "count"),
-            Column("percent", "% of the encoder", digits=3),
+            *columns("text", name="head", trained_on="trained on", checkpoint="evaluated on"),
+            SEEDS,
+            PERCENT,
             *columns_of(results.others),
         ],
         sorted(results.others, key=lambda r: (pair(r), r["name"])),
-        HEADS,
-        EVALUATE,
+        *OF_HEADS,
         trace=True,
         basis=basis(results, results.others),
     )
@@ -135,33 +133,32 @@ def other_task(results: Results) -> list[Section]:
         "These heads do not find answers; their scores are of another question than those above "
         "and are compared with nothing else here."
     )
-    return [Section("answerable", "Answerable or not", lead, tables=[table])]
+    return Section("answerable", "Answerable or not", lead, tables=[table])
 
 
-def all_results(results: Results) -> Section:
+def all_results(reading: Reading) -> Section:
     """Every system with every metric."""
+    results = reading.results
     rows = [*results.bert, *results.heads, *results.ensembles]
     ordered = sorted(rows, key=lambda r: (pair(r), order(r)))
-    columns = [
+    shown = [
         Column("name", "system", "text"),
         Column("fraction", "part of the data", digits=2),
-        Column("seeds", "seeds", "count"),
-        Column("percent", "% of the encoder", digits=3),
+        SEEDS,
+        PERCENT,
         *results.metrics,
         Column("difference", f"{results.score} vs BERT", "signed"),
-        Column("retention", "retention (%)"),
-        Column("speed_up", "speed-up (×)", digits=2),
+        RETENTION,
+        SPEED_UP,
     ]
-    if all(r["fraction"] == 1 for r in rows):
-        columns = [c for c in columns if c.key != "fraction"]
-    for key in ("speed_up", "retention"):
-        if all(r[key] is None for r in rows):
-            columns = [c for c in columns if c.key != key]
-    shown = [c.key for c in columns]
+    plain = {"fraction": 1, "speed_up": None, "retention": None}
+    same = {key for key, value in plain.items() if all(r[key] == value for r in rows)}
+    shown = [column for column in shown if column.key not in same]
+    keys = [column.key for column in shown]
     table = Table(
         "results",
         "All results on dev, in per cent",
-        columns,
+        shown,
         [
             *(r | {"pair": heading(r)} for r in ordered),
             *(r | {"pair": NO_SYSTEM} for r in results.trivial),
@@ -171,7 +168,7 @@ def all_results(results: Results) -> Section:
         group="pair",
         more=[
             *("system", "trained_on", "checkpoint", "threshold_tuned_on"),
-            *(k for k in COSTS if k not in shown),
+            *(key for key in COSTS if key not in keys),
         ],
         trace=True,
         basis=basis(results, rows),
@@ -180,8 +177,9 @@ def all_results(results: Results) -> Section:
     return Section("results", "All results", _metrics_lead(results), notes, tables=[table])
 
 
-def sources(results: Results) -> Section:
+def sources(reading: Reading) -> Section:
     """File and command of every single result."""
+    results = reading.results
     rows = [
         r | {"pair": heading(r)} for r in sorted(results.runs, key=lambda r: (pair(r), order(r)))
     ]
@@ -191,8 +189,7 @@ def sources(results: Results) -> Section:
         [
             Column("run", "run", "text"),
             Column("score", results.score),
-            Column("file", "file", "code"),
-            Column("command", "command", "code"),
+            *columns("code", file="file", command="command"),
         ],
         rows,
         source="",
@@ -204,23 +201,21 @@ def sources(results: Results) -> Section:
     return Section("sources", "Where the numbers come from", lead, tables=[table])
 
 
-def waiting_section(workspace: Workspace) -> list[Section]:
-    """The commands that are next; nothing where none waits or the store cannot be read.
-
-    Raises:
-        WorkspaceError: a record of the workspace is damaged.
-    """
-    try:
-        commands = status(workspace)["next"]
-    except (StoreError, OSError):
-        return []  # which the facts about the store say
+def waiting_section(reading: Reading) -> Section | None:
+    """The commands that are next; None where none waits or the store cannot be read."""
+    commands: list[str] = []
+    with leaving_out(reading.left_out):
+        try:
+            commands = status(reading.workspace)["next"]
+        except (StoreError, OSError):
+            return None  # which the facts about the store say
     rows = [
         {"why": _WHY[command.split()[1]], "next": command}
         for command in commands
         if command.split()[1] in _WHY
     ]
     if not rows:
-        return []
+        return None
     table = Table(
         "waiting",
         "What is begun or stored and not yet in the tables above",
@@ -229,13 +224,13 @@ def waiting_section(workspace: Workspace) -> list[Section]:
         "the workspace",
         "bertvision status",
     )
-    return [Section("waiting", "What waits", tables=[table])]
+    return Section("waiting", "What waits", tables=[table])
 
 
 def _metrics_lead(results: Results) -> str:
-    held = {column.key for column in results.metrics}
-    if kind_of_metrics(held) != "span":
-        return " ".join(text for keys, text in _MEANINGS if held.issuperset(keys))
+    metrics = {column.key for column in results.metrics}
+    if kind_of_metrics(metrics) != "span":
+        return " ".join(text for keys, text in _MEANINGS if metrics.issuperset(keys))
     text = (
         "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "
         "span; the argmax columns take the most likely start and end, each by itself."
@@ -266,4 +261,4 @@ _MEANINGS = (
     ),
     (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
 )
-"""What metrics of classes and scores say, by the columns that there must be."""
+"""Meanings of metrics, by the columns that a table must have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bertvision.errors import InputError, counted
-from bertvision.pipelines.drawing.figures import THEME
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.report.section import Section
 from bertvision.pipelines.text import fill, size
@@ -28,7 +28,7 @@ _KINDS = {TABLES: (".csv", ".json"), FIGURES: (".svg",)}
 
 
 class Report(NamedTuple):
-    """What was written."""
+    """A report that was written."""
 
     page: Path
     """The HTML file."""
@@ -43,8 +43,8 @@ class Report(NamedTuple):
     missing: list[str]
     """Titles of the sections whose data are not in the workspace."""
     left_out: list[str]
-    """Each file that is left out: whether it is damaged or of other weights than there are now, and
-    what makes it again."""
+    """A message for each file that is left out: whether it is damaged or of other weights than now,
+    and the command that makes it again."""
 
     def to_json(self) -> dict[str, Any]:
         """Values by name, the page as text."""
@@ -63,49 +63,44 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
 
-def write_page(
-    target: Path,
-    *,
-    name: str,
-    subject: str,
-    heading: str,
-    facts: Sequence[tuple[str, Sequence[str]]],
-    headline: Sequence[str],
-    sections: Sequence[Section],
-    files: Sequence[Path],
-    results: int,
-    left_out: list[str],
-) -> Report:
+@dataclass(frozen=True)
+class Page:
+    """The contents of a page."""
+
+    name: str
+    """Name of the workspace, or of the methods."""
+    subject: str
+    """Subject that it shows of these."""
+    heading: str
+    """Heading of the facts."""
+    facts: Sequence[tuple[str, Sequence[str]]]
+    """Names and lines of the header."""
+    headline: Sequence[str]
+    """Sentences."""
+    sections: Sequence[Section]
+    files: Sequence[Path]
+    """Files of the scores that it shows; the newest tells its time."""
+    results: int
+    """Number of results."""
+    left_out: list[str]
+    """See `Report`."""
+
+
+def write_page(target: Path, page: Page) -> Report:
     """Write the folder of a report, whole or not at all.
 
     Args:
-        target: the folder, which `check_place` passed.
-        name: of what it is about.
-        subject: what it shows of that.
-        heading: of the facts.
-        facts: names and lines of the header.
-        headline: sentences.
-        sections: in order.
-        files: the scores that it shows; the newest tells its time.
-        results: how many results these are.
-        left_out: see `Report`.
+        target: Folder, which `check_place` passed.
+        page: Contents of the page.
     """
-    if left_out:
-        sections = [*sections, Section("left-out", "Left out", _LEFT_OUT, notes=left_out)]
-        count = counted(len(left_out), "file") + (" is" if len(left_out) == 1 else " are")
+    if page.left_out:
+        last = Section("left-out", "Left out", _LEFT_OUT, notes=page.left_out)
+        count = counted(len(page.left_out), "file") + (" is" if len(page.left_out) == 1 else " are")
         first = f"{count} left out of all that follows; the last section says why."
-        headline = [first, *headline]
-    page = render(
-        name=name,
-        subject=subject,
-        heading=heading,
-        facts=facts,
-        headline=headline,
-        sections=sections,
-        newest=_newest(files),
-    ).encode("utf-8")
-    figures = [figure for section in sections for figure in section.figures]
-    tables = [table for section in sections for table in section.tables]
+        page = replace(page, headline=[first, *page.headline], sections=[*page.sections, last])
+    text = render(page).encode("utf-8")
+    figures = [figure for section in page.sections for figure in section.figures]
+    tables = [table for section in page.sections for table in section.tables]
     with new_folder(target) as folder:
         (folder / TABLES).mkdir()
         for table in tables:
@@ -113,17 +108,16 @@ def write_page(
             (folder / TABLES / f"{table.name}.json").write_text(table.json(), encoding="utf-8")
         (folder / FIGURES).mkdir()
         for figure in figures:
-            path = folder / FIGURES / f"{figure.ident}.svg"
-            path.write_text(figure.file, encoding="utf-8")
-        (folder / PAGE).write_bytes(page)
+            (folder / FIGURES / f"{figure.ident}.svg").write_text(figure.file, encoding="utf-8")
+        (folder / PAGE).write_bytes(text)
     return Report(
         page=target / PAGE,
         tables=[table.name for table in tables],
         figures=[figure.ident for figure in figures],
-        bytes=len(page),
-        results=results,
-        missing=[section.title for section in sections if section.missing],
-        left_out=left_out,
+        bytes=len(text),
+        results=page.results,
+        missing=[section.title for section in page.sections if section.missing],
+        left_out=page.left_out,
     )
 
 
@@ -168,27 +162,8 @@ def _newest(files: Sequence[Path]) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def render(
-    *,
-    name: str,
-    subject: str,
-    heading: str,
-    facts: Sequence[tuple[str, Sequence[str]]],
-    headline: Sequence[str],
-    sections: Sequence[Section],
-    newest: str,
-) -> str:
-    """The HTML of the whole page.
-
-    Args:
-        name: of what it is about, such as a workspace.
-        subject: what it shows of that.
-        heading: of the facts.
-        facts: names and lines of the header.
-        headline: sentences.
-        sections: in order.
-        newest: time of the newest result.
-    """
+def render(page: Page) -> str:
+    """The HTML of a whole page."""
     folder = Path(__file__).parent
     environment = Environment(
         loader=FileSystemLoader(folder),
@@ -199,17 +174,13 @@ def render(
     )
     environment.filters["code"] = in_code
     environment.filters["groupby_order"] = in_groups
-    style = THEME.read_text(encoding="utf-8") + (folder / "style.css").read_text(encoding="utf-8")
+    environment.filters["drawing"] = lambda panel: Markup(panel.svg)  # whose texts are escaped
+    style = (folder / "style.css").read_text(encoding="utf-8")
     return environment.get_template("template.html").render(
         generator=GENERATOR,
         style=Markup(style),  # a file of the package
-        name=name,
-        subject=subject,
-        heading=heading,
-        facts=facts,
-        headline=headline,
-        sections=sections,
-        newest=newest,
+        newest=_newest(page.files),
+        **vars(page),
     )
 
 

@@ -1,37 +1,64 @@
-"""Sections about scores: over fine-tuning, across snapshots, with less training data."""
+"""Sections about scores: over fine-tuning, across snapshots, with less data; pooling weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.report.captions import basis, counts, of_bert, scored
-from bertvision.pipelines.report.drawing import charts, curves
-from bertvision.pipelines.report.drawing.curves import best_names
+from bertvision.pipelines.plotting import (
+    LAYER,
+    MOST_PANELS,
+    SERIES,
+    Curves,
+    HeatMap,
+    Look,
+    Series,
+    series_of,
+)
+from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import (
     BERT,
     EVALUATE,
     HEADS,
     NO_SYSTEM,
+    SEEDS,
+    Figure,
+    Reading,
     Section,
+    basis,
+    counts,
     heading,
-    make_figure,
+    of_bert,
     pair,
+    scored,
+    tip,
 )
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.results.rows import Results, Row
-from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.results.columns import Column, columns
+from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.text import signed
+from bertvision.pipelines.workspace.heads import trained_heads
+from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, training_command
+from bertvision.pipelines.workspace.workspace import Workspace
 
 _MAPS = 6
-
 """Heads with a heat map."""
+_MOST_LINES = 6
+"""Series in one panel: more could not be told apart."""
+_SD = "± standard deviation over seeds"
 
 
-def learning_curve(results: Results) -> Section:
+def learning_curve(reading: Reading) -> Section:
     """BERT over epochs, with the heads; ``untrained`` is at no epoch."""
-    ident, title = "learning-curve", "Learning curve"
+    ident, title, results = "learning-curve", "Learning curve", reading.results
     bert = _at_epochs(results.bert)
     heads = _at_epochs(r for r in results.heads if r["fraction"] == 1)
     if not bert and not heads:
@@ -47,26 +74,20 @@ def learning_curve(results: Results) -> Section:
         caption += ". Dashed: the best of the heads that were trained on another snapshot"
     caption += f" ({counts(results, [*bert, *heads])})."
     name = f"Learning curve: {results.label} over epochs of fine-tuning"
-    figure = make_figure(
-        ident,
-        name,
-        caption,
-        f"{BERT}, {HEADS}",
-        f"{BERT_COMMAND}; {EVALUATE}",
-        lambda width: curves.learning_curve(bert, heads, results.label, width),
-    )
+    origin = f"{BERT}, {HEADS}", f"{BERT_COMMAND}; {EVALUATE}"
+    figure = Figure(ident, name, caption, *origin, [_learning_chart(bert, heads, results.label)])
     rows = [_best_at(tag, bert, heads) | {"baseline": results.baseline} for tag in tags]
-    columns = [
+    shown = [
         Column("checkpoint", "snapshot", "text"),
         Column("bert", f"BERT {results.score}", sd=True),
     ]
-    columns += [Column("baseline", r["name"].strip("()")) for r in results.trivial]
+    shown += [Column("baseline", r["name"].strip("()")) for r in results.trivial]
     for prefix, label in (
         ("", "best head of the same snapshot"),
         ("earlier_", "best head trained earlier"),
     ):
         if any(f"{prefix}head" in r for r in rows):
-            columns += [
+            shown += [
                 Column(f"{prefix}head", label, "text"),
                 *([Column("earlier_on", "on", "text")] if prefix else []),
                 Column(f"{prefix}score", results.score, sd=True),
@@ -75,28 +96,51 @@ def learning_curve(results: Results) -> Section:
     table = Table(
         "learning_curve",
         "BERT and the best head at each snapshot",
-        columns,
+        shown,
         rows,
-        f"{BERT}, {HEADS}",
-        f"{BERT_COMMAND}; {EVALUATE}",
+        *origin,
         basis=basis(results, [*bert, *heads]),
     )
     return Section(ident, title, figures=[figure], tables=[table])
 
 
-def cross_checkpoint(results: Results) -> Section:
-    """Trained on × evaluated on."""
-    ident, title = "cross-checkpoint", "Across snapshots"
+def _learning_chart(bert: Sequence[Row], heads: Sequence[Row], label: str) -> Curves:
+    """BERT's scores over epochs; heads as points where they were evaluated."""
+    own = [r for r in heads if r["trained_on"] == r["checkpoint"]]
+    lines: dict[str, tuple[list[Row], Look]] = {"BERT": (_by_epoch(bert), "line")}
+    if own:
+        lines["best head of the same snapshot"] = _by_epoch(own), "line"
+    for tag in sorted({SnapshotTag(r["trained_on"]) for r in heads if r not in own})[:3]:
+        best = _by_epoch([r for r in heads if r["trained_on"] == tag])
+        lines[f"best head trained on {tag}"] = best, "dashed"
+    named = {id(r) for rows, _ in lines.values() for r in rows}
+    lines["any other head"] = [r for r in heads if id(r) not in named], "faint"
+    series = {
+        name: _score_series(
+            [r | {"epoch": SnapshotTag(r["checkpoint"]).fraction} for r in rows], "epoch", look
+        )
+        for name, (rows, look) in lines.items()
+    }
+    return Curves("epochs of fine-tuning at the snapshot", label, series, bars=_bars(bert, heads))
+
+
+def _bars(*groups: Sequence[Row]) -> str:
+    """The meaning of bars of scores, whose intervals are in the tables alone."""
+    return _SD if any(r["score_sd"] for rows in groups for r in rows) else ""
+
+
+def cross_checkpoint(reading: Reading) -> Section:
+    """Heads by the snapshot trained on and the one evaluated on."""
+    ident, title, results = "cross-checkpoint", "Across snapshots", reading.results
     heads = [r for r in results.heads if r["fraction"] == 1]
     if all(r["trained_on"] == r["checkpoint"] for r in heads):
-        return Section(
-            ident,
-            title,
-            missing="No head was evaluated on another snapshot than its own: `bertvision extract "
+        missing = (
+            "No head was evaluated on another snapshot than its own: `bertvision extract "
             "--checkpoint TAG --split tune,dev`, then `bertvision evaluate HEAD… --trained-on TAG "
-            "--checkpoint TAG`.",
+            "--checkpoint TAG`."
         )
-    names = best_names(heads, _MAPS)
+        return Section(ident, title, missing=missing)
+    names = _best_names(heads, _MAPS)
     n = len({r["name"] for r in heads})
     shown = f"The best {len(names)} of {n} heads" if n > len(names) else "Each head"
     caption = (
@@ -106,17 +150,10 @@ def cross_checkpoint(results: Results) -> Section:
         "it; deeper means further."
     )
     name = f"Heat maps: {results.label} by snapshot trained on and evaluated on"
-    figure = make_figure(
-        ident,
-        name,
-        caption,
-        HEADS,
-        EVALUATE,
-        lambda width: charts.snapshot_map(heads, names, width),
-    )
+    figure = Figure(ident, name, caption, HEADS, EVALUATE, _snapshot_maps(heads, names))
     pairs = sorted({pair(r) for r in heads})
     rows: list[Row] = []
-    for head in best_names(heads, n):
+    for head in _best_names(heads, n):
         row: Row = {"name": head}
         for r in (r for r in heads if r["name"] == head):
             row |= scored(r, _pair_key(*pair(r)))
@@ -145,23 +182,58 @@ def cross_checkpoint(results: Results) -> Section:
     return Section(ident, title, figures=[figure], tables=[table])
 
 
+def _snapshot_maps(heads: Sequence[Row], names: Sequence[str]) -> list[HeatMap]:
+    """A map for each head: the score, and the difference from BERT, which is also the colour."""
+    rows = [r for r in heads if r["name"] in names]
+    on = sorted({SnapshotTag(r["trained_on"]) for r in rows})
+    at = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
+    most = max((abs(r["difference"]) for r in rows if r["difference"] is not None), default=1) or 1
+    charts = []
+    for name in names:
+        values = np.full((len(on), len(at)), np.nan)
+        texts, tips = ([[""] * len(at) for _ in on] for _ in range(2))
+        for r in (r for r in rows if r["name"] == name):
+            i, j = on.index(SnapshotTag(r["trained_on"])), at.index(SnapshotTag(r["checkpoint"]))
+            texts[i][j], tips[i][j] = f"{r['score']:.1f}", tip(r)
+            if r["difference"] is not None:
+                values[i, j] = r["difference"]
+                texts[i][j] += f"\n{signed(r['difference'])}"
+        charts.append(
+            HeatMap(
+                "trained on",
+                [str(tag) for tag in on],
+                "evaluated on",
+                [str(tag) for tag in at],
+                "difference from BERT",
+                values,
+                signed=True,
+                title=name,
+                missing="not scored, or BERT was not",
+                texts=texts,
+                tips=tips,
+                largest=most,
+                cell=(56.0, 40.0),
+            )
+        )
+    return charts
+
+
 def _pair_key(on: SnapshotTag, at: SnapshotTag) -> str:
     """Key of a pair of snapshots, as systems are written."""
     return f"{on}:{at}"
 
 
-def data_fractions(results: Results) -> Section:
+def data_fractions(reading: Reading) -> Section:
     """Scores over the part of the training data."""
-    ident, title = "data-fractions", "Less training data"
+    ident, title, results = "data-fractions", "Less training data", reading.results
     swept = {(r["name"], r["trained_on"]) for r in results.heads if r["fraction"] != 1}
     rows = [r for r in results.heads if (r["name"], r["trained_on"]) in swept]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was trained on a part of the data: `bertvision sweep HEAD… "
-            "--fractions 0.1,0.3,1` does.",
+        missing = (
+            "No head was trained on a part of the data: `bertvision sweep HEAD… "
+            "--fractions 0.1,0.3,1` does."
         )
+        return Section(ident, title, missing=missing)
     caption = (
         f"{results.title} over the part of the training examples that a head was trained on "
         f"({counts(results, rows)}); the dotted line is BERT at the evaluated snapshot. A curve "
@@ -171,14 +243,8 @@ def data_fractions(results: Results) -> Section:
     name = f"{results.label} over the part of the training examples"
     source = HEADS.replace("<head>", "<head>@f<fraction>")
     command = "bertvision sweep HEAD… --fractions LIST"
-    figure = make_figure(
-        ident,
-        name,
-        caption,
-        source,
-        command,
-        lambda width: curves.fraction_curves(rows, results.label, width),
-    )
+    charts = _fraction_charts(rows, results.label)
+    figure = Figure(ident, name, caption, source, command, charts)
     parts = sorted({r["fraction"] for r in rows})
     pivot: dict[tuple[Any, ...], Row] = {}
     for r in sorted(rows, key=lambda r: (pair(r), r["name"])):
@@ -204,6 +270,35 @@ def data_fractions(results: Results) -> Section:
     return Section(ident, title, figures=[figure], tables=[table])
 
 
+def _fraction_charts(rows: Sequence[Row], label: str) -> list[Curves]:
+    """A panel for each pair of snapshots: those of one, and those evaluated on the last one."""
+    names = _best_names(rows, _MOST_LINES)
+    last = max(SnapshotTag(r["checkpoint"]) for r in rows)
+    pairs = {(r["trained_on"], r["checkpoint"]): None for r in rows}
+    charts = []
+    for on, at in [places for places in pairs if places[0] == places[1] or places[1] == last][
+        -MOST_PANELS:
+    ]:
+        there = [r for r in rows if (r["trained_on"], r["checkpoint"]) == (on, at)]
+        series = {}
+        for name in names:
+            line = sorted((r for r in there if r["name"] == name), key=lambda r: r["fraction"])
+            points = [r | {"percent": 100 * r["fraction"]} for r in line]
+            series[name] = _score_series(points, "percent")
+        bert = next((r["bert"] for r in there if r["bert"] is not None), None)
+        levels = {} if bert is None else {"BERT at the snapshot": bert}
+        title = f"trained on {on}, evaluated on {at}"
+        axis = "training examples (%)"
+        charts.append(Curves(axis, label, series, levels, _bars(there), title=title))
+    return charts
+
+
+def _score_series(rows: Sequence[Row], places: str, look: Look = "line") -> Series:
+    """Scores with their deviation over seeds: intervals are in the tables alone."""
+    plain = [{key: r[key] for key in ("score", "score_sd", places)} for r in rows]
+    return series_of(plain, "score", places, look, [tip(r) for r in rows])
+
+
 def _at_epochs(rows: Iterable[Row]) -> list[Row]:
     """Rows of points of the fine-tuning, on both sides; the untrained twin and means are none."""
 
@@ -211,6 +306,24 @@ def _at_epochs(rows: Iterable[Row]) -> list[Row]:
         return not (SnapshotTag(tag).is_untrained or SnapshotTag(tag).is_mean)
 
     return [r for r in rows if is_point(r["trained_on"]) and is_point(r["checkpoint"])]
+
+
+def _by_epoch(rows: Sequence[Row]) -> list[Row]:
+    """The best row of each checkpoint, ordered as numbers."""
+    best: dict[SnapshotTag, Row] = {}
+    for r in rows:
+        tag = SnapshotTag(r["checkpoint"])
+        if tag not in best or r["score"] > best[tag]["score"]:
+            best[tag] = r
+    return [best[tag] for tag in sorted(best)]
+
+
+def _best_names(rows: Sequence[Row], most: int) -> list[str]:
+    """Names of at most so many systems, by their highest score."""
+    best: dict[str, float] = {}
+    for r in rows:
+        best[r["name"]] = max(best.get(r["name"], -math.inf), r["score"])
+    return sorted(best, key=lambda name: (-best[name], name))[:most]
 
 
 def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row:
@@ -221,9 +334,159 @@ def _best_at(tag: SnapshotTag, bert: Sequence[Row], heads: Sequence[Row]) -> Row
     there = [r for r in there if r["difference"] is not None] or there  # the best that compares
     own = [r for r in there if r["trained_on"] == tag]
     earlier = [r for r in there if SnapshotTag(r["trained_on"]) < tag]
-    for prefix, found in (("", own), ("earlier_", earlier)):
-        if found:
-            best = max(found, key=lambda r: r["score"])
+    for prefix, candidates in (("", own), ("earlier_", earlier)):
+        if candidates:
+            best = max(candidates, key=lambda r: r["score"])
             row |= {f"{prefix}difference": best["difference"], **scored(best, f"{prefix}score")}
             row |= {f"{prefix}head": best["name"], f"{prefix}on": best["trained_on"]}
     return row
+
+
+def pooling_section(reading: Reading) -> Section:
+    """Learned weights of the layers."""
+    workspace, left_out = reading.workspace, reading.left_out
+    rows, layers = pooling_rows(workspace, left_out), workspace.config.model.num_hidden_layers
+    ident, title = "pooling-weights", "Pooling weights by layer"
+    if not rows:
+        missing = (
+            "No head with learned pooling was trained: `bertvision train learned-pooling "
+            "--checkpoint TAG`."
+        )
+        return Section(ident, title, missing=missing)
+    caption = (
+        "Weight of each layer in the learned sum (softmax, so that they add up to 100 %); dotted: "
+        "all layers alike. Peaks say which layers the head reads, a flat line that it does not "
+        "care. The weights are those of the sum, not a measure of what a layer knows."
+    )
+    if any(max(r["layers"]) > layers for r in rows):
+        caption += f" Of [CLS] heads, {layers + 1} is the pooler's output."
+    source, command = "heads/<trained on>/<head>/model.safetensors", "bertvision train HEAD…"
+    name = "Learned pooling weights by layer"
+    figure = Figure(ident, name, caption, source, command, _pooling_charts(rows))
+    flat = [
+        {**r, **{f"layer_{i}": 100 * w for i, w in zip(r["layers"], r["weights"], strict=True)}}
+        for r in rows
+    ]
+    indices = sorted({i for r in rows for i in r["layers"]})
+    table = Table(
+        "pooling_weights",
+        "Learned pooling: weights of the layers in per cent, and the factor γ",
+        [
+            *columns("text", name="head", trained_on="trained on"),
+            SEEDS,
+            Column("gamma", "γ", digits=3),
+            *(Column(f"layer_{i}", str(i)) for i in indices),
+        ],
+        flat,
+        source,
+        command,
+        trace=True,
+    )
+    return Section(ident, title, figures=[figure], tables=[table])
+
+
+def _pooling_charts(rows: Sequence[Row]) -> list[Curves]:
+    """A panel for each head, a line for each snapshot."""
+    names = list(dict.fromkeys(r["name"] for r in rows))[:MOST_PANELS]
+    tags = sorted({SnapshotTag(r["trained_on"]) for r in rows})[-SERIES:]
+    charts = []
+    for name in names:
+        own = [r for r in rows if r["name"] == name]
+        series = {f"trained on {tag}": Series([], []) for tag in tags}
+        for r in (r for r in own if r["trained_on"] in tags):
+            weights = [100 * w for w in r["weights"]]
+            where = f"{name} trained on {r['trained_on']}: layer"
+            tips = [f"{where} {i}, {w:.1f} %" for i, w in zip(r["layers"], weights, strict=True)]
+            series[f"trained on {r['trained_on']}"] = Series(r["layers"], weights, tips=tips)
+        levels = {"all layers alike": 100 / len(own[0]["weights"])}
+        charts.append(Curves(LAYER, "weight (%)", series, levels, title=name))
+    return charts
+
+
+def pooling_rows(workspace: Workspace, left_out: list[str]) -> list[Row]:
+    """Weights of every learned pooling of runs on all examples, seeds together.
+
+    A pooling is a pair of tensors ``….scalars`` (one for each hidden state) and ``….gamma``, as
+    `LearnedPooling` keeps them; its weights are the softmax of the scalars.
+
+    Args:
+        workspace: Workspace with the heads.
+        left_out: List that gets a message for each head that is left out for its damaged files.
+
+    Returns:
+        By head and snapshot: ``name`` (with the pooling's own name where a head has several),
+        ``trained_on``, ``seeds``, ``gamma``, ``weights`` (one for each hidden state, they sum
+        to 1; means over seeds), ``layers`` (which hidden states), ``file`` and ``command``.
+    """
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for tag, run in trained_heads(workspace):
+        with leaving_out(left_out):
+            for part, row in _poolings(workspace, workspace.root / "heads" / tag / run):
+                groups.setdefault((row.pop("name"), part, tag), []).append(row)
+    return [
+        _mean(name, tag, rows)
+        for (name, _, tag), rows in sorted(
+            groups.items(), key=lambda item: (item[0][0], SnapshotTag(item[0][2]))
+        )
+    ]
+
+
+def _poolings(workspace: Workspace, folder: Path) -> list[tuple[str, Row]]:
+    """The names of a run's poolings in it, where it has several, and their rows."""
+    config, path = read_run_config(folder), folder / "model.safetensors"
+    if config.training.fraction != 1:
+        return []
+    try:
+        with safe_open(path, "pt") as file:
+            names = sorted(name for name in file.keys() if _is_scalars(name))  # noqa: SIM118
+            learned = {name: file.get_tensor(name).flatten().tolist() for name in names}
+            gammas = {name: _gamma(file, name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise WorkspaceError(
+            f"{path} is damaged ({error}): run `{training_command(config)} --overwrite` again"
+        ) from error
+    rows: list[tuple[str, Row]] = []
+    for name, scalars in learned.items():
+        if len(scalars) != len(config.layers):
+            continue  # of a head of one's own, which pools something else
+        part = "" if len(learned) == 1 else f" ({name.rpartition('.')[0]})"
+        row: Row = {
+            "name": config.head + config.variant + part,
+            "weights": softmax(scalars),
+            "gamma": gammas[name],
+            "layers": config.layers,
+            "file": path.relative_to(workspace.root).as_posix(),
+            "command": training_command(config, workspace.config.model.num_hidden_layers + 1),
+        }
+        rows.append((part, row))
+    return rows
+
+
+def softmax(scalars: Sequence[float]) -> list[float]:
+    """exp(w) / Σ exp(w)."""
+    top = max(scalars)
+    powers = [math.exp(w - top) for w in scalars]
+    return [power / sum(powers) for power in powers]
+
+
+def _mean(name: str, tag: str, rows: Sequence[Row]) -> Row:
+    gammas = [r["gamma"] for r in rows if r["gamma"] is not None]
+    return {
+        "name": name,
+        "trained_on": tag,
+        "seeds": len(rows),
+        "gamma": sum(gammas) / len(gammas) if gammas else None,
+        "weights": [sum(w) / len(rows) for w in zip(*(r["weights"] for r in rows), strict=True)],
+        "layers": rows[0]["layers"],
+        "file": "; ".join(r["file"] for r in rows),
+        "command": "; ".join(dict.fromkeys(r["command"] for r in rows)),
+    }
+
+
+def _is_scalars(name: str) -> bool:
+    return name == "scalars" or name.endswith(".scalars")
+
+
+def _gamma(file: Any, scalars: str) -> float | None:
+    name = scalars.removesuffix("scalars") + "gamma"
+    return float(file.get_tensor(name)) if name in file.keys() else None  # noqa: SIM118

@@ -1,21 +1,22 @@
-"""A section of the report: figures, tables and examples under one heading.
+"""A section of the report: figures, tables and examples under one heading; parts of captions.
 
 A section whose data are not in the workspace says in one line which command makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from markupsafe import Markup
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.drawing.figures import WIDE, both, standalone
-from bertvision.pipelines.drawing.svg import Canvas
+from bertvision.pipelines.plotting import Chart, Panel, composed, panels
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.rows import Row
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.text import signed
+from bertvision.pipelines.workspace.workspace import Workspace
 
 HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"
 
@@ -26,23 +27,42 @@ NO_SYSTEM = "without any system"
 
 EVALUATE = "bertvision evaluate HEAD… --trained-on TAG --checkpoint TAG"
 
+OF_HEADS = (HEADS, EVALUATE)
+"""Origin of the scores of heads: the files, and the command that makes them."""
+SEEDS = Column("seeds", "seeds", "count")
+PERCENT = Column("percent", "% of the encoder", digits=3)
+RETENTION = Column("retention", "retention (%)")
+SPEED_UP = Column("speed_up", "speed-up (×)", digits=2)
 
-@dataclass(frozen=True)
+ENDS = ("sd", "low", "high")
+"""Ends of the keys of a score's deviation over seeds and of the ends of its interval."""
+
+
+@dataclass(frozen=True, eq=False)
 class Figure:
-    """A drawing with what belongs to it."""
+    """Charts with their caption and their origin."""
 
     ident: str
-    """Unique in the page, and the name of its file."""
-    svg: Markup
-    """For wide and narrow pages."""
-    file: str
-    """The drawing as an SVG file of its own."""
+    """Name that is unique in the page, and the name of its file."""
+    name: str
+    """Name in words, for readers that do not see it."""
     caption: str
-    """What one should see."""
+    """Description of what one should see."""
     source: str
     """The files its numbers stand in."""
     command: str
     """The command that makes them."""
+    charts: Sequence[Chart]
+
+    @cached_property
+    def panels(self) -> list[Panel]:
+        """The charts as SVG, which is drawn once."""
+        return panels(self.ident, self.name, self.charts)
+
+    @property
+    def file(self) -> str:
+        """The figure as an SVG file of its own."""
+        return composed(self.ident, self.name, self.caption, self.panels)
 
 
 @dataclass(frozen=True)
@@ -50,13 +70,12 @@ class Example:
     """A question with its answers, to be read."""
 
     heading: str
-    """What kind of example it is."""
+    """Kind of example."""
     question: str
-    """The question."""
     context: str
     """The paragraph, or what is kept of it."""
     answers: Sequence[tuple[str, str]]
-    """Who answers (gold, BERT, a head), and what."""
+    """Pairs of who answers (gold, BERT, a head), and the answer."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +87,9 @@ class Section:
     title: str
     """Its heading."""
     lead: str = ""
-    """How to read it; words between backticks are code."""
+    """Advice for reading it; words between backticks are code."""
     notes: Sequence[str] = ()
-    """What else is to be said, item by item, likewise."""
+    """Remarks, item by item, likewise."""
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     examples: Sequence[Example] = ()
@@ -78,32 +97,16 @@ class Section:
     """Instead of all these: what makes the data."""
 
 
-def make_figure(
-    ident: str,
-    name: str,
-    caption: str,
-    source: str,
-    command: str,
-    draw: Callable[[float], Canvas],
-) -> Figure:
-    """A figure for wide and narrow pages.
+class Reading(NamedTuple):
+    """A workspace as a section reads it."""
 
-    Args:
-        ident: unique in the page.
-        name: what it is, for readers that do not see it.
-        caption: what one should see.
-        source: the files its numbers stand in.
-        command: what makes them.
-        draw: width in px → the drawing.
-    """
-    return Figure(
-        ident,
-        both(ident, name, caption, draw),
-        standalone(ident, name, caption, draw(WIDE)),
-        caption,
-        source,
-        command,
-    )
+    workspace: Workspace
+    results: Results
+    """Rows of everything that was scored."""
+    left_out: list[str]
+    """Gets a message for each file that is damaged, or of other weights than there are now."""
+    methods: Section | None = None
+    """The section of methods with several seeds, where some were named."""
 
 
 def pair(r: Mapping[str, Any]) -> tuple[SnapshotTag, SnapshotTag]:
@@ -122,3 +125,79 @@ def heading(r: Row) -> str:
     if r["trained_on"] == r["checkpoint"]:
         return f"trained and evaluated on {r['checkpoint']}"
     return f"trained on {r['trained_on']}, evaluated on {r['checkpoint']}"
+
+
+def floor_of(results: Results) -> str:
+    """The name of the trivial answer inside a sentence; empty where it has no score."""
+    return results.trivial[0]["name"].strip("()") if results.trivial else ""
+
+
+def tip(r: Row) -> str:
+    """The text where the pointer rests on a system's mark."""
+    where = r["checkpoint"]
+    if r["trained_on"] != where:
+        where = f"{where}, trained on {r['trained_on']}"
+    sd = f" ± {r['score_sd']:.1f} (n = {r['seeds']})" if r["score_sd"] else ""
+    against = "" if r["difference"] is None else f", {signed(r['difference'])} against BERT"
+    return f"{r['name']} at {where}: {r['score']:.1f}{sd}{against}"
+
+
+def scored(r: Row, key: str, metric: str = "score") -> Row:
+    """A score under another key, with its deviation and its interval.
+
+    Args:
+        r: Row of a system.
+        key: The new key.
+        metric: Key of the score.
+    """
+    return {key: r.get(metric), **{f"{key}_{end}": r.get(f"{metric}_{end}") for end in ENDS}}
+
+
+def of_bert(results: Results, r: Row) -> Row:
+    """BERT's score that a row is compared with, under ``bert``, with its interval.
+
+    Args:
+        results: Rows of the workspace.
+        r: Row of a system.
+    """
+    there = (b for b in results.bert if b["checkpoint"] == r["checkpoint"])
+    return scored({} if r["bert"] is None else next(there), "bert")
+
+
+def basis(results: Results, rows: Sequence[Row], *, shown: bool = False) -> str:
+    """A caption's sentence on what scores rest on: items, seeds, and what an interval covers.
+
+    Args:
+        results: Rows of the workspace.
+        rows: Rows that are shown, of heads among others.
+        shown: Whether intervals stand in the cells, not in the files alone.
+    """
+    several = any(r["seeds"] > 1 for r in rows if r["system"] != "bert")
+    text = counts(results, rows) + (", mean ± standard deviation" if several else "")
+    if any(r.get("score_low") is not None for r in rows):
+        where = "in brackets" if shown else "in the files"
+        text += f"; {where} 95 % intervals over {results.items}, those of one text drawn together"
+        if several:
+            n = min(r["seeds"] for r in rows if r["system"] != "bert" and r["seeds"] > 1)
+            text += (
+                ", and over seeds where there are several (too narrow for few seeds: of "
+                f"{n} drawn again {100 * ((n - 1) / n) ** 0.5:.0f} % of their spread is left)"
+            )
+        elif any(r["system"] != "bert" for r in rows):
+            text += ": they do not cover the choice of the seed"
+    return text and f"{text[0].upper()}{text[1:]}."
+
+
+def counts(results: Results, rows: Sequence[Row]) -> str:
+    """The numbers of items and of seeds: ``450 questions, one seed``.
+
+    Args:
+        results: Rows of the workspace.
+        rows: Rows that are shown, of heads among others.
+    """
+    seeds = sorted({r["seeds"] for r in rows if r["system"] != "bert"})
+    parts = [f"{results.questions:,} {results.items}"] if results.questions else []
+    if seeds:
+        most = "one seed" if seeds == [1] else f"{seeds[-1]} seeds"
+        parts.append(f"{seeds[0]} to {most}" if len(seeds) > 1 else most)
+    return ", ".join(parts)

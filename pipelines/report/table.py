@@ -1,14 +1,24 @@
-"""Tables of the report: rows of plain values, shown in the page and written as CSV and JSON."""
+"""Tables of the report: rows of plain values, shown in the page and written as CSV and JSON.
+
+A table declares its columns once; the page, the terminal, CSV and JSON come from these.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, Column, lack_oracle
 from bertvision.pipelines.text import csv_text, fill, format_table
+
+DIFFERENT = (
+    "The workspaces have different data (the column says which): their scores are of other items "
+    "and are not to be compared."
+)
+"""The remark below a table of workspaces whose data differ."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,11 @@ class Table:
     """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
 
     basis: str = ""
-    """What its scores rest on: items, seeds, intervals."""
+    """Foundation of its scores: items, seeds, intervals."""
     remarks: Sequence[str] = ()
-    """What is to be said below it."""
+    """Sentences below it."""
     joined: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
-    """What becomes of its rows with those of other workspaces below them; None leaves them."""
+    """Function of its rows together with those of other workspaces; None leaves them."""
 
     @property
     def breadth(self) -> str:
@@ -53,12 +63,12 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """What the mark behind a system's name says, and a missing score, where there are any."""
+        """Meanings of the mark behind a name and of a missing score, where there are any."""
         cells = (row.get(column.key) for row in self.rows for column in self.columns)
-        found = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
-        found += self.remarks
+        texts = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+        texts += self.remarks
         shown = any(column.key == "best_f1" for column in self.columns)
-        return [*found, ORACLE_NOTE] if shown and lack_oracle(self.rows) else found
+        return [*texts, ORACLE_NOTE] if shown and lack_oracle(self.rows) else texts
 
     def text(self) -> str:
         """The rows as people read them, for a terminal, with the caption above and notes below."""
@@ -94,3 +104,78 @@ class Table:
             "rows": [{key: row.get(key) for key in keys} for row in self.rows],
         }
         return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def beside(parts: Sequence[tuple[Path, str, Table]]) -> Table:
+    """The same table of several workspaces, their rows below each other.
+
+    Rows of one group (a data set, a pair of snapshots) stand together.
+
+    Args:
+        parts: For each workspace its folder, its data by their digest, and its table.
+    """
+    labels, tables = _labels([root for root, _, _ in parts]), [table for _, _, table in parts]
+    rows = [
+        {"workspace": label, "data": data, **row}
+        for label, (_, data, table) in zip(labels, parts, strict=True)
+        for row in table.rows
+    ]
+    first = tables[0]
+    if first.group:
+        groups = list(dict.fromkeys(row[first.group] for row in rows))
+        rows.sort(key=lambda row: groups.index(row[first.group]))
+    rows = rows if first.joined is None else [dict(row) for row in first.joined(rows)]
+    differ = _differ(rows, first)
+    own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
+    return replace(
+        first,
+        title=f"{first.title}; of several workspaces",
+        basis="",
+        columns=[*own, *columns_of_all(tables)],
+        rows=rows,
+        more=list(dict.fromkeys(key for table in tables for key in table.more))
+        + ["data"] * (not differ),
+        remarks=[DIFFERENT] if differ else [],
+    )
+
+
+def columns_of_all(tables: Sequence[Table]) -> list[Column]:
+    """The columns of several tables; one that is called otherwise in another has both names.
+
+    So it is with the score, which is another metric where the task is another.
+    """
+    by_key: dict[str, list[Column]] = {}
+    for table in tables:
+        for column in table.columns:
+            by_key.setdefault(column.key, []).append(column)
+    return [
+        replace(columns[0], label=" / ".join(dict.fromkeys(column.label for column in columns)))
+        for columns in by_key.values()
+    ]
+
+
+def _differ(rows: Sequence[Mapping[str, Any]], table: Table) -> bool:
+    """Whether rows that stand for the same in several workspaces are of different data.
+
+    They are those of one group. A group that holds several data sets of a workspace (a snapshot's
+    probes) is parted by its first column, which names them.
+    """
+    of_one: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        of_one.setdefault((row.get(table.group), row["workspace"]), set()).add(row["data"])
+    several = {group for (group, _), data in of_one.items() if len(data) > 1}
+    same: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        group = row.get(table.group)
+        part = row.get(table.columns[0].key) if group in several else None
+        same.setdefault((group, part), set()).add(row["data"])
+    return any(len(data) > 1 for data in same.values())
+
+
+def _labels(roots: Sequence[Path]) -> list[str]:
+    """Names of folders, with as much of the path as tells them apart."""
+    names = [root.name for root in roots]
+    return [
+        name if names.count(name) == 1 else str(root)
+        for name, root in zip(names, roots, strict=True)
+    ]

@@ -83,6 +83,17 @@ class Column:
         return f" ({low:.{self.digits}f}{'–' if low >= 0 else ' to '}{high:.{self.digits}f})"
 
 
+def columns(kind: Kind = "number", /, *, decimals: int = 1, **labels: str) -> list[Column]:
+    """Columns of one kind.
+
+    Args:
+        kind: How values are written.
+        decimals: Decimals of numbers.
+        **labels: Headers by the keys of the values.
+    """
+    return [Column(key, label, kind, digits=decimals) for key, label in labels.items()]
+
+
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether some of the systems that answer by a threshold have an oracle F1, and others none.
 

@@ -9,11 +9,8 @@ from typing import Annotated, Any, ClassVar
 from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE
-from bertvision.pipelines.drawing.layers import layer_maps
-from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
+from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table
@@ -102,7 +99,13 @@ class LayerByLayer(AnalysisResult):
         """A heat map for each measure, and each measure of the layers of the same number."""
         axes = (f"layer of {self.x}", self.layers_x, f"layer of {self.y}", self.layers_y)
         maps: dict[str, Chart] = {
-            name: HeatMap(*axes, f"{self.quantity}, {label}", getattr(self, name))
+            name: HeatMap(
+                *axes,
+                f"{self.quantity}, {label}",
+                getattr(self, name),
+                title=label,
+                missing="layer does not vary",
+            )
             for name, label in self.measures().items()
         }
         same = [
@@ -115,8 +118,6 @@ class LayerByLayer(AnalysisResult):
             maps[f"{name}_same"] = curves(same, name, of_values, by=["pair"], places="layer_x")
         return maps
 
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Heat maps of layer × layer."""
-        maps = {label: getattr(self, name) for name, label in self.measures().items()}
-        sides = (self.x, self.layers_x), (self.y, self.layers_y)
-        return layer_maps(self.quantity, maps, *sides, width)
+    def drawn(self) -> list[Chart]:
+        """The heat maps of layer × layer."""
+        return [chart for chart in self.charts().values() if isinstance(chart, HeatMap)]

@@ -22,11 +22,8 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.cosines import cosine_correlations
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.analysis.sums.reduce import gathered_blocks
-from bertvision.pipelines.drawing.figures import NARROW, WIDE
-from bertvision.pipelines.drawing.layers import layer_lines, layer_maps
-from bertvision.pipelines.drawing.svg import Canvas
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
+from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
@@ -156,33 +153,10 @@ class RsaResult(AnalysisResult):
         for split, values in zip(self.splits, self.of_pairs, strict=True):
             mean = values.mean(axis=0)
             title, signed = f"RSA on {split} (correlation)", bool((mean < 0).any())
-            found[f"map_{split}"] = HeatMap(*axes, title, mean, signed=signed)
-        return found
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Lines over the layers, then a heat map for each split."""
-        rows = self.same_layers()
-        maps = {
-            split: values.mean(axis=0)
-            for split, values in zip(self.splits, self.of_pairs, strict=True)
-        }
-        drawn = layer_maps("RSA", maps, (self.x, self.layers_x), (self.y, self.layers_y), width)
-        if not rows:
-            return drawn
-        layers = sorted({row["layer_x"] for row in rows})
-        lines = {
-            f"{split}{suffix}": np.array(
-                [row[key] for row in rows if row["split"] == split], dtype=np.float64
+            found[f"map_{split}"] = HeatMap(
+                *axes, title, mean, signed=signed, title=split, missing="layer does not vary"
             )
-            for split in self.splits
-            for suffix, key in (("", "rsa"), (", by token", "by_token"))
-        }
-        above = Canvas(min(width, max(WIDE / 2, NARROW)), 300)
-        layer_lines(above, (40, 28, above.width - 10, 248), layers, lines, "RSA", top=1)
-        canvas = Canvas(max(above.width, drawn.width), above.height + drawn.height + 20)
-        canvas.put(above, 0, 0)
-        canvas.put(drawn, 0, above.height + 20)
-        return canvas
+        return found
 
 
 class Paired(NamedTuple):

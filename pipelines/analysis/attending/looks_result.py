@@ -8,10 +8,7 @@ from typing import Annotated, Any
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE
-from bertvision.pipelines.drawing.layers import value_maps
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, HeatMap
+from bertvision.pipelines.plotting import Chart, HeatMap
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -130,20 +127,8 @@ class AttentionResult(AnalysisResult):
                 if name == "entropy"
                 else f"share of attention {TITLES.get(name, name)}",
                 values,
+                title=TITLES.get(name, name),
+                cell=(18.0, 18.0),
             )
             for name, values in zip(self.measures, self.values, strict=True)
         }
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """A heat map of layer × head for each measure."""
-        maps = {
-            TITLES.get(name, name): of for name, of in zip(self.measures, self.values, strict=True)
-        }
-        return value_maps(
-            "share of attention",
-            maps,
-            ("layer", self.layers),
-            ("attention head", self.heads),
-            width,
-            largest=200.0,
-        )

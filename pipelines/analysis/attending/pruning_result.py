@@ -10,10 +10,7 @@ import numpy as np
 from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
-from bertvision.pipelines.drawing.layers import value_maps
-from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range
-from bertvision.pipelines.plotting.charts import Chart, HeatMap, curves
+from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, Metric
@@ -53,7 +50,7 @@ class PruningResult(AnalysisResult):
         "scores are of other items, by one rule, without a tuned threshold."
     )
     seen = (
-        "Above: by how much the loss rises without a head. Below: the score over the share of "
+        "A map of how much the loss rises without each head, and the score over the share of "
         "heads that are left, the least important masked first, beside random orders."
     )
 
@@ -169,31 +166,7 @@ class PruningResult(AnalysisResult):
             ),
         }
 
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """A heat map of layer × head, and the curve below it."""
-        top = max(float(self.rise.max()), 1e-9)
-        heat = value_maps(
-            f"rise of the loss, in parts of the largest ({top:.3f})",
-            {"Without one attention head": self.rise / top},
-            ("layer", self.layers),
-            ("attention head", self.heads),
-            width,
-        )
-        c = Canvas(width, heat.height + 330)
-        c.put(heat, 0, 0)
-        of, curve = METRICS[self.metric], np.stack([self.score, self.random])
-        box = (40.0, heat.height + 48, min(width, WIDE / 2) - 20, heat.height + 250)
-        known = [] if self.trivial is None else [self.trivial]
-        p = Plot(c, *box, (0, 1), round_range([*curve.flat, *known]))
-        ticks = [(k / 10, f"{10 * k} %") for k in range(0, 11, 2)]
-        p.axes(ticks, "attention heads left", of)
-        for value in known:
-            c.line(p.left, p.y(value), p.right, p.y(value), "reference")
-        names = ("least important masked first", "random order")
-        for i, (name, line) in enumerate(zip(names, curve, strict=True)):
-            points = list(zip(self.left.tolist(), line.tolist(), strict=True))
-            series(p, i, points, [f"{name}: {100 * x:.0f} %, {y:.1f}" for x, y in points])
-        entries = [sample(i, name) for i, name in enumerate(names)]
-        entries += [(f"the commonest answer ({value:.1f})", "reference", "") for value in known]
-        c.height = legend(c, entries, box[3] + 46, width) + 10
-        return c
+    def drawn(self) -> list[Chart]:
+        """A heat map of layer × head, then the curve."""
+        charts = self.charts()
+        return [charts["rise"], charts["score"]]

@@ -8,16 +8,13 @@ from typing import Annotated, Any
 from bertvision.pipelines.analysis.fields import Axes, Names
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, legend
-from bertvision.pipelines.drawing.svg import Canvas, text_width
-from bertvision.pipelines.plotting.charts import Chart, points
+from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
 DIRECTIONS = ("dependent to head", "head to dependent")
 """Who looks at whom."""
 OfRelations = Annotated[Array, Axes.of("relations")]
-_ROW, _BAR = 34.0, 11.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,20 +151,3 @@ class RelationsResult(AnalysisResult):
                 levels=equal,
             ),
         }
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Two bars for each relation."""
-        left = max(map(text_width, self.relations)) + 10
-        c = Canvas(width, _ROW * len(self.relations))
-        room = width - left - 50
-        for i, relation in enumerate(self.relations):
-            y = _ROW * i
-            c.text(left - 8, y + 16, relation, anchor="end")
-            for k, value in enumerate((float(self.accuracy[i]), float(self.by_offset[i]))):
-                c.rect(left, y + k * (_BAR + 1), room * value, _BAR, f"bar s{k}", tip=relation)
-                at = y + k * (_BAR + 1) + 10
-                c.text(left + room * value + 6, at, f"{100 * value:.0f}", cls="tick")
-        names = ("best attention head", "best offset")
-        entries = [(name, f"s{k}", "bar") for k, name in enumerate(names)]
-        c.height = legend(c, entries, c.height + 8, width, lines=False)
-        return c

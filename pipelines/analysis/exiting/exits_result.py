@@ -10,9 +10,7 @@ import numpy as np
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, legend, sample, series
-from bertvision.pipelines.drawing.svg import Canvas, Plot, round_range
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.scores import CORRELATIONS, METRICS, Metric
@@ -61,8 +59,8 @@ class ExitsResult(AnalysisResult):
         "exact: every threshold was tried."
     )
     seen = (
-        "Score over the mean layer: a line for each criterion, one of dashes where all leave at "
-        "one layer, and level lines for all layers and the commonest answer."
+        "Score over the mean layer: a line for each criterion, one where all leave at one layer, "
+        "and level lines for all layers and the commonest answer."
     )
 
     criteria: Names
@@ -166,36 +164,3 @@ class ExitsResult(AnalysisResult):
             levels={"all layers": float(self.fixed[-1]), "commonest answer": self.trivial},
         )
         return {self.metric: chart}
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Score over the mean layer."""
-        c, bottom = Canvas(width, 0), 340.0 if width > 500 else 280.0
-        levels = [float(self.fixed[-1]), *([] if self.trivial is None else [self.trivial])]
-        drawn = [*levels, *self.fixed.tolist(), *self.scores.ravel().tolist()]
-        y_range = round_range([value for value in drawn if np.isfinite(value)] or [0.0])
-        first, last = self.layers[0], self.layers[-1]
-        p = Plot(c, 40, 26, width - 12, bottom, (first - 0.3, last + 0.3), y_range)
-        of = METRICS[self.metric]
-        p.axes([(layer, str(layer)) for layer in range(first, last + 1)], "mean layer", of)
-        for level in levels:
-            if np.isfinite(level):
-                c.line(p.left, p.y(level), p.right, p.y(level), "reference")
-        for k, criterion in enumerate(self.criteria):
-            points = list(zip(self.mean_layers[k].tolist(), self.scores[k].tolist(), strict=True))
-            limits = self.thresholds[k].tolist()
-            rule = f"{criterion} {_LIMITS.get(criterion, '')}"
-            tips = [
-                f"{f'{rule} {limit:.3g}' if np.isfinite(limit) else 'all windows leave last'}: "
-                f"{mean:.2f} layers, {score:.1f}"
-                for limit, (mean, score) in zip(limits, points, strict=True)
-            ]
-            kept = [i for i, point in enumerate(points) if np.isfinite(point).all()]
-            series(p, k, [points[i] for i in kept], [tips[i] for i in kept], r=2.5)
-        alone = list(zip(map(float, self.layers), self.fixed.tolist(), strict=True))
-        tips = [f"all leave at layer {layer:g}: {score:.1f}" for layer, score in alone]
-        series(p, len(self.criteria), alone, tips, cls="dashed")
-        entries = [sample(k, criterion) for k, criterion in enumerate(self.criteria)]
-        entries.append(sample(len(self.criteria), "all at one layer", "dashed"))
-        names = "all layers" if self.trivial is None else "all layers; the commonest answer"
-        c.height = legend(c, [*entries, (names, "reference", "")], bottom + 46, width) + 10
-        return c

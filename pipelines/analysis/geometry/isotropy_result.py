@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.geometry.spread import QUANTILES
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, panels, sample
-from bertvision.pipelines.drawing.layers import layer_channels, layer_lines
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import fill, format_table
@@ -248,35 +244,39 @@ class IsotropyResult(AnalysisResult):
             f"explained_variance_{k}": f"share of the variance in {k} principal components"
             for k in self.components
         }
-        return {
+        charts: dict[str, Chart] = {
             key: curves(rows, key, label, by=["snapshot", "set"]) for key, label in told.items()
         }
+        return charts | {"outlier_channels": self._outliers()}
 
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Six panels over the layers for each set, side by side; a line for each snapshot."""
-        last = len(self.components) - 1
-        variance = self.explained_variance[..., last] if self.components else self.mean_share
-        first = f"Variance in the first {max(self.components, default=0)} components"
-        quantities: list[tuple[str, Array, str, float | None]] = [
-            ("Mean cosine", self.mean_cosine, "cosine", 1),
-            ("Mean correlation of channels", self.mean_correlation, "|ρ|", 1),
-            ("Isotropy log I (0 at most)", self.log_ratio, "log I", None),
-            (first, variance, "share of the variance", 1),
-            ("Mean norm", self.mean_norm, "Euclidean norm", None),
-        ]
-        told = {name: [f"{tag}, {name}" for tag in self.snapshots] for name in self.sets}
-        titles: list[tuple[Any, str]] = []
-        for title, values, label, top in quantities:
-            for j, name in enumerate(self.sets):
-                lines = dict(zip(told[name], values[:, j], strict=True))
-                draw = partial(layer_lines, lines=lines, label=label, top=top, named=False)
-                titles.append((draw, f"{title}, {name}"))
-        for j, name in enumerate(self.sets):
-            outliers = zip(told[name], (of[j] for of in self.outlier_channels), strict=True)
-            draw = partial(layer_channels, channels=dict(outliers))
-            titles.append((draw, f"Outlier channels (> {self.outlier_sd:g} sd), {name}"))
-        entries = [sample(i, name) for i, name in enumerate(self.snapshots)]
-        return panels(titles, lambda c, draw, box: draw(c, box, layers=self.layers), entries, width)
+    def drawn(self) -> list[Chart]:
+        """Six panels over the layers, the variance that the most components explain among them."""
+        last = max(self.components, default=None)
+        variance = "mean_share" if last is None else f"explained_variance_{last}"
+        keys = ["mean_cosine", "mean_correlation", "log_ratio", variance, "mean_norm"]
+        charts = self.charts()
+        return [charts[key] for key in [*keys, "outlier_channels"]]
+
+    def _outliers(self) -> Curves:
+        """A point for every outlier channel of a layer; one that recurs makes a horizontal row."""
+        many = len(self.snapshots) * len(self.sets)
+        series: dict[str, Series] = {}
+        for number in range(many):
+            k, j = divmod(number, len(self.sets))
+            at = [
+                (layer, channel)
+                for layer, channels in zip(self.layers, self.outlier_channels[k][j], strict=True)
+                for channel in channels
+            ]
+            name = f"{self.snapshots[k]}, {self.sets[j]}"
+            aside = min(0.2, 0.5 / many) * (number - (many - 1) / 2)  # beside each other
+            places = [layer + aside for layer, _ in at]
+            tips = [f"channel {channel} in layer {layer}, {name}" for layer, channel in at]
+            values = [float(channel) for _, channel in at]
+            series[name] = Series(places, values, look="points", tips=tips)
+        label = f"outlier channel (> {self.outlier_sd:g} sd)"
+        none = "" if any(of.values for of in series.values()) else "none"
+        return Curves(LAYER, label, series, title=none and f"{label}: none")
 
 
 _PLOTTED = {

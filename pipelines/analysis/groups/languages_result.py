@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,10 +10,7 @@ import numpy as np
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, panels
-from bertvision.pipelines.drawing.layers import layer_lines
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -54,7 +50,10 @@ class LanguagesResult(AnalysisResult):
         "leaves what groups have in common; a linear classifier then has nothing to go on, and "
         "comes to the share of the largest group."
     )
-    seen = "Left: how well groups are told apart, as they are and centred. Right: retrieval."
+    seen = (
+        "How well groups are told apart, as they are and centred; retrieval; and the share of the "
+        "variance that lies between groups."
+    )
 
     between: OfLayers
     cosine: Annotated[Array, Axes.of("layers", "groups", "groups")]
@@ -146,26 +145,3 @@ class LanguagesResult(AnalysisResult):
         }
         found["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
         return found
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """How well groups are told apart over the layers; and retrieval, where it was measured."""
-        lines = partial(layer_lines, layers=self.layers)
-        apart = {
-            "identified": self.identified,
-            "identified, centred": self.identified_centred,
-            "clusters (V-measure)": self.clusters,
-            "clusters, centred": self.clusters_centred,
-        }
-        drawn = [
-            (partial(lines, lines=apart, label="accuracy, V-measure", top=1), "Groups told apart"),
-            (
-                partial(lines, lines={"between": self.between}, label="share of variance", top=1),
-                "Variance between groups",
-            ),
-        ]
-        if self._translated:
-            found = {"as they are": self.retrieved, "centred": self.retrieved_centred}
-            drawn.append(
-                (partial(lines, lines=found, label="share retrieved", top=1), "Translations found")
-            )
-        return panels(drawn, lambda c, draw, box: draw(c, box), [], width)

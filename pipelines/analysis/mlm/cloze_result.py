@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from bertvision.pipelines.analysis.fields import Axes, Names
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.dots import Dot, DotRow, dot_rows
-from bertvision.pipelines.drawing.figures import WIDE
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, points
+from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -147,21 +144,6 @@ class ClozeResult(AnalysisResult):
     def charts(self) -> dict[str, Chart]:
         """A row of points for each group: P@1 with its interval, and the controls there are."""
         names = {name: key for key, name in _SYSTEMS.items()}
-        return {"p1": points(self.rows(), names, "items answered (share)", name="group")}
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """A row for each group, with the controls that it has."""
-        rows = [
-            DotRow(
-                f"{row['group']} (n = {row['items']:,})",
-                [
-                    Dot(i, row[key], *((row["p1_low"], row["p1_high"]) if key == "p1" else ()))
-                    for i, key in enumerate(_SYSTEMS)
-                    if row[key] is not None
-                ],
-            )
-            for row in self.rows()
-        ]
-        return dot_rows(
-            {"": rows}, list(_SYSTEMS.values()), "share of items", width, top=1, digits=3
-        )
+        rows = [row | {"group": f"{row['group']} (n = {row['items']:,})"} for row in self.rows()]
+        chart = points(rows, names, "items answered (share)", name="group")
+        return {"p1": replace(chart, span=(0, 1))}

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
-
-import numpy as np
 
 from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, panels
-from bertvision.pipelines.drawing.layers import layer_lines
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -58,8 +52,8 @@ class LensResult(AnalysisResult):
         "of all words is from what the last one says, nats."
     )
     seen = (
-        "Three panels over the layers: how often the token's own word comes first, its mean "
-        "surprisal, and the divergence from the last layer."
+        "Panels over the layers: how often the token's own word comes first, of all words and of "
+        "rare ones, its mean 1 / rank and log-probability, and the divergence from the last layer."
     )
 
     top1: OfLayers
@@ -130,22 +124,3 @@ class LensResult(AnalysisResult):
             "log_p": curves(rows, "log_p", "log p of the own word (nats)", by=by, levels=often),
             "kl": curves(rows, "kl", "KL to the last layer (nats)", by=by),
         }
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Three panels over the layers."""
-        lines = partial(layer_lines, layers=self.layers)
-        same = np.ones(len(self.layers))
-        right = {
-            "top-1": self.top1,
-            "top-1 of rare words": self.top1_rare,
-            "MRR": self.mrr,
-            "most frequent word": self.majority * same,
-        }
-        surprisal = {"own word": -self.log_p, "by frequency": -self.unigram_log_p * same}
-        apart = {"KL": self.kl}
-        titles = [
-            (partial(lines, lines=right, label="share, or mean 1 / rank", top=1), "Own word"),
-            (partial(lines, lines=surprisal, label="−log p, nats"), "Surprisal of the own word"),
-            (partial(lines, lines=apart, label="nats"), "KL to the last layer"),
-        ]
-        return panels(titles, lambda c, draw, box: draw(c, box), [], width)

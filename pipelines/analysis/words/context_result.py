@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,10 +10,7 @@ import numpy as np
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.drawing.figures import WIDE, panels, sample
-from bertvision.pipelines.drawing.layers import layer_lines
-from bertvision.pipelines.drawing.svg import Canvas
-from bertvision.pipelines.plotting.charts import Chart, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 
@@ -181,7 +177,7 @@ class ContextResult(AnalysisResult):
         keys = {"random": "random_cosine"}
         levels = {"nearest": {"chance": self.chance}}
         rows = self.rows()
-        return {
+        charts: dict[str, Chart] = {
             name: curves(
                 rows,
                 keys.get(name, name),
@@ -193,33 +189,16 @@ class ContextResult(AnalysisResult):
                 _PANELS.items(), key=lambda panel: panel[0] == "random"
             )
         }
-
-    def drawing(self, width: float = WIDE) -> Canvas:
-        """Eight panels over the layers, a line for each snapshot; in the last for each position."""
-        draw = partial(layer_lines, layers=self.layers, named=False)
-        values = {
-            "random": self.random_cosine,
-            **self.adjusted(),
-            "nearest": self.nearest,
-            "margin": self.margin,
-        }
-        parts = [
-            (partial(draw, lines=self._of_snapshots(values[name]), label=label), title)
-            for name, (title, label) in _PANELS.items()
+        same = [
+            {"layer": row["layer"], "position": f"position {p}"}
+            | {"cosine": row[f"position_{p}"] - row["random_cosine"]}
+            for row in rows
+            if row["snapshot"] == self.snapshots[-1] and row["random_cosine"] is not None
+            for p in self.positions
+            if row[f"position_{p}"] is not None
         ]
-        at = {
-            f"position {p}": self.by_position[-1, j] - self.random_cosine[-1]
-            for j, p in enumerate(self.positions)
-            if self.n_at[j] > 1
-        }
-        lines = at or {"none": np.full(len(self.layers), np.nan)}
-        by = partial(draw, lines=lines, label="cosine − random", named=bool(at))
-        parts.append((by, f"Same position, other windows ({self.snapshots[-1]})"))
-        entries = [sample(i, name) for i, name in enumerate(self.snapshots)]
-        return panels(parts, lambda c, of, box: of(c, box), entries, width)
-
-    def _of_snapshots(self, values: Array) -> dict[str, Array]:
-        return dict(zip(self.snapshots, values, strict=True))
+        label = f"same position, other windows of {self.snapshots[-1]} (cosine − random)"
+        return charts | {"position": curves(same, "cosine", label, by=["position"])}
 
 
 _MEASURED = (

@@ -1,47 +1,43 @@
-"""Section about probes: what they read from each layer, as figures and a sentence."""
+"""The section about probes of each layer: figures, and a sentence for the headline."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+
+import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.drawing.figures import MOST_PANELS
-from bertvision.pipelines.drawing.svg import SERIES
+from bertvision.pipelines.plotting import (
+    INTERVAL,
+    LAYER,
+    MOST_PANELS,
+    SERIES,
+    Curves,
+    HeatMap,
+    Look,
+    Series,
+)
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
-from bertvision.pipelines.report.analyses.probe_tables import (
-    COMMAND,
-    SOURCE,
-    by_registry,
-    probe_tables,
-)
-from bertvision.pipelines.report.drawing.probe_figures import (
-    gained,
-    layer_curves,
-    layer_map,
-    shown_lines,
-)
-from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
+from bertvision.pipelines.report.section import Figure, Reading, Section
 from bertvision.pipelines.tasks.registry import POOLINGS
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
 FILES = f"{ProbeFile.folder}/*/*.json"
-"""Where probes are, in a workspace."""
+"""The files of probes, in a workspace."""
+_WRITTEN = 14
+"""Layers whose cells have room for numbers."""
 
 
-def probing_section(workspace: Workspace, left_out: list[str]) -> Section | None:
+def probing_section(reading: Reading) -> Section | None:
     """Probes of every data set; None where there are none.
 
     Figures show the settings that most probes were trained with, and of poolings the one with the
     highest mean of its best layers; tables show all.
-
-    Args:
-        workspace: that they are of.
-        left_out: gets a message for each file that is damaged and left out.
     """
-    rows = probe_rows(ProbeFile.read_all(workspace, left_out))
+    rows = probe_rows(ProbeFile.read_all(reading.workspace, reading.left_out))
     if not rows:
         return None
     single = _usual(rows)
@@ -65,22 +61,22 @@ def probing_section(workspace: Workspace, left_out: list[str]) -> Section | None
 
 
 def probing_sentence(workspace: Workspace, left_out: list[str]) -> str:
-    """What probes found, in one sentence: the best pooling of the last snapshot on average.
+    """A sentence on the best pooling of the last snapshot, averaged over data sets.
 
     Args:
-        workspace: that they are of.
-        left_out: gets a message for each file that is damaged and left out.
+        workspace: Workspace with the probes.
+        left_out: List that gets a message for each file that is damaged and left out.
     """
     rows = _usual(probe_rows(ProbeFile.read_all(workspace, left_out)))
     pooling = _best_pooling(rows)
-    found = [r for r in rows if r["best"] and r["pooling"] == pooling]
-    found = _sound(found)
-    tag = max(SnapshotTag(r["tag"]) for r in found)
-    found = [r for r in found if r["tag"] == tag]
-    score = sum(r["accuracy"] for r in found) / len(found)
-    what = found[0]["dataset"] if len(found) == 1 else f"the mean of {len(found)} data sets"
+    best = [r for r in rows if r["best"] and r["pooling"] == pooling]
+    best = _sound(best)
+    tag = max(SnapshotTag(r["tag"]) for r in best)
+    best = [r for r in best if r["tag"] == tag]
+    score = sum(r["accuracy"] for r in best) / len(best)
+    what = best[0]["dataset"] if len(best) == 1 else f"the mean of {len(best)} data sets"
     text = f"Probes of the best layer of {tag}, {pooling}-pooled, score {score:.1f} % on {what}"
-    gains = [r["difference"] for r in found]
+    gains = [r["difference"] for r in best]
     if all(gain is not None for gain in gains):
         text += f", {signed(sum(gains) / len(gains))} against the untrained twin"
     return f"{text}."
@@ -98,21 +94,14 @@ def _maps(rows: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[Figur
             f"difference from {_reference(own)}, which is also the colour: blue above, orange "
             "below. Framed: the best layer on held-out examples."
         )
-        figures.append(
-            make_figure(
-                f"probe-map-{tag.replace('.', '-')}",
-                f"Accuracy by task and layer at {tag}",
-                caption,
-                SOURCE,
-                COMMAND,
-                partial(layer_map, own, [task for task in tasks if _has(own, task)], most),
-            )
-        )
+        ident, name = f"probe-map-{tag.replace('.', '-')}", f"Accuracy by task and layer at {tag}"
+        chart = _layer_map(own, [task for task in tasks if _has(own, task)], most)
+        figures.append(Figure(ident, name, caption, SOURCE, COMMAND, [chart]))
     return figures
 
 
 def _reference(rows: Sequence[Row]) -> str:
-    """What `gained` takes differences from in these rows."""
+    """The reference of the differences that `gained` takes in these rows."""
     twin = [r["difference"] is not None for r in rows]
     if not any(twin):
         return "the most frequent class"
@@ -164,19 +153,106 @@ def _panels(
     """At most `MOST_PANELS` tasks to a figure, and of lines those that `shown_lines` takes."""
     names = shown_lines(names)
     rows = [r for r in rows if r[by] in names and r[value] is not None]
-    found = [task for task in tasks if _has(rows, task)]
-    parts = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
+    drawn = [task for task in tasks if _has(rows, task)]
+    parts = [drawn[i : i + MOST_PANELS] for i in range(0, len(drawn), MOST_PANELS)]
     return [
-        make_figure(
+        Figure(
             f"probe-{kind}" + (f"-{i + 1}" if len(parts) > 1 else ""),
             f"Probes over layers: {kind}",
             caption,
             SOURCE,
             COMMAND,
-            partial(layer_curves, rows, part, by, names, value),
+            [_layer_chart(rows, task, by, names, value) for task in part],
         )
         for i, part in enumerate(parts)
     ]
+
+
+def _layer_map(rows: Sequence[Row], tasks: Sequence[str], most: float) -> HeatMap:
+    """Task × layer of one snapshot: accuracy and what was gained, which is also the colour.
+
+    Args:
+        rows: Rows of single layers, one pooling and one kind of probe; the best ones are framed.
+        tasks: Data sets from top to bottom.
+        most: Difference with the full colour, the same for all snapshots.
+    """
+    layers = sorted({int(r["layers"]) for r in rows})
+    values = np.full((len(tasks), len(layers)), np.nan)
+    texts, tips = ([[""] * len(layers) for _ in tasks] for _ in range(2))
+    framed = []
+    for r in (r for r in rows if r["dataset"] in tasks):
+        i, j = tasks.index(r["dataset"]), layers.index(int(r["layers"]))
+        values[i, j], tips[i][j] = gained(r), probe_tip(r)
+        if len(layers) <= _WRITTEN:
+            texts[i][j] = f"{r['accuracy']:.1f}\n{signed(gained(r))}"
+        framed += [(i, j)] * bool(r["best"])
+    return HeatMap(
+        "",
+        list(tasks),
+        "layer (0: embedding output)",
+        [str(layer) for layer in layers],
+        "difference (points)",
+        values,
+        signed=True,
+        missing="not probed",
+        texts=texts,
+        tips=tips,
+        framed=framed,
+        largest=most or 1.0,
+        cell=(56.0, 36.0),
+    )
+
+
+def _layer_chart(
+    rows: Sequence[Row], task: str, by: str, names: Sequence[str], value: str
+) -> Curves:
+    """A score of one task over layers with its interval, a line for each of some names.
+
+    Args:
+        rows: Rows of single layers and one kind of probe; of one pooling, or of one snapshot.
+        task: Name of the data set.
+        by: Column in which lines differ, ``tag`` or ``pooling``.
+        names: Names of the lines in order, of which the task has one at least.
+        value: ``accuracy``, beside the majority, or ``difference``, beside zero.
+    """
+    gains = value == "difference"
+    ends = ("difference_low", "difference_high") if gains else ("low", "high")
+    there = [r for r in rows if r["dataset"] == task and r[by] in names and r[value] is not None]
+    series = {}
+    for name in names:
+        line = sorted((r for r in there if r[by] == name), key=lambda r: int(r["layers"]))
+        places = [int(r["layers"]) for r in line]
+        values, low, high = ([r[key] for r in line] for key in (value, *ends))
+        look: Look = "dashed" if name == "untrained" else "line"
+        series[str(name)] = Series(places, values, low, high, look, [probe_tip(r) for r in line])
+    levels = {"as the untrained twin": 0.0} if gains else {"majority": there[0]["majority"]}
+    label = "difference from untrained (points)" if gains else "accuracy (%)"
+    return Curves(LAYER, label, series, levels, INTERVAL, title=task)
+
+
+def shown_lines(names: Sequence[str]) -> list[str]:
+    """As many names as a figure has lines for: the untrained twin, and the last of the others."""
+    twin = [name for name in names if name == "untrained"]
+    others = [name for name in names if name not in twin]
+    return [*others[-(SERIES - len(twin)) :], *twin]
+
+
+def probe_tip(r: Row) -> str:
+    """The text where the pointer rests on a probe's mark."""
+    gain = ""
+    if r["difference"] is not None:
+        low, high = signed(r["difference_low"]), signed(r["difference_high"])
+        gain = f", {signed(r['difference'])} [{low}, {high}] against untrained"
+    return (
+        f"{r['dataset']}, {r['tag']}, {r['pooling']}, layer {r['layers']}: {r['accuracy']:.1f} "
+        f"[{r['low']:.1f}, {r['high']:.1f}]{gain}"
+    )
+
+
+def gained(r: Row) -> float:
+    """Accuracy less the twin's, or the majority's where there is no twin."""
+    gain = r["difference"]
+    return float(r["accuracy"] - r["majority"] if gain is None else gain)
 
 
 def _usual(rows: Sequence[Row]) -> list[Row]:
@@ -197,12 +273,12 @@ def _best_pooling(rows: Sequence[Row]) -> str:
     scores: dict[str, dict[tuple[str, str], float]] = {}
     for r in best:
         scores.setdefault(r["pooling"], {})[r["dataset"], r["tag"]] = r["held_out"]
-    shared = set.intersection(*(set(found) for found in scores.values()))
+    shared = set.intersection(*(set(scored) for scored in scores.values()))
 
     def rank(pooling: str) -> tuple[int, float]:
-        found = scores[pooling]
-        kept = [found[pair] for pair in shared or found]
-        return len(kept), sum(kept) / len(kept)
+        scored = scores[pooling]
+        shown = [scored[pair] for pair in shared or scored]
+        return len(shown), sum(shown) / len(shown)
 
     return max(scores, key=rank)
 

@@ -1,4 +1,4 @@
-"""Tables of probes as papers have them: layer × data set, and means by what is asked for."""
+"""Tables of probes: the best layers, layer × data set, means by what is asked for, controls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.readouts.probe_results import Row
+from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.registry import POOLINGS
+from bertvision.pipelines.results.columns import Column, columns
+from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
+from bertvision.pipelines.text import signed
 
+SOURCE = f"{ProbeFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
+COMMAND = "bertvision probe DATA… --checkpoint TAG,TAG --pool cls,sep,mean,max --untrained"
 CATEGORIES = {
     "surface": ("sentence_length", "word_content"),
     "syntactic": ("tree_depth", "top_constituents", "bigram_shift"),
@@ -20,39 +23,166 @@ CATEGORIES = {
         *("odd_man_out", "coordination_inversion"),
     ),
 }
-"""What the probing tasks of Conneau et al. 2018 ask for, in their order."""
+"""Categories of the probing tasks of Conneau et al. 2018, in their order."""
 _ALL = "all"
 _WITH_GAINS = 13
 """Layers side by side with their gains; of more there is room for the accuracy alone."""
 
 
-def grid_tables(rows: Sequence[Row], source: str, command: str) -> list[Table]:
-    """Layers side by side for each data set, and means over data sets of the same category.
+def probe_tables(rows: Sequence[Row]) -> list[Table]:
+    """The tables of all probes, whatever their settings.
 
     Args:
-        rows: see `probe_rows`, in order, with ``mark``.
-        source: the files they stand in.
-        command: that makes them.
+        rows: Rows of `probe_rows`.
     """
-    single = [row for row in rows if "+" not in row["layers"]]
-    return [_layers(single, source, command), *_means(single, source, command)]
+    rows = [{**r, "mark": DOUBTFUL if r["doubts"] else ""} for r in rows]
+    ordered = _in_order(rows)
+    return [
+        _best(ordered),
+        _layers(single := [row for row in ordered if "+" not in row["layers"]]),
+        *_means(single),
+        *_joined(ordered),
+        *_controls(ordered),
+    ]
 
 
-def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
+def _marks(rows: Sequence[Row]) -> list[Column]:
+    """The column of marks, where a data set is doubtful."""
+    return [Column("mark", "note", "text")] if any(r["mark"] for r in rows) else []
+
+
+def by_registry(names: set[str]) -> list[str]:
+    """Data sets as the registry lists their tasks: probing tasks from surface to semantics."""
+    known = [task for task in TASKS if task in names]
+    return known + sorted(names.difference(known))
+
+
+def _best(rows: Sequence[Row]) -> Table:
+    """A row for each data set, snapshot and kind of probe, with the best layer of each pooling."""
+    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in rows)]
+    lines: dict[tuple[str, str, str], Row] = {}
+    for r in rows:
+        line = lines.setdefault(
+            (r["dataset"], r["settings"], r["tag"]), {key: r[key] for key in _KEYS}
+        )
+        if r["best"]:
+            gain = "" if r["difference"] is None else f" ({signed(r['difference'])})"
+            p = r["pooling"]
+            line[p] = f"{r['accuracy']:.1f}{gain} @{r['layers']}"
+            line |= {f"{p}_{key}": r[key] for key in _DETAILS}
+    return Table(
+        "probes",
+        "Probes: accuracy of the best layer (@ layer), in brackets its difference from untrained",
+        [
+            Column("tag", "snapshot", "text"),
+            *_marks(rows),
+            Column("probe", "probe", "text"),
+            Column("majority", "majority"),
+            Column("examples", "examples", "count"),
+            *(Column(p, p, "text") for p in poolings),
+        ],
+        list(lines.values()),
+        SOURCE,
+        COMMAND,
+        group="dataset",
+        more=["settings", "doubts", *(f"{p}_{key}" for p in poolings for key in _DETAILS)],
+    )
+
+
+_KEYS = ("dataset", "tag", "mark", "probe", "majority", "examples", "settings", "doubts", "data")
+_DETAILS = (
+    "layers",
+    "accuracy",
+    "low",
+    "high",
+    "held_out",
+    "difference",
+    "difference_low",
+    "difference_high",
+)
+
+
+def _joined(rows: Sequence[Row]) -> list[Table]:
+    """Layers end to end beside the best single layer."""
+    best = {_key(r): r["accuracy"] for r in rows if r["best"]}
+    lines = [
+        {**r, "single": best.get(_key(r)), "more": r["accuracy"] - best.get(_key(r), r["accuracy"])}
+        for r in rows
+        if "+" in r["layers"]
+    ]
+    if not lines:
+        return []
+    shown = [
+        Column("tag", "snapshot", "text"),
+        *_marks(lines),
+        *columns("text", pooling="pooling", layers="layers"),
+        Column("accuracy", "accuracy"),
+        Column("difference", "− untrained", "signed"),
+        Column("single", "best single layer"),
+        Column("more", "difference", "signed"),
+    ]
+    title = "Probes of layers end to end, beside the best single layer"
+    command = f"{COMMAND} --concat first+last"
+    return [Table("probes_joined", title, shown, lines, SOURCE, command, group="dataset")]
+
+
+def _controls(rows: Sequence[Row]) -> list[Table]:
+    """Selectivity and description length of the best layers, where they were measured."""
+    lines = [
+        r for r in rows if r["best"] and (r["selectivity"] is not None or r["bits"] is not None)
+    ]
+    if not lines:
+        return []
+    shown = [
+        Column("tag", "snapshot", "text"),
+        *_marks(lines),
+        *columns("text", pooling="pooling", layers="layer"),
+        *columns(accuracy="accuracy", control="control task"),
+        Column("selectivity", "selectivity", "signed"),
+        *columns(memorised="control, memorised", unseen="unseen sentences (%)"),
+        Column("bits", "code (bits)", digits=0),
+        Column("compression", "compression", digits=2),
+    ]
+    title = "Control task and description length of the best layers"
+    command = f"{COMMAND} --control --mdl"
+    return [Table("probes_control", title, shown, lines, SOURCE, command, group="dataset")]
+
+
+def _key(r: Row) -> tuple[str, str, str, str]:
+    return r["dataset"], r["settings"], r["tag"], r["pooling"]
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by data set as the registry lists tasks, settings, snapshot and pooling."""
+    place = {task: i for i, task in enumerate(by_registry({r["dataset"] for r in rows}))}
+    return sorted(
+        rows,
+        key=lambda r: (
+            place[r["dataset"]],
+            r["settings"],
+            SnapshotTag(r["tag"]).fraction,
+            POOLINGS.index(r["pooling"]),
+        ),
+    )
+
+
+def _layers(rows: Sequence[Row]) -> Table:
     """A row for each data set and each category's mean, by snapshot, pooling and settings."""
     layers = sorted({int(row["layers"]) for row in rows})
     gain = len(layers) <= _WITH_GAINS
     lines: list[Row] = []
-    for (tag, pooling, settings), found in _by(rows, "tag", "pooling", "settings").items():
+    for (tag, pooling, settings), rows_of in _by(rows, "tag", "pooling", "settings").items():
         group = f"{tag}, {pooling}-pooled{_which(rows, settings)}"
         place: Row = {"group": group, "tag": tag, "pooling": pooling, "settings": settings}
-        of = _by(found, "dataset")
-        for (name,), own in of.items():
+        by_data = _by(rows_of, "dataset")
+        for (name,), own in by_data.items():
             line = place | {key: own[0][key] for key in ("mark", "data", "doubts")}
             line["best"] = next((row["layers"] for row in own if row["best"]), None)
             lines.append(line | {"name": name} | _cells([own], layers))
-        for category, names in _categories(name for (name,) in of).items():
-            sound = [own for (name,), own in of.items() if name in names and not own[0]["doubts"]]
+        for category, names in _categories(name for (name,) in by_data).items():
+            sound = [
+                own for (name,), own in by_data.items() if name in names and not own[0]["doubts"]
+            ]
             if len(sound) > 1:
                 name = f"mean of {category} ({len(sound)})"
                 lines.append(place | {"name": name, "data": _data(sound)} | _cells(sound, layers))
@@ -62,13 +192,13 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
         + ", in brackets its difference from untrained" * gain,
         [
             Column("name", "data set", "text"),
-            *([Column("mark", "note", "text")] if any(row["mark"] for row in rows) else []),
+            *_marks(rows),
             Column("best", "best layer", "text"),
             *(Column(f"layer_{i}", str(i), gain=gain) for i in layers),
         ],
         lines,
-        source,
-        command,
+        SOURCE,
+        COMMAND,
         group="group",
         more=[
             *("tag", "pooling", "settings"),
@@ -80,25 +210,25 @@ def _layers(rows: Sequence[Row], source: str, command: str) -> Table:
 
 
 def _basis(rows: Sequence[Row]) -> str:
-    """How many examples a probe is scored on, and that it was trained once."""
+    """The number of examples that a probe is scored on, and that it was trained once."""
     scored = sorted({row["examples"] for row in rows})
     few = f"{scored[0]:,}" + (f" to {scored[-1]:,}" if len(scored) > 1 else "")
     return f"{few} scored examples of each data set, one seed"
 
 
-def _cells(found: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
+def _cells(sets: Sequence[Sequence[Row]], layers: Sequence[int]) -> Row:
     """A cell for each layer: the mean over data sets that all have it."""
     cells: Row = {}
     for layer in layers:
-        there = [row for own in found for row in own if row["layers"] == str(layer)]
-        if len(there) == len(found):
+        there = [row for own in sets for row in own if row["layers"] == str(layer)]
+        if len(there) == len(sets):
             cells |= _mean(there, f"layer_{layer}")
             if len(there) == 1:
                 cells |= {f"layer_{layer}_{end}": there[0][end] for end in ("low", "high")}
     return cells
 
 
-def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
+def _means(rows: Sequence[Row]) -> list[Table]:
     """A row for each snapshot and category: of each pooling all layers, and the best one.
 
     They are of the data sets and the layers that every snapshot has with every pooling: else one
@@ -112,28 +242,28 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
         sets = [{row["dataset"] for row in own} for own in _by(sound, "tag", "pooling").values()]
         shared = set.intersection(*sets) if sets else set()
         left_out |= {row["dataset"] for row in sound} - shared
-        kept = [row for row in sound if row["dataset"] in shared]
-        layers, others = _layers_of_all(kept)
+        comparable = [row for row in sound if row["dataset"] in shared]
+        layers, others = _layers_of_all(comparable)
         if others:
             kept_layers = f"the layers {_listed(layers)} alone" if layers else "no layer"
             partly.append(
                 f"Of {kept_layers}{_which(rows, settings)}: not every snapshot and data set was "
                 f"probed on {_listed(others)} with every pooling."
             )
-        kept = _best_marked([row for row in kept if int(row["layers"]) in layers])
-        for (tag,), own in _by(kept, "tag").items():
+        comparable = _best_marked([row for row in comparable if int(row["layers"]) in layers])
+        for (tag,), own in _by(comparable, "tag").items():
             for category, names in _categories(row["dataset"] for row in own).items():
-                of = [row for row in own if row["dataset"] in names]
+                members = [row for row in own if row["dataset"] in names]
                 lines.append(
                     {
                         "group": f"{tag}{_which(rows, settings)}",
                         "name": category,
-                        "sets": len(datasets := _by(of, "dataset")),
+                        "sets": len(datasets := _by(members, "dataset")),
                         "datasets": [name for (name,) in datasets],
                         "layers": sorted(layers),
                         "data": _data(datasets.values()),
                         **{"tag": tag, "settings": settings},
-                        **_by_pooling(of),
+                        **_by_pooling(members),
                     }
                 )
     if not lines:
@@ -157,8 +287,8 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
                 *(Column(cell, cell.replace("_", ", "), gain=True) for cell in cells),
             ],
             lines,
-            source,
-            command,
+            SOURCE,
+            COMMAND,
             group="group",
             more=["tag", "settings", "datasets", "layers"],
             basis=_basis(rows) + ".",
@@ -169,12 +299,12 @@ def _means(rows: Sequence[Row], source: str, command: str) -> list[Table]:
 
 def _layers_of_all(rows: Sequence[Row]) -> tuple[set[int], set[int]]:
     """The layers that every data set, snapshot and pooling was probed on, and all others."""
-    found = [
+    probed = [
         {int(row["layers"]) for row in own}
         for own in _by(rows, "dataset", "tag", "pooling").values()
     ]
-    shared = set.intersection(*found) if found else set()
-    return shared, set().union(*found) - shared
+    shared = set.intersection(*probed) if probed else set()
+    return shared, set().union(*probed) - shared
 
 
 def _best_marked(rows: Sequence[Row]) -> list[Row]:
@@ -213,17 +343,17 @@ def _mean(rows: Sequence[Row], key: str) -> Row:
 def _categories(names: Iterable[str]) -> dict[str, list[str]]:
     """The names in each category that has some; all of them last, where that is more."""
     names = list(dict.fromkeys(names))
-    found = {c: [name for name in names if name in of] for c, of in CATEGORIES.items()}
-    found = {category: of for category, of in found.items() if of}
-    return found if list(found.values()) == [names] else found | {_ALL: names}
+    members = {c: [name for name in names if name in some] for c, some in CATEGORIES.items()}
+    members = {category: some for category, some in members.items() if some}
+    return members if list(members.values()) == [names] else members | {_ALL: names}
 
 
 def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    found: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    order = sorted(found, key=_place) if keys[0] in ("tag", "pooling") else list(found)
-    return {key: found[key] for key in order}
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    order = sorted(groups, key=_place) if keys[0] in ("tag", "pooling") else list(groups)
+    return {key: groups[key] for key in order}
 
 
 def _place(key: tuple[str, ...]) -> tuple[object, ...]:
@@ -235,11 +365,11 @@ def _place(key: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def _which(rows: Sequence[Row], settings: str) -> str:
-    """What tells settings from others, where there are several."""
+    """A suffix that tells settings from others, where there are several."""
     kinds: Mapping[str, str] = {row["settings"]: row["probe"] for row in rows}
     return f", {kinds[settings]} ({settings[:6]})" if len(kinds) > 1 else ""
 
 
-def _data(found: Iterable[Sequence[Row]]) -> str:
+def _data(sets: Iterable[Sequence[Row]]) -> str:
     """A digest of the data that a mean is of."""
-    return digest_of([[own[0]["dataset"], own[0]["data"]] for own in found])[:12]
+    return digest_of([[own[0]["dataset"], own[0]["data"]] for own in sets])[:12]

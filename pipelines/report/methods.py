@@ -1,20 +1,18 @@
-"""The section of methods with several seeds: what `bertvision spread` says and draws of them."""
+"""The section of methods with several seeds, as `bertvision spread` compares them."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import first_difference
-from bertvision.pipelines.repeats.drawing import SEEN, draw_runs, title_of
-from bertvision.pipelines.repeats.numbered import curve, numbered
+from bertvision.pipelines.repeats.charts import SEEN, number_chart, numbered, runs_chart, title_of
 from bertvision.pipelines.repeats.spread import Method, compare_methods, read_method
 from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
-from bertvision.pipelines.report.section import Figure, Section, make_figure
+from bertvision.pipelines.report.section import Figure, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import signed
@@ -28,11 +26,11 @@ class Compared(NamedTuple):
     """Methods that were read and compared."""
 
     methods: list[Method]
-    """As they were named."""
+    """Methods in the order in which they were named."""
     found: dict[str, Any]
     """Fields of `spread.spread`."""
     command: str
-    """What prints the same."""
+    """The command that prints the same."""
 
     @property
     def files(self) -> list[Path]:
@@ -44,7 +42,7 @@ def read_compared(folders: Sequence[str]) -> Compared:
     """Read methods, and compare each with the first.
 
     Args:
-        folders: as of `methods.read_method`, one at least.
+        folders: Folders as `methods.read_method` takes them, one at least.
 
     Raises:
         WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
@@ -90,7 +88,7 @@ def methods_section(compared: Compared) -> Section:
     """The runs as points, a curve for each variant with numbers, methods and runs as tables.
 
     Args:
-        compared: what it shows.
+        compared: Methods to show.
     """
     found, tables = compared.found, [_methods(compared), _runs(compared)]
     lead = LEGEND + (_PICKED if len(found["rows"]) > 1 else "")
@@ -98,18 +96,18 @@ def methods_section(compared: Compared) -> Section:
     return Section("methods", title, lead, figures=_figures(compared), tables=tables)
 
 
-def methods_sentence(found: Mapping[str, Any]) -> str:
+def methods_sentence(spread: Mapping[str, Any]) -> str:
     """The method that scores highest in the mean, how it differs from the first, and failed runs.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: Fields of `spread.spread`.
     """
-    rows = found["rows"]
+    rows = spread["rows"]
     best, several = max(rows, key=lambda row: row["score"]), len(rows) > 1
     sd = "" if best["score_sd"] is None else f" ± {best['score_sd']:.1f}"
     who = f"Of {len(rows)} methods of fine-tuning {best['method']}" if several else best["method"]
     text = f"{who} scores {'highest in the mean, ' if several else ''}{best['score']:.1f}{sd} "
-    text += f"{name_of(found['metric'])} over {counted(best['runs'], 'run')}"
+    text += f"{name_of(spread['metric'])} over {counted(best['runs'], 'run')}"
     if best["difference"] is not None:
         text += f", {signed(best['difference'])} from {rows[0]['method']}"
     if best["difference_low"] is not None:
@@ -118,8 +116,8 @@ def methods_sentence(found: Mapping[str, Any]) -> str:
     elif several and best is rows[0]:
         told = sum((row["difference_high"] or 0) < 0 for row in rows)
         text += f"; of {told} of the {len(rows) - 1} others the 95 % interval is wholly below it"
-    if failed := sum(run["failed"] for run in found["runs"]):
-        text += f". {failed} of {len(found['runs'])} runs are not above the trivial answer"
+    if failed := sum(run["failed"] for run in spread["runs"]):
+        text += f". {failed} of {len(spread['runs'])} runs are not above the trivial answer"
     return f"{text}."
 
 
@@ -161,16 +159,13 @@ def _runs(compared: Compared) -> Table:
 
 
 def _figures(compared: Compared) -> list[Figure]:
-    found = compared.found
-    make = partial(make_figure, source=_SOURCE, command=f"{compared.command} --plot FILE.svg")
+    found, origin = compared.found, (_SOURCE, f"{compared.command} --plot FILE.svg")
     title = title_of(found)
-    figures = [
-        make("methods", title, f"{title}. {SEEN}", draw=lambda width: draw_runs(found, width))
-    ]
+    figures = [Figure("methods", title, f"{title}. {SEEN}", *origin, [runs_chart(found)])]
     for name, rows in numbered(found["rows"]).items():
         title = f"{name_of(found['metric'])} over the number of {name}"
         seen = "Points are runs, the line is their mean; dashed is fine-tuning without a variant."
         ident = f"methods-{name.replace('.', '-')}"
-        draw = partial(curve, found, rows)
-        figures.append(make(ident, title, f"{title}. {seen}", draw=draw))
+        chart = number_chart(found, rows)
+        figures.append(Figure(ident, title, f"{title}. {seen}", *origin, [chart]))
     return figures

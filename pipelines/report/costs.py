@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.finetuning.latency_record import (
@@ -10,39 +13,49 @@ from bertvision.pipelines.finetuning.latency_record import (
     read_latencies,
     system_name,
 )
-from bertvision.pipelines.report.captions import basis, counts, scored
-from bertvision.pipelines.report.drawing import charts
+from bertvision.pipelines.plotting import Bars, Curves, Series
 from bertvision.pipelines.report.section import (
     EVALUATE,
     HEADS,
+    PERCENT,
+    RETENTION,
+    SPEED_UP,
+    Figure,
+    Reading,
     Section,
-    make_figure,
+    basis,
+    counts,
+    floor_of,
     pair,
+    scored,
+    tip,
 )
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.results.rows import Results, Row
+from bertvision.pipelines.results.columns import Column, columns
+from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
-from bertvision.pipelines.workspace.workspace import Workspace
 
 _BARS = 12
-
 """Systems whose time is drawn."""
+_PARTS = {
+    "fine-tuning": "fine_tuning_seconds",
+    "extraction": "extraction_seconds",
+    "training": "training_seconds",
+}
 
 
-def parameters(results: Results) -> Section:
+def parameters(reading: Reading) -> Section:
     """Parameters against score."""
-    ident, title = "parameters", "Parameters against score"
+    ident, title, results = "parameters", "Parameters against score", reading.results
     rows = [
         r for r in results.full if r["trained_on"] == r["checkpoint"] and r["percent"] is not None
     ]
     if not rows:
-        return Section(
-            ident,
-            title,
-            missing="No head was evaluated on the snapshot it was trained on: `bertvision evaluate "
-            "HEAD…` does.",
+        missing = (
+            "No head was evaluated on the snapshot it was trained on: `bertvision evaluate "
+            "HEAD…` does."
         )
+        return Section(ident, title, missing=missing)
     caption = (
         f"{results.title} over the head's parameters in per cent of the encoder's "
         f"({counts(results, rows)}). Named, where "
@@ -52,14 +65,8 @@ def parameters(results: Results) -> Section:
     name = f"{results.label} over parameters"
     source = f"heads/<trained on>/<head>/metrics.json, {HEADS}"
     command = f"bertvision train HEAD…; {EVALUATE}"
-    figure = make_figure(
-        ident,
-        name,
-        caption,
-        source,
-        command,
-        lambda width: charts.parameters(rows, results.bert, results.label, width),
-    )
+    charts = _parameter_charts(rows, results.bert, results.label)
+    figure = Figure(ident, name, caption, source, command, charts)
     tags = sorted({SnapshotTag(r["checkpoint"]) for r in rows})
     metrics = {"score": results.score}
     if any(column.key == "exact" for column in results.metrics):
@@ -77,7 +84,7 @@ def parameters(results: Results) -> Section:
         [
             Column("name", "head", "text"),
             Column("parameters", "parameters", "count"),
-            Column("percent", "% of the encoder", digits=3),
+            PERCENT,
             *(
                 Column(key, f"{metrics[metric]} at {tag}", sd=True, interval=metric == "score")
                 for (tag, metric), key in keys.items()
@@ -97,18 +104,52 @@ def parameters(results: Results) -> Section:
     return Section(ident, title, figures=[figure], tables=[table])
 
 
-def costs(results: Results) -> Section:
+def _parameter_charts(rows: Sequence[Row], bert: Sequence[Row], label: str) -> list[Curves]:
+    """A panel for each snapshot; heads that no smaller one beats are named."""
+    by_tag = {r["checkpoint"]: r for r in bert}
+    charts = []
+    for tag in sorted({SnapshotTag(r["checkpoint"]) for r in rows})[-4:]:
+        there = [r for r in rows if r["checkpoint"] == tag]
+        best: list[Row] = []
+        for r in sorted(there, key=lambda r: (r["percent"], -r["score"])):
+            if not best or r["score"] > best[-1]["score"]:
+                best.append(r)
+        own = [by_tag[tag]] if tag in by_tag else []
+        series = {
+            "BERT": _by_size([r | {"percent": 100.0} for r in own]),
+            "best of its size or smaller": _by_size(best),
+            "other head": _by_size([r for r in there if r not in best])._replace(
+                look="faint", labels=()
+            ),
+        }
+        levels = {"BERT's score": by_tag[tag]["score"]} if own else {}
+        title = f"trained and evaluated on {tag}"
+        axis = "parameters (% of the encoder, log scale)"
+        charts.append(Curves(axis, label, series, levels, title=title, log=True))
+    return charts
+
+
+def _by_size(rows: Sequence[Row]) -> Series:
+    return Series(
+        [r["percent"] for r in rows],
+        [r["score"] for r in rows],
+        look="points",
+        tips=[tip(r) for r in rows],
+        labels=[r["name"] for r in rows],
+    )
+
+
+def costs(reading: Reading) -> Section:
     """Time and bytes."""
-    ident, title = "costs", "Time and bytes"
+    ident, title, results = "costs", "Time and bytes", reading.results
     rows = [*results.bert, *results.full]
-    timed = [r for r in rows if any(r[key] for _, key in charts.PARTS)]
+    timed = [r for r in rows if any(r[key] for key in _PARTS.values())]
     if not timed:
-        return Section(
-            ident,
-            title,
-            missing=f"No times are recorded: `{BERT_COMMAND}`, `bertvision extract` and "
-            "`bertvision train` record theirs.",
+        missing = (
+            f"No times are recorded: `{BERT_COMMAND}`, `bertvision extract` and "
+            "`bertvision train` record theirs."
         )
+        return Section(ident, title, missing=missing)
     best: dict[tuple[str, str, str], Row] = {}
     for r in timed:
         key = (r["system"], r["trained_on"], r["checkpoint"])
@@ -125,28 +166,20 @@ def costs(results: Results) -> Section:
         caption += " “+ ?” where a part was not recorded."
     source = "snapshots/<tag>/snapshot.json, extraction/<tag>/<split>.json, heads/…/metrics.json"
     command = f"{BERT_COMMAND}; bertvision extract; bertvision train"
-    figure = make_figure(
-        ident,
-        "Wall time: fine-tuning, extraction, training",
-        caption,
-        source,
-        command,
-        lambda width: charts.stacked_time(bars, width),
-    )
+    name = "Wall time: fine-tuning, extraction, training"
+    figure = Figure(ident, name, caption, source, command, [_time_bars(bars)])
     table = Table(
         "costs",
         "Seconds, bytes, retention and speed-up",
         [
             Column("title", "system", "text"),
-            Column("percent", "% of the encoder", digits=3),
-            Column("fine_tuning_seconds", "fine-tuning (s)"),
-            Column("extraction_seconds", "extraction (s)"),
-            Column("training_seconds", "training (s)"),
+            PERCENT,
+            *(Column(key, f"{part} (s)") for part, key in _PARTS.items()),
             Column("seconds", "together (s)"),
             Column("bytes", "stored", "size"),
             Column("score", results.score, sd=True),
-            Column("retention", "retention (%)"),
-            Column("speed_up", "speed-up (×)", digits=2),
+            RETENTION,
+            SPEED_UP,
         ],
         [*bars, *({"title": r["name"], "score": r["score"]} for r in results.trivial)],
         source,
@@ -154,7 +187,7 @@ def costs(results: Results) -> Section:
         trace=True,
         basis=basis(results, bars),
     )
-    above = f" above {results.trivial[0]['name'].strip('()')}" if results.trivial else ""
+    above = f" above {floor_of(results)}" if results.trivial else ""
     lead = (
         f"Retention is what the score is{above}, in per cent of what BERT's is at the last "
         "snapshot of the workspace, where BERT is above it; speed-up is BERT's fine-tuning time up "
@@ -166,25 +199,46 @@ def costs(results: Results) -> Section:
     return Section(ident, title, lead, figures=[figure], tables=[table])
 
 
-def latency_section(workspace: Workspace, left_out: list[str]) -> list[Section]:
-    """What was measured of each snapshot; none where nothing was.
+def _time_bars(rows: Sequence[Row]) -> Bars:
+    """The wall time of each system: fine-tuning, extraction, training."""
+    totals = [float(sum(r[key] or 0 for key in _PARTS.values())) for r in rows]
+    unit, size = _time_unit(max(totals))
+    return Bars(
+        f"wall time ({unit})",
+        [r["title"] for r in rows],
+        {
+            name: [math.nan if r[key] is None else r[key] / size for r in rows]
+            for name, key in _PARTS.items()
+        },
+        [
+            f"{total / size:.3g} {unit}{'' if r['seconds'] is not None else ' + ?'}"
+            for r, total in zip(rows, totals, strict=True)
+        ],
+        {
+            name: [f"{r['title']}: {name} {r[key] or 0:,.0f} s" for r in rows]
+            for name, key in _PARTS.items()
+        },
+    )
 
-    Args:
-        workspace: that it is of.
-        left_out: gets a message for each file that is damaged and left out.
-    """
-    measured = read_latencies(workspace, left_out)
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    if seconds >= 2 * 3600:
+        return "h", 3600.0
+    return ("min", 60.0) if seconds >= 240 else ("s", 1.0)
+
+
+def latency_section(reading: Reading) -> Section | None:
+    """The latency of systems at each snapshot; None where nothing was measured."""
+    measured = read_latencies(reading.workspace, reading.left_out)
     if not measured:
-        return []
+        return None
     table = Table(
         "latency",
         "Milliseconds for a window: medians over rounds",
         [
             Column("name", "system", "text"),
             Column("layers", "layers run", "count"),
-            Column("ms", "ms"),
-            Column("low_ms", "fastest round"),
-            Column("high_ms", "slowest round"),
+            *columns(ms="ms", low_ms="fastest round", high_ms="slowest round"),
             Column("speed_up", "inference speed-up (×)", digits=2),
         ],
         [row for each in measured for row in _latency_rows(each)],
@@ -199,7 +253,7 @@ def latency_section(workspace: Workspace, left_out: list[str]) -> list[Section]:
         "speed-up is BERT's time over the system's, the median of the ratios within a round. "
         "Reading and tokenising the text is not in it."
     )
-    return [Section("latency", "Inference", lead, tables=[table])]
+    return Section("latency", "Inference", lead, tables=[table])
 
 
 def _latency_rows(measured: Latencies) -> list[Row]:

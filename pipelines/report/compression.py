@@ -1,4 +1,4 @@
-"""The table of compressed encoders: what each keeps of the score, and how much smaller and faster.
+"""The table of compressed encoders: the share of the score each keeps, its size and its speed.
 
 The columns follow Rogers, Kovaleva & Rumshisky (2020, arXiv:2002.12327), *A Primer in BERTology*,
 table 1: how much smaller, the share of the performance that is left, the speed-up. Theirs is a
@@ -9,10 +9,10 @@ taken from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,10 +30,16 @@ from bertvision.pipelines.finetuning.latency_record import (
 )
 from bertvision.pipelines.measurements import weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.report.captions import basis
-from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.report.section import (
+    RETENTION,
+    SPEED_UP,
+    Reading,
+    Section,
+    basis,
+    floor_of,
+)
 from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.workspace.records import read_run_config
@@ -41,36 +47,30 @@ from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
+R = TypeVar("R", ExitsResult, PruningResult)
 _SCORE = ("score", "score_sd", "score_low", "score_high", "command", "baseline")
 
 
-def compression_section(
-    workspace: Workspace, results: Results, left_out: list[str]
-) -> list[Section]:
-    """What was measured of the last snapshot that was scored; none where nothing is compressed.
-
-    Args:
-        workspace: that it is of.
-        results: its rows.
-        left_out: gets a message for each file that is damaged and left out.
-    """
+def compression_section(reading: Reading) -> Section | None:
+    """The last snapshot that was scored, beside what is smaller; None where nothing is."""
+    workspace, results, left_out = reading.workspace, reading.results, reading.left_out
     if not results.bert:
-        return []
+        return None
     encoder = results.bert[-1]
     weights = weights_of_snapshot(workspace, encoder["checkpoint"])
     if weights is None:  # removed since it was scored: nothing is known of its size
-        return []
-    found = _Encoder(workspace, encoder, weights, left_out)
-    rows = [found.row(results.baseline), *found.quantised(results), *found.heads(results)]
-    rows += [*found.exits(), *found.pruned()]
+        return None
+    measured = _Encoder(workspace, encoder, weights, left_out)
+    rows = [measured.row(results.baseline), *measured.quantised(results), *measured.heads(results)]
+    rows += [*measured.exits(), *measured.pruned()]
     depth = rows[0]["layers"]
     plain = all(r["how"] == "whole" or (r["how"], r["layers"]) == ("head", depth) for r in rows)
     if plain and rows[0]["speed_up"] is None:
-        return []
+        return None
     lead = (
         "What an answer takes: the encoder, as far as it is run, with what stands on it. Retention "
-        f"is what the score is above {_trivial(results)}, in per cent of the encoder's, which is "
-        "less than the ratio of scores that papers give, and not comparable with it; early "
+        f"is what the score is above {floor_of(results) or 0}, in per cent of the encoder's, which "
+        "is less than the ratio of scores that papers give, and not comparable with it; early "
         "exits and masked heads, which are scored on hidden states as they are stored, or on a "
         "part of the items, are compared with all layers and heads of the same measurement. "
         "Speed-up is measured in turns (`bertvision latency`); early exits are counted in layers "
@@ -81,15 +81,14 @@ def compression_section(
         "compression",
         f"Compressed encoders at {encoder['checkpoint']}: size, {results.score}, speed",
         [
-            Column("name", "system", "text"),
-            Column("how", "how", "text"),
+            *columns("text", name="system", how="how"),
             Column("parameters", "parameters", "count"),
             Column("percent", "% of the encoder"),
             Column("smaller", "smaller (×)", digits=2),
             Column("score", results.score, sd=True, interval=True),
-            Column("retention", "retention (%)"),
+            RETENTION,
             Column("layers", "layers run"),
-            Column("speed_up", "speed-up (×)", digits=2),
+            SPEED_UP,
         ],
         compared(rows),
         "",
@@ -106,7 +105,7 @@ def compression_section(
         else [],
         joined=compared,
     )
-    return [Section("compression", "Compression", lead, tables=[table])]
+    return Section("compression", "Compression", lead, tables=[table])
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -116,9 +115,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     same data; their speed-up is that of their encoder beside it, where it was measured in turns
     with it, and unknown of all else.
     """
-    first, found = rows[0], []
-    for held in rows:
-        row = dict(held)
+    first, rows_beside = rows[0], []
+    for system in rows:
+        row = dict(system)
         same = row.get("data") == first.get("data")
         own = row["of"] == first["of"]
         size, whole = row["parameters"], first["parameters"]
@@ -132,8 +131,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
             row["retention"] = 100 * ((row["score"] - trivial) / learned)
         if not own:
             row["speed_up"] = first["beside"].get(row["weights_sha256"])
-        found.append(row)
-    return found
+        rows_beside.append(row)
+    return rows_beside
 
 
 class _Encoder:
@@ -201,36 +200,34 @@ class _Encoder:
 
     def quantised(self, results: Results) -> list[Row]:
         """With 8-bit linear layers."""
-        found = []
+        rows = []
         for row in (r for r in results.quantised if r["checkpoint"] == self._tag):
             with leaving_out(self._left_out):
                 path = self._workspace.root / row["file"]
-                held = read_record(path, QuantisedScores, quantise_command(self._tag))
-                whole = None if held.whole is None else dict(headline(held.whole))
+                record = read_record(path, QuantisedScores, quantise_command(self._tag))
+                whole = None if record.whole is None else dict(headline(record.whole))
                 task = self._workspace.config.task.name
-                found.append(
-                    self._system(
-                        **self._scored(row),
-                        name=row["name"],
-                        how="8 bits",
-                        parameters=self._parameters(self._depth),
-                        speed_up=self._speed_up(NAME),
-                        full=whole and whole[headline_metric(task, whole)],
-                    )
-                    | {"bytes": held.bytes}
+                system = self._system(
+                    **self._scored(row),
+                    name=row["name"],
+                    how="8 bits",
+                    parameters=self._parameters(self._depth),
+                    speed_up=self._speed_up(NAME),
+                    full=whole and whole[headline_metric(task, whole)],
                 )
-        return found
+                rows.append(system | {"bytes": record.bytes})
+        return rows
 
     def heads(self, results: Results) -> list[Row]:
         """Heads that were trained on this snapshot, on as many layers as they take."""
-        found = []
+        systems = []
         for row in results.full:
             if not row["trained_on"] == row["checkpoint"] == self._tag:
                 continue
             run = (self._workspace.root / row["file"].split("; ")[0]).parents[2]
             with leaving_out(self._left_out):
-                found.append(self._head(row, run))
-        return found
+                systems.append(self._head(row, run))
+        return systems
 
     def _head(self, row: Row, run: Path) -> Row:
         config = read_run_config(run)
@@ -248,52 +245,36 @@ class _Encoder:
 
     def exits(self) -> list[Row]:
         """The fewest layers in the mean that are as good as all but a point, by each criterion."""
-        found = []
-        for file, kept in read_analyses(self._workspace, ExitsResult, self._left_out).items():
-            result = kept.result
-            if self._tag not in kept.weights_sha256 or result.name != self._of_dev:
-                continue
-            for k, criterion in enumerate(result.criteria):
-                found.append(
-                    self._system(
-                        name=f"exits by {criterion}",
-                        how="early exits",
-                        score=float(result.least_scores[k]),
-                        full=float(result.fixed[-1]),
-                        baseline=result.trivial,
-                        parameters=self._parameters(self._depth),
-                        layers=float(result.least[k]),
-                        file=file,
-                        command=kept.command,
-                    )
-                )
-        return found
+        return [
+            self._system(
+                name=f"exits by {criterion}",
+                how="early exits",
+                score=float(result.least_scores[k]),
+                full=float(result.fixed[-1]),
+                baseline=result.trivial,
+                parameters=self._parameters(self._depth),
+                layers=float(result.least[k]),
+                **origin,
+            )
+            for result, origin in self._analyses(ExitsResult)
+            for k, criterion in enumerate(result.criteria)
+        ]
 
     def pruned(self) -> list[Row]:
         """The fewest attention heads that are as good as all but a point."""
-        found = []
-        for file, kept in read_analyses(self._workspace, PruningResult, self._left_out).items():
-            result = kept.result
-            if self._tag not in kept.weights_sha256 or result.name != self._of_dev:
-                continue
+        rows = []
+        for result, origin in self._analyses(PruningResult):
             full = float(result.score[0])
-            enough = np.flatnonzero(result.score >= full - WITHIN)
-            if not len(enough):
-                continue
-            at = int(enough[-1])
-            found.append(
-                self._system(
-                    name=f"{100 * float(result.left[at]):.0f} % of attention heads",
-                    how="masked heads",
-                    score=float(result.score[at]),
-                    full=full,
-                    baseline=result.trivial,
-                    file=file,
-                    command=kept.command,
-                )
-            )
-        return found
+            if len(enough := np.flatnonzero(result.score >= full - WITHIN)):
+                at = int(enough[-1])
+                name = f"{100 * float(result.left[at]):.0f} % of attention heads"
+                score = {"score": float(result.score[at]), "full": full, **origin}
+                how, baseline = "masked heads", result.trivial
+                rows.append(self._system(name=name, how=how, baseline=baseline, **score))
+        return rows
 
-
-def _trivial(results: Results) -> str:
-    return results.trivial[0]["name"].strip("()") if results.trivial else "0"
+    def _analyses(self, kind: type[R]) -> Iterator[tuple[R, dict[str, str]]]:
+        """The results of a kind on dev of this encoder, with their origin."""
+        for file, analysis in read_analyses(self._workspace, kind, self._left_out).items():
+            if self._tag in analysis.weights_sha256 and analysis.result.name == self._of_dev:
+                yield analysis.result, {"file": file, "command": analysis.command}

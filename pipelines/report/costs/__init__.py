@@ -1,1 +1,0 @@
-"""What a score costs: parameters, time, bytes; what compressed encoders keep of it."""
