@@ -21,7 +21,7 @@ from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.pipelines.analysis.words import alike, neighbours
 from bertvision.pipelines.analysis.words.context import Samples, context
 from bertvision.pipelines.analysis.words.context_result import ContextResult
-from bertvision.pipelines.analysis.words.run import context as run_context
+from bertvision.pipelines.analysis.words.run import run_context as run_context
 from bertvision.pipelines.analysis.words.uses import (
     CONTEXTS,
     Uses,

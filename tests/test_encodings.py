@@ -15,12 +15,13 @@ from bertvision import ActivationSplit, ActivationStore
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
 from bertvision.pipelines.analysis.alike.cca import CcaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
+from bertvision.pipelines.analysis.alike.run_cca import run_cca as cca
+from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as rsa
 from bertvision.pipelines.analysis.encodings import KEEPS, encoding_notes
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import ROUNDED, IsotropyResult
 from bertvision.pipelines.analysis.geometry.spread import Rounding
 from bertvision.pipelines.analysis.kinds import ANALYSES
-from bertvision.pipelines.analysis.run import cca, rsa
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.report.analyses import analysis_section
 from bertvision.pipelines.report.section import Reading

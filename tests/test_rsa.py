@@ -21,8 +21,8 @@ import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult, rsa
+from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as run_rsa
 from bertvision.pipelines.analysis.joined import joined_rows
-from bertvision.pipelines.analysis.run import rsa as run_rsa
 from bertvision.pipelines.analysis.sums import cosines
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import FILE, Workspace

@@ -71,7 +71,7 @@ def cka(
     other = find_beside(beside, workspace, tags[1], [split])
 
     def run(space: Workspace, figure: Path | None) -> CkaResult:
-        from bertvision.pipelines.analysis.run import cka as measure
+        from bertvision.pipelines.analysis.alike.run_cka import run_cka as measure
 
         return measure(
             space,
@@ -138,7 +138,7 @@ def cca(
     other = find_beside(beside, workspace, tags[1], [split])
 
     def run(space: Workspace, figure: Path | None) -> CcaResult:
-        from bertvision.pipelines.analysis.run import cca as measure
+        from bertvision.pipelines.analysis.alike.run_cca import run_cca as measure
 
         return measure(
             space,
@@ -206,7 +206,7 @@ def rsa(
     tags, splits = (parse_tag(first), parse_tag(second)), tuple(dict.fromkeys(parse_names(split)))
 
     def run(space: Workspace, figure: Path | None) -> RsaResult:
-        from bertvision.pipelines.analysis.run import rsa as measure
+        from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as measure
 
         return measure(
             space,

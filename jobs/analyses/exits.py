@@ -48,7 +48,7 @@ def exits(
     criteria = None if criterion is None else parse_names(criterion)
 
     def run(space: Workspace, figure: Path | None) -> ExitsResult:
-        from bertvision.pipelines.analysis.exiting.run import exits as measure
+        from bertvision.pipelines.analysis.exiting.run import run_exits as measure
 
         return measure(space, tag, split=split, criteria=criteria, tolerance=tolerance, plot=figure)
 

@@ -64,7 +64,7 @@ def isotropy(
     tags = tuple(dict.fromkeys(parse_tags(checkpoint)))
 
     def run(space: Workspace, figure: Path | None) -> IsotropyResult:
-        from bertvision.pipelines.analysis.geometry.run import isotropy as measure
+        from bertvision.pipelines.analysis.geometry.run import run_isotropy as measure
 
         return measure(
             space,
@@ -127,7 +127,7 @@ def context(
     tags = tuple(dict.fromkeys(parse_tags(checkpoint)))
 
     def run(space: Workspace, figure: Path | None) -> ContextResult:
-        from bertvision.pipelines.analysis.words.run import context as measure
+        from bertvision.pipelines.analysis.words.run import run_context as measure
 
         return measure(
             space,

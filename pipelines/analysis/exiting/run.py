@@ -33,7 +33,7 @@ from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
-def exits(
+def run_exits(
     workspace: Workspace,
     tag: str,
     *,

@@ -17,7 +17,7 @@ from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
-def isotropy(
+def run_isotropy(
     workspace: Workspace,
     tags: Sequence[str],
     *,

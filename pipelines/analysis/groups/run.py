@@ -22,7 +22,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 Rows = npt.NDArray[np.int64]
 
 
-def languages(
+def run_languages(
     workspace: Workspace,
     tag: str,
     datasets: Sequence[str | None],

@@ -30,7 +30,7 @@ AT_A_POSITION = 200
 """Windows at each."""
 
 
-def context(
+def run_context(
     workspace: Workspace,
     tags: Sequence[str],
     *,
