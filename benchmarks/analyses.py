@@ -33,11 +33,10 @@ from peers import isotropy as in_numpy
 from sklearn.metrics.pairwise import cosine_similarity
 
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.alike.cca import cca
-from bertvision.pipelines.analysis.alike.cka import cka
-from bertvision.pipelines.analysis.alike.rsa import Paired, rsa
-from bertvision.pipelines.analysis.geometry.isotropy import isotropy
-from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
+from bertvision.pipelines.analysis.cca import cca
+from bertvision.pipelines.analysis.cka import cka
+from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.analysis.rsa import Paired, rsa
 
 Array = npt.NDArray[Any]
 OURS, PEER = "bertvision", "in memory, NumPy and scikit-learn"

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.pipelines.analysis.alike.run_cca import run_cca as cca
-from bertvision.pipelines.analysis.alike.run_cka import run_cka as cka
-from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as rsa
-from bertvision.pipelines.analysis.geometry.run import run_isotropy as isotropy
-from bertvision.pipelines.analysis.groups.languages import FEWEST, languages
-from bertvision.pipelines.analysis.words.run import run_context as context
+from bertvision.pipelines.analysis.cca import run_cca as cca
+from bertvision.pipelines.analysis.cka import run_cka as cka
+from bertvision.pipelines.analysis.context import run_context as context
+from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
+from bertvision.pipelines.analysis.languages import FEWEST, languages
+from bertvision.pipelines.analysis.rsa import run_rsa as rsa
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.files import to_json

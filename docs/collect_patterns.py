@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 import bertvision
-from bertvision.pipelines.analysis.alike.cka import CkaResult
-from bertvision.pipelines.analysis.alike.rsa import RsaResult
-from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.context import ContextResult
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.records import read_analyses
+from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult
-from bertvision.pipelines.analysis.words.context_result import ContextResult
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 

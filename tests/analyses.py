@@ -9,27 +9,23 @@ import numpy as np
 import torch
 from test_lens_sums import WORDS, Head
 
-from bertvision.pipelines.analysis.alike.cca import CcaResult, cca
-from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
-from bertvision.pipelines.analysis.alike.rsa import Paired, RsaResult, rsa
-from bertvision.pipelines.analysis.attending.looks import attention
-from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
-from bertvision.pipelines.analysis.attending.maps import WindowMaps
-from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
-from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
-from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
-from bertvision.pipelines.analysis.geometry.isotropy import isotropy
-from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
-from bertvision.pipelines.analysis.groups.languages import languages
-from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
+from bertvision.pipelines.analysis.attention import AttentionResult, attention
+from bertvision.pipelines.analysis.attention_maps import WindowMaps
+from bertvision.pipelines.analysis.cca import CcaResult, cca
+from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.context import ContextResult, Samples, context
+from bertvision.pipelines.analysis.exits import ExitsResult
+from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.analysis.languages import LanguagesResult, languages
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens import lens
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.prune import PruningResult
+from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.rsa import Paired, RsaResult, rsa
 from bertvision.pipelines.analysis.structure import StructureResult
-from bertvision.pipelines.analysis.words.context import Samples, context
-from bertvision.pipelines.analysis.words.context_result import ContextResult
-from bertvision.pipelines.analysis.words.uses import Uses
+from bertvision.pipelines.analysis.uses import Uses
 from bertvision.pipelines.readouts.structure import BASELINES, METRICS
 
 

@@ -21,9 +21,9 @@ from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError,
 from bertvision.jobs import command
 from bertvision.jobs.analyses import alike as of_pairs
 from bertvision.jobs.analyses import layers as of_layers
-from bertvision.pipelines.analysis.alike.run_cca import run_cca as run_cca
-from bertvision.pipelines.analysis.alike.run_cka import run_cka as run_cka
-from bertvision.pipelines.analysis.geometry.run import run_isotropy as run_isotropy
+from bertvision.pipelines.analysis.cca import run_cca as run_cca
+from bertvision.pipelines.analysis.cka import run_cka as run_cka
+from bertvision.pipelines.analysis.isotropy import run_isotropy as run_isotropy
 from bertvision.pipelines.analysis.sides import told_apart
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace

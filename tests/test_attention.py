@@ -14,20 +14,19 @@ from transformers import AutoModel
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.pipelines.analysis.attending.gates import gated
-from bertvision.pipelines.analysis.attending.looks import (
+from bertvision.pipelines.analysis.attention import (
     MEASURES,
     AttentionResult,
     attention,
     looks,
 )
-from bertvision.pipelines.analysis.attending.maps import (
+from bertvision.pipelines.analysis.attention_maps import (
     WindowMaps,
     attention_maps,
     load_eager,
     sampled_windows,
 )
-from bertvision.pipelines.analysis.attending.replay import replayed
+from bertvision.pipelines.analysis.prune import gated, replayed
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.creation import feature_workspace

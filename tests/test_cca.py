@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from processes import warm_pool
 
 from bertvision.errors import BertvisionWarning, InputError, NonFiniteError
-from bertvision.pipelines.analysis.alike.cca import CcaResult, cca
-from bertvision.pipelines.analysis.sums import centring, pairs
+from bertvision.pipelines.analysis import kernels
+from bertvision.pipelines.analysis.cca import CcaResult, cca
 
 N = 240
 
@@ -53,8 +53,8 @@ def naive(x: np.ndarray, y: np.ndarray, keep: float) -> tuple[float, float]:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in float64, so that nothing is left but the formula; of cut blocks."""
-    monkeypatch.setattr(centring, "PRODUCTS", np.float64)
-    monkeypatch.setattr(pairs, "CHUNK", 24)
+    monkeypatch.setattr(kernels, "PRODUCTS", np.float64)
+    monkeypatch.setattr(kernels, "CHUNK", 24)
 
 
 @pytest.mark.usefixtures("exact")
@@ -180,7 +180,7 @@ def test_order_of_tokens_and_groups_of_layers_change_nothing(
     order = np.random.default_rng(5).permutation(N)
     joined = run(x, y[order], places=np.argsort(order))
     np.testing.assert_allclose(joined.pwcca, whole.pwcca, atol=1e-5)
-    monkeypatch.setattr(pairs, "GROUP_BYTES", 2 * 8 * 8 * 6)
+    monkeypatch.setattr(kernels, "GROUP_BYTES", 2 * 8 * 8 * 6)
     for one, other in ((x, y), (x, x)):
         np.testing.assert_allclose(
             run(one, other).pwcca,

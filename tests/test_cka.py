@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from processes import warm_pool
 
 from bertvision.errors import InputError, NonFiniteError
-from bertvision.pipelines.analysis.alike import cka as cka_module
-from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
-from bertvision.pipelines.analysis.sums import centring, features, gram, pairs
-from bertvision.pipelines.analysis.sums.forms import FEATURES, GRAM, Form, cheaper_form
+from bertvision.pipelines.analysis import cka as cka_module
+from bertvision.pipelines.analysis import kernels
+from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.kernels import FEATURES, GRAM, Form, cheaper_form
 
 
 def gaussian(n: int, layers: int, hidden: int, seed: int) -> np.ndarray:
@@ -77,16 +77,16 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> For
     """Either form, whatever the shapes; that of features with all tokens held, and streamed."""
     form, held = request.param
     monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: form)
-    monkeypatch.setattr(features, "HELD_BYTES", held)
+    monkeypatch.setattr(kernels, "HELD_BYTES", held)
     return form
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in float64, so that nothing is left but the formula; of tiles and cut blocks."""
-    monkeypatch.setattr(centring, "PRODUCTS", np.float64)
-    monkeypatch.setattr(gram, "ROWS", 24)
-    monkeypatch.setattr(pairs, "CHUNK", 24)
+    monkeypatch.setattr(kernels, "PRODUCTS", np.float64)
+    monkeypatch.setattr(kernels, "ROWS", 24)
+    monkeypatch.setattr(kernels, "CHUNK", 24)
 
 
 @pytest.mark.usefixtures("form", "exact")
@@ -213,9 +213,9 @@ def test_any_cut_into_blocks_gives_the_same_cka(cut: list[int]) -> None:
 def test_groups_of_layers_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = related()
     monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: FEATURES)
-    monkeypatch.setattr(features, "HELD_BYTES", 0)
+    monkeypatch.setattr(kernels, "HELD_BYTES", 0)
     whole = run(x, y)
-    monkeypatch.setattr(pairs, "GROUP_BYTES", 2 * 8 * 8 * 2 * 6)
+    monkeypatch.setattr(kernels, "GROUP_BYTES", 2 * 8 * 8 * 2 * 6)
     for name in ("cka", "cka_dropped"):
         np.testing.assert_allclose(getattr(run(x, y), name), getattr(whole, name), rtol=1e-13)
 
@@ -234,8 +234,8 @@ def test_what_is_not_held_is_read_once_for_the_means_and_once_for_each_group(
     monkeypatch.setattr(cka_module, "cheaper_form", lambda *_: FEATURES)
     tokens = 2 * len(x)
     for held, group, passes in ((2**31, 2**29, 2), (0, 2**29, 2), (0, 8 * (2 * 8 * 6 + 8 * 8), 5)):
-        monkeypatch.setattr(features, "HELD_BYTES", held)
-        monkeypatch.setattr(pairs, "GROUP_BYTES", group)
+        monkeypatch.setattr(kernels, "HELD_BYTES", held)
+        monkeypatch.setattr(kernels, "GROUP_BYTES", group)
         reads.clear()
         cka(*arrays)
         assert sum(reads) == passes * tokens

@@ -20,8 +20,8 @@ from torch import nn
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines import precision
-from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
-from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
+from bertvision.pipelines.analysis.exits import ExitsResult
+from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.records import Analysis
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning import kept_logits

@@ -18,11 +18,10 @@ from transformers import AutoTokenizer
 
 import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
-from bertvision.pipelines.analysis.words import alike, neighbours
-from bertvision.pipelines.analysis.words.context import Samples, context
-from bertvision.pipelines.analysis.words.context_result import ContextResult
-from bertvision.pipelines.analysis.words.run import run_context as run_context
-from bertvision.pipelines.analysis.words.uses import (
+from bertvision.pipelines.analysis import likeness
+from bertvision.pipelines.analysis.context import ContextResult, Samples, context
+from bertvision.pipelines.analysis.context import run_context as run_context
+from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
     Uses,
     Vocabulary,
@@ -215,8 +214,8 @@ def test_how_groups_are_put_into_blocks_and_tiles_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     x = gaussian() + 0.5
-    monkeypatch.setattr(alike, "SAMPLE_ROWS", size)
-    monkeypatch.setattr(neighbours, "ROWS", 5)
+    monkeypatch.setattr(likeness, "SAMPLE_ROWS", size)
+    monkeypatch.setattr(likeness, "ROWS", 5)
     check(run(x), x, samples())
 
 

@@ -13,15 +13,13 @@ import torch
 
 from bertvision import ActivationSplit, ActivationStore
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
-from bertvision.pipelines.analysis.alike.cca import CcaResult
-from bertvision.pipelines.analysis.alike.rsa import RsaResult
-from bertvision.pipelines.analysis.alike.run_cca import run_cca as cca
-from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as rsa
+from bertvision.pipelines.analysis.cca import CcaResult
+from bertvision.pipelines.analysis.cca import run_cca as cca
 from bertvision.pipelines.analysis.encodings import KEEPS, encoding_notes
-from bertvision.pipelines.analysis.geometry.isotropy import isotropy
-from bertvision.pipelines.analysis.geometry.isotropy_result import ROUNDED, IsotropyResult
-from bertvision.pipelines.analysis.geometry.spread import Rounding
+from bertvision.pipelines.analysis.isotropy import ROUNDED, IsotropyResult, Rounding, isotropy
 from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines.analysis.rsa import RsaResult
+from bertvision.pipelines.analysis.rsa import run_rsa as rsa
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.report.analyses import analysis_section
 from bertvision.pipelines.report.section import Reading
@@ -195,7 +193,7 @@ def test_notes_stand_below_the_table_and_in_the_report_and_are_kept(
     for analysis in (rsa, cca):  # of which the second has remarks of its own
         for _ in range(2):  # measured, then as it was kept
             said = " ".join(analysis(space, "1e", "1e").table().split())
-            note = f"1e/dev is stored as int4, of which {analysis.__name__} keeps the course"
+            note = f"1e/dev is stored as int4, of which {analysis.__name__[4:]} keeps the course"
             assert note in said
     left_out: list[str] = []
     reading = Reading(space, read_rows(space), left_out)

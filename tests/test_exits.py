@@ -18,10 +18,13 @@ from workspaces import answerable_options, write_squad
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.jobs.command import show
-from bertvision.pipelines.analysis.exiting.confidence import confidence, fitting_criteria
-from bertvision.pipelines.analysis.exiting.curve import exit_curve
-from bertvision.pipelines.analysis.exiting.measure import measure_exits
-from bertvision.pipelines.analysis.exiting.outcomes import outcomes_of
+from bertvision.pipelines.analysis.exit_curve import (
+    confidence,
+    exit_curve,
+    fitting_criteria,
+    outcomes_of,
+)
+from bertvision.pipelines.analysis.exits import measure_exits
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.data import Sentence
@@ -266,7 +269,7 @@ def space(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspac
 def test_output_layers_say_of_stored_states_what_they_say_in_the_encoder(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertvision.pipelines.analysis.exiting import run
+    from bertvision.pipelines.analysis import exits as run
 
     seen: list[Sequence[Logits]] = []
     real = run.measure_exits

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.geometry.isotropy import isotropy
-from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
-from bertvision.pipelines.analysis.sums import moments
+from bertvision.pipelines.analysis import moments
+from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 
 
 def gaussian(n: int, layers: int, hidden: int, seed: int = 0) -> np.ndarray:

@@ -11,15 +11,16 @@ from sklearn.metrics import v_measure_score
 
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.analysis.groups.apart import (
+from bertvision.pipelines.analysis.languages import (
+    LanguagesResult,
     between_share,
     centroids,
+    check_groups,
     identified,
+    languages,
     retrieved,
     v_measure,
 )
-from bertvision.pipelines.analysis.groups.languages import check_groups, languages
-from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.workspace.workspace import Workspace
 

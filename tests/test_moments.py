@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.sums import moments as moments_module
-from bertvision.pipelines.analysis.sums.moments import ChannelMoments, Moments
-from bertvision.pipelines.analysis.sums.reduce import aligned_blocks, sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis import moments as moments_module
+from bertvision.pipelines.analysis.moments import ChannelMoments, Moments
+from bertvision.pipelines.analysis.reduce import aligned_blocks, sampled_blocks, tree_reduce
 from bertvision.pipelines.scheduler import compute, use_scheduler
 
 N, LAYERS, HIDDEN = 60, 2, 5

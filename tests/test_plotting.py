@@ -18,12 +18,12 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.jobs.analyses.probe import probe_charts
 from bertvision.jobs.repeats import Spread
 from bertvision.jobs.show import Row, Rows, score_charts
-from bertvision.pipelines.analysis.alike.cka import CkaResult
-from bertvision.pipelines.analysis.alike.rsa import RsaResult
-from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.prune import PruningResult
+from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.plotting import Curves, HeatMap, draw, panels, points
 

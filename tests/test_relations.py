@@ -12,9 +12,13 @@ from treebanks import drawn_sentence, write_treebank
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.pipelines.analysis.attending.maps import WindowMaps
-from bertvision.pipelines.analysis.attending.relations import Looked, between_words, relations
-from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+from bertvision.pipelines.analysis.attention_maps import WindowMaps
+from bertvision.pipelines.analysis.relations import (
+    Looked,
+    RelationsResult,
+    between_words,
+    relations,
+)
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -14,9 +14,9 @@ from reports import read_table
 from test_rank import write_people
 
 from bertvision import rank
-from bertvision.pipelines.analysis.alike.run_cka import run_cka as cka
-from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as rsa
-from bertvision.pipelines.analysis.geometry.run import run_isotropy as isotropy
+from bertvision.pipelines.analysis.cka import run_cka as cka
+from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
+from bertvision.pipelines.analysis.rsa import run_rsa as rsa
 from bertvision.pipelines.report.build import read_tables, write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 

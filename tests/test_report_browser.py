@@ -14,8 +14,8 @@ from browser import CHROMIUM, as_printed, measure, pdf, screenshot
 from byhand import change
 from PIL import Image
 
-from bertvision.pipelines.analysis.alike.run_cka import run_cka as cka
-from bertvision.pipelines.analysis.geometry.run import run_isotropy as isotropy
+from bertvision.pipelines.analysis.cka import run_cka as cka
+from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -20,12 +20,12 @@ from stores import Made
 from bertvision.errors import InputError, StoreNotFoundError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import scheduler as scheduler_module
-from bertvision.pipelines.analysis.alike.cca import cca
-from bertvision.pipelines.analysis.alike.cka import cka
-from bertvision.pipelines.analysis.alike.rsa import Paired, rsa
-from bertvision.pipelines.analysis.geometry.isotropy import isotropy
-from bertvision.pipelines.analysis.words.context import Samples, context
-from bertvision.pipelines.analysis.words.uses import Uses, sample_positions, sample_windows
+from bertvision.pipelines.analysis.cca import cca
+from bertvision.pipelines.analysis.cka import cka
+from bertvision.pipelines.analysis.context import Samples, context
+from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.rsa import Paired, rsa
+from bertvision.pipelines.analysis.uses import Uses, sample_positions, sample_windows
 from bertvision.pipelines.scheduler import (
     ClusterError,
     compute,

@@ -26,9 +26,9 @@ from bertvision.pipelines.options import Option
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.alike.cca import CcaResult
-    from bertvision.pipelines.analysis.alike.cka import CkaResult
-    from bertvision.pipelines.analysis.alike.rsa import RsaResult
+    from bertvision.pipelines.analysis.cca import CcaResult
+    from bertvision.pipelines.analysis.cka import CkaResult
+    from bertvision.pipelines.analysis.rsa import RsaResult
 
 
 @job
@@ -71,7 +71,7 @@ def cka(
     other = find_beside(beside, workspace, tags[1], [split])
 
     def run(space: Workspace, figure: Path | None) -> CkaResult:
-        from bertvision.pipelines.analysis.alike.run_cka import run_cka as measure
+        from bertvision.pipelines.analysis.cka import run_cka as measure
 
         return measure(
             space,
@@ -138,7 +138,7 @@ def cca(
     other = find_beside(beside, workspace, tags[1], [split])
 
     def run(space: Workspace, figure: Path | None) -> CcaResult:
-        from bertvision.pipelines.analysis.alike.run_cca import run_cca as measure
+        from bertvision.pipelines.analysis.cca import run_cca as measure
 
         return measure(
             space,
@@ -206,7 +206,7 @@ def rsa(
     tags, splits = (parse_tag(first), parse_tag(second)), tuple(dict.fromkeys(parse_names(split)))
 
     def run(space: Workspace, figure: Path | None) -> RsaResult:
-        from bertvision.pipelines.analysis.alike.run_rsa import run_rsa as measure
+        from bertvision.pipelines.analysis.rsa import run_rsa as measure
 
         return measure(
             space,

@@ -12,7 +12,7 @@ from bertvision.pipelines.options import Option
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
+    from bertvision.pipelines.analysis.exits import ExitsResult
 
 
 @job
@@ -48,7 +48,7 @@ def exits(
     criteria = None if criterion is None else parse_names(criterion)
 
     def run(space: Workspace, figure: Path | None) -> ExitsResult:
-        from bertvision.pipelines.analysis.exiting.run import run_exits as measure
+        from bertvision.pipelines.analysis.exits import run_exits as measure
 
         return measure(space, tag, split=split, criteria=criteria, tolerance=tolerance, plot=figure)
 

@@ -30,7 +30,7 @@ from bertvision.pipelines.options import Option
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
+    from bertvision.pipelines.analysis.languages import LanguagesResult
 
 
 @job
@@ -77,7 +77,7 @@ def languages(
         check_snapshots(space, [tag])
         for name in names:
             check_data(space.root, None, name, text_of(data))
-        from bertvision.pipelines.analysis.groups.run import run_languages as measure
+        from bertvision.pipelines.analysis.languages import run_languages as measure
 
         columns = {"text": text, "label": label}
         added = [open_data(space.root, None, name, text_of(data), **columns)[1] for name in names]

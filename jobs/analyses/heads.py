@@ -19,9 +19,9 @@ from bertvision.pipelines.options import Option
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
-    from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
-    from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+    from bertvision.pipelines.analysis.attention import AttentionResult
+    from bertvision.pipelines.analysis.prune import PruningResult
+    from bertvision.pipelines.analysis.relations import RelationsResult
 
 
 @job
@@ -60,7 +60,7 @@ def attention(
 
     def run(space: Workspace, figure: Path | None) -> AttentionResult:
         check_snapshots(space, [tag])
-        from bertvision.pipelines.analysis.attending.run_attention import run_attention as measure
+        from bertvision.pipelines.analysis.attention import run_attention as measure
 
         return measure(
             space,
@@ -116,7 +116,7 @@ def prune(
 
     def run(space: Workspace, figure: Path | None) -> PruningResult:
         check_snapshots(space, [tag])
-        from bertvision.pipelines.analysis.attending.run_prune import run_prune as measure
+        from bertvision.pipelines.analysis.prune import run_prune as measure
 
         return measure(
             space,
@@ -165,7 +165,7 @@ def relations(
     def run(space: Workspace, figure: Path | None) -> RelationsResult:
         check_snapshots(space, [tag])
         check_data(space.root, None, "treebank", text_of(data))
-        from bertvision.pipelines.analysis.attending.run_relations import run_relations as measure
+        from bertvision.pipelines.analysis.relations import run_relations as measure
 
         open_data(space.root, None, "treebank", text_of(data))
         return measure(

@@ -23,8 +23,8 @@ from bertvision.pipelines.options import Option
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
-    from bertvision.pipelines.analysis.words.context_result import ContextResult
+    from bertvision.pipelines.analysis.context import ContextResult
+    from bertvision.pipelines.analysis.isotropy import IsotropyResult
 
 
 @job
@@ -64,7 +64,7 @@ def isotropy(
     tags = tuple(dict.fromkeys(parse_tags(checkpoint)))
 
     def run(space: Workspace, figure: Path | None) -> IsotropyResult:
-        from bertvision.pipelines.analysis.geometry.run import run_isotropy as measure
+        from bertvision.pipelines.analysis.isotropy import run_isotropy as measure
 
         return measure(
             space,
@@ -127,7 +127,7 @@ def context(
     tags = tuple(dict.fromkeys(parse_tags(checkpoint)))
 
     def run(space: Workspace, figure: Path | None) -> ContextResult:
-        from bertvision.pipelines.analysis.words.run import run_context as measure
+        from bertvision.pipelines.analysis.context import run_context as measure
 
         return measure(
             space,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from bertvision.pipelines.analysis.alike.cca import CcaResult
-from bertvision.pipelines.analysis.alike.cka import CkaResult
-from bertvision.pipelines.analysis.alike.rsa import RsaResult
-from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
-from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
-from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
-from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
-from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
-from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
+from bertvision.pipelines.analysis.attention import AttentionResult
+from bertvision.pipelines.analysis.cca import CcaResult
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.context import ContextResult
+from bertvision.pipelines.analysis.exits import ExitsResult
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.languages import LanguagesResult
 from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.prune import PruningResult
+from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult
-from bertvision.pipelines.analysis.words.context_result import ContextResult
 
 ANALYSES: tuple[type[AnalysisResult], ...] = (
     CkaResult,

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertvision.errors import BertvisionError
-from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
-from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
-from bertvision.pipelines.analysis.exiting.measure import WITHIN
+from bertvision.pipelines.analysis.exits import WITHIN, ExitsResult
+from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.records import read_analyses
 from bertvision.pipelines.finetuning.latency_record import (
     NAME,

@@ -20,7 +20,7 @@ from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
 from bertvision.pipelines.analysis.mlm.items import MASK, Item, Items
 from bertvision.pipelines.analysis.mlm.prompts import Prompts, Vocabulary, prompts
 from bertvision.pipelines.analysis.mlm.sums import Decoder, Floats
-from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.uncertainty import paired_bootstrap
 
 States = Callable[[Prompts], Floats]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.mlm.lens_result import LensResult
 from bertvision.pipelines.analysis.mlm.sums import TILE, Decoder, LensSums, lens_sums
-from bertvision.pipelines.analysis.sums.reduce import (
+from bertvision.pipelines.analysis.reduce import (
     Blocks,
     aligned_blocks,
     gathered_blocks,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bertvision.pipelines.analysis.fields import Axes, Numbers
+from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column

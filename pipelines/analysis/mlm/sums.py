@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import NonFiniteError
-from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.analysis.moments import Array
 
 Floats = NDArray[np.float32]
 

@@ -15,9 +15,9 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-from bertvision.pipelines.analysis.sums import centring
-from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, slabs
-from bertvision.pipelines.analysis.sums.reduce import Blocks, check_finite, tree_reduce
+from bertvision.pipelines.analysis import kernels
+from bertvision.pipelines.analysis.moments import Array, Block, Moments, slabs
+from bertvision.pipelines.analysis.reduce import Blocks, check_finite, tree_reduce
 from bertvision.pipelines.scheduler import compute
 
 ROWS = 256
@@ -123,7 +123,7 @@ def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:
 
 def _units(block: Block) -> NDArray[Any]:
     """(tokens, layers, hidden) of length 1; NaN of what has no direction."""
-    units = np.empty(block.shape, centring.PRODUCTS)
+    units = np.empty(block.shape, kernels.PRODUCTS)
     start = 0
     for slab in slabs(block):
         norm = np.linalg.norm(slab, axis=2, keepdims=True)

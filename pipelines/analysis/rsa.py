@@ -4,12 +4,15 @@ Merchant et al. (2020), *What Happens To BERT Embeddings During Fine-tuning?*: c
 tokens of a sample in one encoder, the same in the other, and Pearson's correlation of the two over
 all pairs of different tokens. In the variant of Abnar et al. (2019), *Blackbox meets blackbox*, the
 correlation is that of one token's cosines with all others, averaged over tokens.
+
+Run it on the splits of a workspace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import dask.array as da
@@ -17,16 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines.analysis.cosines import cosine_correlations
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.joined import joined_rows
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.reduce import gathered_blocks
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.sums.cosines import cosine_correlations
-from bertvision.pipelines.analysis.sums.moments import Array
-from bertvision.pipelines.analysis.sums.reduce import gathered_blocks
+from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
+from bertvision.pipelines.workspace.workspace import Workspace
 
 Matrices = Annotated[Array, Axes.of("splits", "repeats", "layers_x", "layers_y")]
 OfSplits = Annotated[tuple[Count, ...], Axes.of("splits")]
@@ -257,3 +264,67 @@ def _sd(values: Array) -> Array:
     """Standard deviation over the first axis; NaN of a single repeat."""
     sd: Array = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
     return sd
+
+
+def run_rsa(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    splits: Sequence[str] = ("dev",),
+    n_tokens: int = 5_000,
+    repeats: int = 10,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> RsaResult:
+    """RSA between all layers of two snapshots, on sampled tokens of splits side by side.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        splits: which both have; tokens are joined on (example id, position).
+        n_tokens: of a sample.
+        repeats: samples of a split.
+        seed: of the samples.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``.
+        ProvenanceError: the two do not hold the same tokens, or splits not the same layers.
+    """
+    pairs = {
+        split: tuple(workspace.split(tag, split).require_complete() for tag in (first, second))
+        for split in splits
+    }
+    stored = [split for pair in pairs.values() for split in pair]
+    for of_tag in zip(*pairs.values(), strict=True):
+        check_layers(of_tag)
+    x, y = next(iter(pairs.values()))
+
+    def measure() -> RsaResult:
+        found = {}
+        for split, (one, other) in pairs.items():
+            rows = joined_rows((one, other))
+            states = one.dask()
+            found[split] = Paired(states, states if one.name == other.name else other.dask(), *rows)
+        return rsa(
+            found,
+            n_tokens=n_tokens,
+            repeats=repeats,
+            seed=seed,
+            scheduler=scheduler,
+            names=(str(x.tag), str(y.tag)),
+            layers_x=x.record.layers,
+            layers_y=y.record.layers,
+        )
+
+    options = {
+        "max_tokens": Given(n_tokens, 5_000),
+        "repeats": Given(repeats, 10),
+        "seed": Given(seed, 0),
+    }
+    job = Job(RsaResult, (first, second), splits, options, stored)
+    return kept_or_measured(workspace, job, measure, plot)

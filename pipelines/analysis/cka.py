@@ -1,18 +1,10 @@
-"""Linear CKA of every layer of one split with every layer of another, streamed.
-
-Centered kernel alignment, HSIC(X, Y) / √(HSIC(X, X) · HSIC(Y, Y)) with linear kernels, of
-Kornblith et al. (2019), eq. 2; by default with the unbiased HSIC₁ of Song et al. (2012), because
-biased CKA of unrelated features is far from zero unless there are many more tokens than channels.
-CKA is driven by the few channels of largest variance, so it is also given without those.
-
-Two passes over the blocks: channel means and variances, then sums over pairs of tokens. Products
-are in float32, sums of them in float64: values differ by less than 1e-6 from those in float64.
-"""
+"""Linear CKA of the layers of two snapshots (Kornblith et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import dask.array as da
@@ -20,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.alike.maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.fields import Axes
-from bertvision.pipelines.analysis.sums.centring import Centring
-from bertvision.pipelines.analysis.sums.forms import cheaper_form
-from bertvision.pipelines.analysis.sums.moments import Block, ChannelMoments
-from bertvision.pipelines.analysis.sums.reduce import sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.kernels import Centring, cheaper_form
+from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
+from bertvision.pipelines.analysis.moments import Block, ChannelMoments
+from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.sides import given_beside, sides
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, use_scheduler
+from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,3 +149,63 @@ def _moments(*blocks: Block) -> list[ChannelMoments]:
 
 def _merge(one: list[ChannelMoments], other: list[ChannelMoments]) -> list[ChannelMoments]:
     return [a.merge(b) for a, b in zip(one, other, strict=True)]
+
+
+def run_cka(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    split: str = "dev",
+    beside: Workspace | None = None,
+    max_tokens: int | None = 20_000,
+    biased: bool = False,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> CkaResult:
+    """Linear CKA between all layers of two snapshots, on the tokens of one split.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        split: which both have.
+        beside: workspace with the second; None is the same one.
+        biased: the biased estimator instead of the unbiased one.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``.
+        ProvenanceError: the two do not hold the same tokens.
+    """
+    both = sides(workspace, first, second, split, beside)
+
+    def measure() -> CkaResult:
+        x, y, places = both.arrays()
+        return cka(
+            x,
+            y,
+            places=places,
+            unbiased=not biased,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            **both.told(),
+        )
+
+    options = {
+        "biased": Given(biased, False, named=True),
+        **given_beside(workspace, beside),
+        **_sample(max_tokens, 20_000, seed),
+    }
+    job = Job(CkaResult, (first, second), (split,), options, both.own, others=both.others)
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:
+    """The options of a sample."""
+    return {"max_tokens": Given(max_tokens, default), "seed": Given(seed, 0)}

@@ -1,4 +1,10 @@
-"""Canonical correlations of every layer of one split with every layer of another, streamed.
+"""Hidden states in the coordinates of their principal directions, each of variance one.
+
+Correlations of such coordinates need no large differences of large sums: a product in float32 is
+right to 2⁻²⁴ whatever the variance of the channels it came from. The coordinates themselves, and
+the covariances they come from, are computed in float64.
+
+Canonical correlations of every layer of one split with every layer of another, streamed.
 
 SVCCA (Raghu et al. 2017, *SVCCA: Singular Vector Canonical Correlation Analysis*): the mean
 correlation of the directions that hold most of the variance. PWCCA (Morcos et al. 2018, *Insights
@@ -8,6 +14,8 @@ directions, each weighted by how much of its own layer it makes up.
 Two passes over the blocks: covariances of each layer in float64, then products of whitened
 coordinates, in float32 and summed in float64. Values differ by less than 1e-5 from those in
 float64.
+
+Run it on the splits of a workspace.
 """
 
 from __future__ import annotations
@@ -16,7 +24,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -24,15 +33,102 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from bertvision.errors import BertvisionWarning, InputError
-from bertvision.pipelines.analysis.alike.maps import LayerByLayer, Matrix
+from bertvision.pipelines.analysis import kernels
 from bertvision.pipelines.analysis.fields import Axes
-from bertvision.pipelines.analysis.sums.forms import FEATURES
-from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments
-from bertvision.pipelines.analysis.sums.pairs import Pair, groups, product, wanted_pairs
-from bertvision.pipelines.analysis.sums.reduce import Blocks, sampled_blocks, tree_reduce
-from bertvision.pipelines.analysis.sums.whitening import WhiteLayer, Whitening
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.kernels import FEATURES, Pair, groups, product, wanted_pairs
+from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
+from bertvision.pipelines.analysis.moments import Array, Block, Moments, layer_slabs
+from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.sides import given_beside, sides
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
+from bertvision.pipelines.workspace.workspace import Workspace
+
+NULL = 1e-12
+"""A direction with less variance than this part of the largest is none."""
+
+
+class WhiteLayer(NamedTuple):
+    """What is left to know of a layer when its coordinates are computed.
+
+    Attributes:
+        loadings: (hidden, hidden) see `Whitening`.
+        rank: how many directions there are.
+        kept: how many hold the share of the variance that was asked for.
+    """
+
+    loadings: Array
+    rank: int
+    kept: int
+
+
+class Whitening(NamedTuple):
+    """How the hidden states of one side are whitened; directions by falling variance.
+
+    Attributes:
+        mean: (layers, hidden) subtracted.
+        directions: (layers, hidden, hidden) a column for each: v / √(λ + ridge), 0 of none.
+        loadings: (layers, hidden, hidden) a column for each: λ v / √(λ + ridge), which is the
+            covariance of the channels with the coordinate.
+        ranks: per layer, how many directions there are.
+        kept: per layer, how many of them hold the share of the variance that was asked for.
+    """
+
+    mean: Array
+    directions: Array
+    loadings: Array
+    ranks: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def of(cls, moments: Moments, keep: float, ridge: float) -> Whitening:
+        """The whitening of hidden states with these moments.
+
+        Args:
+            moments: of all tokens, with covariances.
+            keep: share of the variance.
+            ridge: added to the variance of every direction, as a part of the channels' mean one.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the hidden states.
+        """
+        check_finite(moments.m2)
+        covariances = moments.covariance()
+        directions, loadings = np.zeros_like(covariances), np.zeros_like(covariances)
+        ranks, kept = [], []
+        for i, covariance in enumerate(covariances):
+            values, vectors = np.linalg.eigh(covariance)
+            values, vectors = values[::-1].clip(min=0), vectors[:, ::-1]
+            rank = int((values > NULL * values[0]).sum()) if values[0] > 0 else 0
+            values, vectors = values[:rank], vectors[:, :rank]
+            scale = np.sqrt(values + ridge * values.sum() / len(covariance))
+            directions[i, :, :rank] = vectors / scale
+            loadings[i, :, :rank] = vectors * (values / scale)
+            share = np.cumsum(values) / values.sum()
+            ranks.append(rank)
+            # what rounding leaves of 1 must not cost a direction
+            kept.append(min(rank, int(np.searchsorted(share, keep - 1e-12)) + 1))
+        return cls(moments.mean, directions, loadings, tuple(ranks), tuple(kept))
+
+    def layer(self, i: int) -> WhiteLayer:
+        """What is to be known of a layer.
+
+        Args:
+            i: its place.
+        """
+        return WhiteLayer(self.loadings[i], self.ranks[i], self.kept[i])
+
+    def apply(self, block: Block) -> NDArray[Any]:
+        """(tokens, layers, hidden) coordinates, of type `kernels.PRODUCTS`."""
+        found = np.empty(block.shape, kernels.PRODUCTS)
+        # what came from another worker may begin at any byte, and products of it round otherwise
+        planes = np.require(self.directions, requirements=("C", "A"))
+        for rows, i, slab in layer_slabs(block):
+            slab -= self.mean[i]
+            found[rows, i] = slab @ planes[i]
+        return found
+
 
 TOKENS_PER_CHANNEL = 10
 """With fewer tokens than so many for each channel, correlations are too high by chance."""
@@ -249,3 +345,67 @@ def _products(*blocks: NDArray[Any], pairs: Sequence[Pair]) -> list[Array]:
 
 def _add(one: list[Array], other: list[Array]) -> list[Array]:
     return [a + b for a, b in zip(one, other, strict=True)]
+
+
+def run_cca(
+    workspace: Workspace,
+    first: str,
+    second: str,
+    *,
+    split: str = "dev",
+    beside: Workspace | None = None,
+    keep: float = 0.99,
+    ridge: float = 1e-6,
+    max_tokens: int | None = 20_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> CcaResult:
+    """SVCCA and PWCCA between all layers of two snapshots, on the tokens of one split.
+
+    Args:
+        workspace: with the activations.
+        first: snapshot of the rows.
+        second: snapshot of the columns; may be the same.
+        split: which both have.
+        beside: workspace with the second; None is the same one.
+        keep: share of the variance whose directions SVCCA takes.
+        ridge: added to the variance of every direction, as a part of the channels' mean variance.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, or a share is out of range.
+        ProvenanceError: the two do not hold the same tokens.
+    """
+    both = sides(workspace, first, second, split, beside)
+
+    def measure() -> CcaResult:
+        x, y, places = both.arrays()
+        return cca(
+            x,
+            y,
+            places=places,
+            keep=keep,
+            ridge=ridge,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            **both.told(),
+        )
+
+    options = {
+        **given_beside(workspace, beside),
+        "keep": Given(keep, 0.99),
+        "ridge": Given(ridge, 1e-6),
+        **_sample(max_tokens, 20_000, seed),
+    }
+    job = Job(CcaResult, (first, second), (split,), options, both.own, others=both.others)
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:
+    """The options of a sample."""
+    return {"max_tokens": Given(max_tokens, default), "seed": Given(seed, 0)}

@@ -1,18 +1,52 @@
-"""What `context` gives back: how much of a token's state is its word, and how much its context."""
+"""What `context` gives back: how much of a token's state is its word, and how much its context.
+
+How contextual the hidden states of each layer are.
+
+Ethayarajh (2019), *How Contextual are Contextualized Word Representations?*: self-similarity of a
+word's uses (definition 1), similarity of tokens with their sentence (definition 2; here with their
+window), maximum explainable variance (definition 3; about the mean of the uses, as the code of the
+paper has it), each less what random uses have (section 3.4).
+
+The tokens that are needed are read once and held.
+
+Words in the hidden states that a workspace stores, and under which name it is kept.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+import dask.array as da
 import numpy as np
 
+from bertvision.errors import InputError
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.joined import in_order, joined_rows
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.likeness import Groups, alike, common, separation
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.reduce import hold
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.analysis.sides import check_layers
+from bertvision.pipelines.analysis.uses import (
+    CONTEXTS,
+    Rows,
+    Uses,
+    Vocabulary,
+    sample_positions,
+    sample_uses,
+    sample_windows,
+)
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.scheduler import use_scheduler
+from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+from bertvision.pipelines.workspace.workspace import Workspace
 
 OfLayers = Annotated[Array, Axes.of("snapshots", "layers")]
 
@@ -218,3 +252,209 @@ _PANELS: dict[str, tuple[str, str]] = {
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+class Samples(NamedTuple):
+    """The tokens that enter, as rows of windows behind one another.
+
+    Attributes:
+        uses: of words.
+        windows: tokens of some windows, without special ones.
+        at: for each position the tokens that stand there.
+        positions: these.
+    """
+
+    uses: Uses
+    windows: list[Rows]
+    at: list[Rows]
+    positions: Sequence[int]
+
+
+def context(
+    snapshots: Mapping[str, da.Array],
+    samples: Samples,
+    *,
+    rows: Mapping[str, Rows] | None = None,
+    scheduler: str = "threads",
+    name: str = "x",
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
+) -> ContextResult:
+    """How contextual the hidden states of each layer are.
+
+    Costs uses² · layers · hidden operations in float32 for each snapshot, for the neighbours.
+
+    Args:
+        snapshots: by name (token, layer, hidden) float32 activations of the same tokens.
+        samples: the tokens that enter.
+        rows: by snapshot (tokens,) its row of each token; None is the same row.
+        scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
+        name: what they are of, for titles.
+        layers: layer numbers; 0, 1, … by default.
+        seed: that the samples were drawn with.
+
+    Raises:
+        InputError: fewer than two words or two windows.
+        NonFiniteError: NaN or infinity in the activations.
+    """
+    x = next(iter(snapshots.values()))
+    numbers = tuple(range(x.shape[1]) if layers is None else layers)
+    if len(samples.uses.groups) < 2 or len(samples.windows) < 1:
+        raise InputError(
+            f"{len(samples.uses.groups)} words and {len(samples.windows)} windows are sampled: "
+            "context compares two words or more; give more --tokens"
+        )
+    found = []
+    with use_scheduler(scheduler, "context"):
+        for snapshot, states in snapshots.items():
+            places = None if rows is None else rows[snapshot]
+            found.append(_measured(states, samples, places))
+    columns = {field: np.array([of[field] for of in found]) for field in found[0]}
+    if numbers[0] != 0:  # what is compared with is not the output of the embeddings
+        for field in ("static_similarity", "static_baseline"):
+            columns[field] = np.full_like(columns[field], np.nan)
+    uses = samples.uses
+    return ContextResult(
+        **{field: of for field, of in columns.items() if field != "chance"},
+        chance=float(columns["chance"][0]),
+        positions=tuple(samples.positions),
+        snapshots=tuple(snapshots),
+        name=name,
+        layers=numbers,
+        n_words=len(uses.groups),
+        n_uses=sum(map(len, uses.groups)),
+        n_windows=len(samples.windows),
+        n_window_tokens=sum(map(len, samples.windows)),
+        n_at=tuple(map(len, samples.at)),
+        n_available=x.shape[0],
+        n_special=uses.n_special,
+        n_pieces=uses.n_pieces,
+        n_marks=uses.n_marks,
+        n_repeated=uses.n_repeated,
+        n_rare=uses.n_rare,
+        contexts=CONTEXTS,
+        seed=seed,
+    )
+
+
+def _measured(states: da.Array, samples: Samples, rows: Rows | None) -> dict[str, Array | float]:
+    """The statistics of a snapshot, by field."""
+    kinds = samples.uses.groups, samples.uses.random, samples.windows, samples.at
+    groups = [
+        Groups.of(states, [of if rows is None else rows[of] for of in kind]) for kind in kinds
+    ]
+    held = hold(*(of.blocks for of in groups))
+    uses, random, windows, at = (
+        of._replace(blocks=blocks) for of, blocks in zip(groups, held, strict=True)
+    )
+    of_words, of_random = alike(uses, explained=True), alike(random, explained=True)
+    sums = common(random)
+    apart = separation(uses)
+    return {
+        "random_cosine": sums.cosine(),
+        "self_similarity": _mean(of_words.cosine),
+        "intra_similarity": _mean(alike(windows).to_mean),
+        "explained": _mean(of_words.explained),
+        "random_explained": _mean(of_random.explained),
+        "static_similarity": sums.static(),
+        "static_baseline": sums.static_of_others(),
+        "nearest": apart.nearest,
+        "margin": apart.margin,
+        "chance": apart.chance,
+        "by_position": alike(at).cosine,
+    }
+
+
+def _mean(values: Array) -> Array:
+    """Over groups, without those that have no value."""
+    n = np.isfinite(values).sum(axis=0)
+    mean: Array = np.nansum(values, axis=0) / np.where(n > 0, n, np.nan)
+    return mean
+
+
+POSITIONS = (0, 1, 2, 4, 16, 64, 256)
+"""Positions at which tokens are compared, where windows are as long."""
+AT_A_POSITION = 200
+"""Windows at each."""
+
+
+def run_context(
+    workspace: Workspace,
+    tags: Sequence[str],
+    *,
+    split: str = "dev",
+    tokens: int = 5_000,
+    uses: int = 20,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> ContextResult:
+    """How contextual the hidden states of snapshots are, on the same tokens of one split.
+
+    Args:
+        workspace: with the activations and the snapshots, whose tokenizer says what is a word.
+        tags: the snapshots.
+        split: of each.
+        tokens: uses of words that are sampled, and tokens of windows.
+        uses: of a word, at most.
+        seed: of the samples.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: the split holds no ids of tokens, or too few words; ``plot`` does not end in
+            ``.svg``.
+        ProvenanceError: the snapshots do not hold the same tokens, or not the same layers.
+        WorkspaceError: the tokenizer of a snapshot is damaged.
+    """
+    splits = [workspace.split(tag, split).require_complete() for tag in tags]
+    check_layers(splits)
+    _check_tokens(splits[0])
+    folder = workspace.require_snapshot(tags[0])
+
+    def measure() -> ContextResult:
+        first = splits[0]
+        vocabulary = Vocabulary.of(load_snapshot_tokenizer(folder))
+        ids = in_order(first, "input_ids").astype(np.int64)
+        lengths = first.plan.n_tokens[np.argsort(first.plan.example_id)].astype(np.int64)
+        positions = [p for p in POSITIONS if (lengths > p).sum() > 1]
+        samples = Samples(
+            sample_uses(ids, lengths, vocabulary, most=tokens, of_word=uses, seed=seed),
+            sample_windows(vocabulary.special[ids], lengths, tokens, seed),
+            sample_positions(lengths, positions, AT_A_POSITION, seed),
+            positions,
+        )
+        names = [str(of.tag) for of in splits]
+        return context(
+            {name: of.dask() for name, of in zip(names, splits, strict=True)},
+            samples,
+            rows=dict(zip(names, joined_rows(splits), strict=True)),
+            scheduler=scheduler,
+            name=split,
+            layers=first.record.layers,
+            seed=seed,
+        )
+
+    options = {"tokens": Given(tokens, 5_000), "uses": Given(uses, 20), "seed": Given(seed, 0)}
+    job = Job(ContextResult, tags, (split,), options, splits, tags_between=",")
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def _check_tokens(split: ActivationSplit) -> None:
+    """Refuse a split whose tokens are not known.
+
+    Raises:
+        InputError: it holds a vector for each window, or no ids of tokens.
+    """
+    if split.record.tokens == split.record.examples:
+        raise InputError(
+            f"{split.name} holds one vector for each window, and words are looked for in all "
+            f"tokens: `bertvision extract --checkpoint {split.tag} --pool none` writes a split of "
+            "these; give its name with --split"
+        )
+    if "input_ids" not in split.record.arrays:
+        raise InputError(
+            f"{split.name} was written without the ids of its tokens: `bertvision store rm "
+            f"{split.name}`, then `bertvision extract --checkpoint {split.tag} --split "
+            f"{split.split}` writes them"
+        )

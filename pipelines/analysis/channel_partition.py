@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from bertvision.pipelines.analysis.sums.moments import Array, Block, Moments, parts
+from bertvision.pipelines.analysis.moments import Array, Block, Moments, parts
 from bertvision.pipelines.scheduler import map_here
 
 

@@ -1,0 +1,297 @@
+"""What attention heads look at, as it is read: a table of layers, rows of heads, heat maps.
+
+What each attention head looks at: entropy, and shares of tokens that stand in a fixed place.
+
+Clark et al. (2019), *What Does BERT Look At? An Analysis of BERT's Attention* (arXiv:1906.04341),
+sections 3.1 to 3.3: many heads look at a neighbour, at [SEP], or broadly at all tokens.
+
+Run it on the splits of a workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.attention_maps import (
+    WindowMaps,
+    attention_maps,
+    load_eager,
+    sampled_windows,
+)
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.plotting import Chart, HeatMap
+from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+from bertvision.pipelines.workspace.workspace import Workspace
+
+MEASURES = ("entropy", "cls", "sep", "previous", "next", "same")
+"""What is measured of each head, in this order."""
+TITLES = {
+    "entropy": "entropy",
+    "cls": "to the first token",
+    "sep": "to [SEP]",
+    "previous": "to the previous token",
+    "next": "to the next token",
+    "same": "to itself",
+}
+"""How people read them."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionResult(AnalysisResult):
+    """What each attention head looks at, in the mean over windows.
+
+    Attributes:
+        values: (measures, layers, heads) means over windows of the mean over their tokens: the
+            entropy in parts of that of looking at all tokens alike (1: broad, 0: at one token
+            alone), and shares of attention from 0 to 1.
+        errors: (measures, layers, heads) their standard errors over windows; NaN of one window.
+        alike: (measures,) the same of looking at all tokens alike: what says nothing.
+        measures: names, see `MEASURES`.
+        layers: numbers of the transformer layers, from 1.
+        heads: numbers of the attention heads, from 1.
+        name: what was measured, for titles.
+        n_windows: windows that entered.
+        n_available: windows of the split.
+        n_tokens: tokens of these windows.
+        seed: of the sample of windows.
+    """
+
+    kind = "attention"
+    heading = "What attention heads look at"
+    caption = "By layer: entropy, and the attention head that looks most at each place"
+    reading = (
+        "Entropy: mean over the layer's heads, in parts of that of looking at all tokens alike. "
+        "Others: the largest share of attention that a head of the layer gives there, and its "
+        "number; the last row is what attention to all tokens alike would give. Of many heads one "
+        "is always largest: --csv has them all, with standard errors."
+    )
+    seen = (
+        "Heat maps of layer × attention head: the deeper the colour, the more of its attention a "
+        "head gives there; entropy 1 is attention to all tokens alike."
+    )
+
+    values: Annotated[Array, Axes.of("measures", "layers", "heads")]
+    errors: Annotated[Array, Axes.of("measures", "layers", "heads")]
+    alike: Annotated[Array, Axes.of("measures")]
+    measures: Names
+    layers: Numbers
+    heads: Numbers
+    name: str
+    n_windows: Count
+    n_available: Count
+    n_tokens: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        windows = f"{self.n_windows:,} of {self.n_available:,} windows"
+        return f"Attention heads, {self.name}, {windows}, {self.n_tokens:,} tokens"
+
+    def columns(self) -> list[Column]:
+        """Columns for a layer."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("entropy", "entropy", digits=3),
+            Column("lowest", "lowest", "text"),
+            *(Column(name, TITLES.get(name, name), "text") for name in self.measures[1:]),
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each layer: its mean entropy, and its strongest heads."""
+
+        def strongest(of: Array, at: int) -> str:
+            return f"{of[at]:.3f} (head {self.heads[at]})"
+
+        found: list[dict[str, Any]] = []
+        for i, layer in enumerate(self.layers):
+            entropy = self.values[0, i]
+            row = {"layer": str(layer), "entropy": float(entropy.mean())}
+            row["lowest"] = strongest(entropy, int(entropy.argmin()))
+            for name, of in zip(self.measures[1:], self.values[1:, i], strict=True):
+                row[name] = strongest(of, int(of.argmax()))
+            found.append(row)
+        shares = {n: f"{v:.3f}" for n, v in zip(self.measures[1:], self.alike[1:], strict=True)}
+        return [*found, {"layer": "(all alike)", "entropy": 1.0, "lowest": None, **shares}]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each head: measures and their standard errors."""
+        made = self.to_json()
+        return [
+            {
+                "name": self.name,
+                "layer": layer,
+                "head": head,
+                **{name: made["values"][k][i][j] for k, name in enumerate(self.measures)},
+                **{f"{name}_se": made["errors"][k][i][j] for k, name in enumerate(self.measures)},
+            }
+            for i, layer in enumerate(self.layers)
+            for j, head in enumerate(self.heads)
+        ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A heat map of layer × head for each measure."""
+        axes = ("layer", self.layers, "attention head", self.heads)
+        return {
+            name: HeatMap(
+                *axes,
+                "entropy (1: all tokens alike)"
+                if name == "entropy"
+                else f"share of attention {TITLES.get(name, name)}",
+                values,
+                title=TITLES.get(name, name),
+                cell=(18.0, 18.0),
+            )
+            for name, values in zip(self.measures, self.values, strict=True)
+        }
+
+
+def attention(
+    maps: Iterable[WindowMaps],
+    *,
+    sep: int | None,
+    name: str = "x",
+    n_available: int | None = None,
+    seed: int = 0,
+) -> AttentionResult:
+    """What each attention head looks at.
+
+    Args:
+        maps: of `attention_maps`; one window is held at a time.
+        sep: vocabulary index of [SEP]; None where there is none.
+        name: what it is of, for titles.
+        n_available: windows of the split; by default those given.
+        seed: of the sample of windows, for the record.
+
+    Raises:
+        InputError: there is no window.
+    """
+    found, alike, tokens = [], [], 0
+    for window in maps:
+        is_sep = window.input_ids == (-1 if sep is None else sep)
+        found.append(looks(window.weights, is_sep))
+        alike.append(_alike(is_sep))
+        tokens += len(window.input_ids)
+    if not found:
+        raise InputError("attention is measured on windows; there is none")
+    values = np.stack(found)
+    spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.full(values.shape[1:], np.nan)
+    return AttentionResult(
+        values=values.mean(axis=0),
+        errors=spread / np.sqrt(len(found)),
+        alike=np.mean(alike, axis=0),
+        measures=MEASURES,
+        layers=tuple(range(1, values.shape[2] + 1)),
+        heads=tuple(range(1, values.shape[3] + 1)),
+        name=name,
+        n_windows=len(found),
+        n_available=len(found) if n_available is None else n_available,
+        n_tokens=tokens,
+        seed=seed,
+    )
+
+
+def looks(weights: Tensor, is_sep: npt.NDArray[np.bool_]) -> Array:
+    """The measures of one window, (measures, layers, heads) float64.
+
+    Args:
+        weights: (layers, heads, tokens, tokens), rows that sum to 1.
+        is_sep: (tokens,) which tokens are [SEP].
+    """
+    n = weights.shape[-1]
+    w = weights.double()
+    entropy = -(w * w.clamp_min(1e-300).log()).sum(dim=-1).mean(dim=-1)
+    along = w.diagonal(dim1=-2, dim2=-1)
+    before, after = (w.diagonal(offset=k, dim1=-2, dim2=-1) for k in (-1, 1))
+    measures = [
+        entropy / np.log(n) if n > 1 else entropy,
+        w[..., 0].mean(dim=-1),
+        w[..., is_sep].sum(dim=-1).mean(dim=-1),
+        before.sum(dim=-1) / max(n - 1, 1),
+        after.sum(dim=-1) / max(n - 1, 1),
+        along.mean(dim=-1),
+    ]
+    return np.stack([of.cpu().numpy() for of in measures])
+
+
+def _alike(is_sep: npt.NDArray[np.bool_]) -> list[float]:
+    """The measures of attention to all tokens alike."""
+    n = len(is_sep)
+    share = 1 / n
+    return [1.0, share, float(is_sep.mean()), share, share, share]
+
+
+def run_attention(
+    workspace: Workspace,
+    tag: str,
+    *,
+    split: str = "dev",
+    task: str | None = None,
+    windows: int | None = 200,
+    precision: str = "auto",
+    seed: int = 0,
+    plot: Path | None = None,
+) -> AttentionResult:
+    """Measure what each attention head of a snapshot looks at, on sampled windows.
+
+    Args:
+        workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
+        tag: the snapshot.
+        split: of the data.
+        task: an added data set; None is the workspace's own data.
+        windows: of a seeded sample; None takes all.
+        precision: arithmetic of the forward pass: auto, 32 or bf16.
+        seed: of the sample.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        UnknownNameError: there is no such snapshot, data set or split.
+        InputError: ``plot`` does not end in ``.svg``, or the family gives no attention.
+        WorkspaceError: the snapshot is damaged, or the data changed.
+    """
+    folder, arithmetic = ensure_snapshot(workspace, tag), resolve_precision(precision)
+    data = workspace.dataset(task)
+    data.check([split])
+
+    def measure() -> AttentionResult:
+        tokenizer = load_snapshot_tokenizer(folder)
+        every = data.windows(split, tokenizer)
+        if every.parts is not None:
+            raise InputError(
+                f"the windows of {data.name} hold several documents each, which do not attend to "
+                "each other: add the documents without packing, in another --workspace"
+            )
+        rows = sampled_windows(len(every), windows, seed)
+        where = f"{tag}/{split}" if data.name is None else f"{tag}/{data.name}-{split}"
+        return attention(
+            attention_maps(load_eager(folder), every, rows, precision=arithmetic),
+            sep=tokenizer.sep_token_id,
+            name=where,
+            n_available=len(every),
+            seed=seed,
+        )
+
+    options = {
+        "task": Given(data.name, None, named=True),
+        "windows": Given(windows, 200),
+        "precision": Given(arithmetic, arithmetic),
+        "seed": Given(seed, 0),
+    }
+    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
+    job = Job(AttentionResult, (tag,), (split,), options, (), runs)
+    return kept_or_measured(workspace, job, measure, plot)

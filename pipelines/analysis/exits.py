@@ -1,0 +1,455 @@
+"""What `exits` gives back: score against layers for each way to decide where to leave.
+
+From the logits of output layers to the curves of all criteria.
+
+Early exits of a snapshot, out of its store: which output layers, and what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from bertvision.errors import InputError, ProvenanceError, WorkspaceError
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.models import Kind
+from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed
+from bertvision.pipelines.analysis.exit_curve import (
+    Array,
+    confidence,
+    exit_curve,
+    fitting_criteria,
+    outcomes_of,
+    points_of,
+)
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.encoders.weights import weights_of
+from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.records import Count, read_record
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.systems import read_windows
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.registry import head_kind
+from bertvision.pipelines.tasks.scores import (
+    CORRELATIONS,
+    METRICS,
+    Metric,
+    headline,
+    headline_metric,
+    trivial_score,
+)
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.training.evaluate import run_over
+from bertvision.pipelines.variants.exits import NAME, ExitLayers, Exits, ExitsDetached
+from bertvision.pipelines.variants.registry import load_variants
+from bertvision.pipelines.workspace.heads import head_activations
+from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
+from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.workspace import Workspace
+
+OfPoints = Annotated[Array, Axes.of("criteria", "points")]
+OfLayers = Annotated[Array, Axes.of("layers")]
+_LIMITS = {"entropy": "at most", "probability": "at least", "patience": "in a row"}
+"""What a threshold is called, by the criterion."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExitsResult(AnalysisResult):
+    """Scores where windows leave the encoder at the first output layer that is sure enough.
+
+    Attributes:
+        criteria: what is asked of an output layer: ``entropy``, ``probability``, ``patience``.
+        thresholds: (criteria, points) of entropy, nats, the most, of the others the least at which
+            a window leaves; NaN where none leaves early.
+        mean_layers: (criteria, points) mean number of the layer at which windows leave, descending;
+            NaN behind the last point of a criterion.
+        scores: (criteria, points) of the task, per cent.
+        least: (criteria,) fewest mean layers at any threshold with a score of at most one point
+            below that of the last layer.
+        least_scores: (criteria,) score there.
+        layers: that have an output layer, the last of the encoder among them.
+        fixed: (layers,) score where all windows leave at this layer.
+        weights: (layers,) of their losses in training, sum 1; NaN where the encoder did not hear
+            of them.
+        metric: what the scores are.
+        trivial: score of always giving the commonest answer; None where that is 0.
+        tolerance: scores that differ by less agree; None where the task gives no scores.
+        name: what was measured, for titles.
+        n_windows: windows that entered.
+        n_items: items that they are of.
+    """
+
+    kind = "exits"
+    heading = "Leaving the encoder early (exits)"
+    caption = "Score against the mean layer at which windows leave, by what decides it"
+    reading = (
+        "A window leaves at the first output layer that is sure enough, at the last in any case. "
+        "In a row are the scores with so many layers in the mean over windows, or fewer, with the "
+        "threshold that gives them: entropy of the classes, nats; probability of the likeliest "
+        "class; patience, so many output layers in a row that said the same as the one before. "
+        "Fixed: all leave at this layer. Weight: of the layer's loss in fine-tuning. Curves are "
+        "exact: every threshold was tried."
+    )
+    seen = (
+        "Score over the mean layer: a line for each criterion, one where all leave at one layer, "
+        "and level lines for all layers and the commonest answer."
+    )
+
+    criteria: Names
+    thresholds: OfPoints
+    mean_layers: OfPoints
+    scores: OfPoints
+    least: Annotated[Array, Axes.of("criteria")]
+    least_scores: Annotated[Array, Axes.of("criteria")]
+    layers: Numbers
+    fixed: OfLayers
+    weights: OfLayers
+    metric: Metric
+    trivial: float | None
+    tolerance: float | None
+    name: str
+    n_windows: Count
+    n_items: Count
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        many = f"{METRICS[self.metric]} of {self.n_items:,} items"
+        if self.n_windows != self.n_items:
+            many += f" in {self.n_windows:,} windows"
+        return f"Early exits, {self.name}, {many}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each point of each curve, then one for each layer that all leave at."""
+        values = self.to_json()
+        of_points = zip(
+            *(values[key] for key in ("criteria", "thresholds", "mean_layers", "scores")),
+            strict=True,
+        )
+        found = [
+            {"name": self.name, "criterion": criterion, "threshold": limit, "layers": mean}
+            | {"share": mean / self.layers[-1] if self.layers[-1] else None, self.metric: score}
+            for criterion, *lines in of_points
+            for limit, mean, score in zip(*lines, strict=True)
+            if mean is not None
+        ]
+        return found + [
+            {"name": self.name, "criterion": "fixed", "threshold": None, "layers": float(layer)}
+            | {"share": layer / self.layers[-1] if self.layers[-1] else None, self.metric: score}
+            | {"weight": weight}
+            for layer, score, weight in zip(
+                self.layers, values["fixed"], values["weights"], strict=True
+            )
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each output layer: what so many layers in the mean are enough for."""
+        values, found = self.to_json(), []
+        for place, layer in enumerate(self.layers):
+            row = {"layer": layer, "fixed": values["fixed"][place]}
+            row["weight"] = values["weights"][place]
+            for k, criterion in enumerate(self.criteria):
+                fits = np.flatnonzero(self.mean_layers[k] <= layer)
+                at = int(fits[0]) if len(fits) else None  # the most that is allowed
+                row[criterion] = None if at is None else values["scores"][k][at]
+                row[f"{criterion}_threshold"] = None if at is None else values["thresholds"][k][at]
+            found.append(row)
+        return found
+
+    def columns(self) -> list[Column]:
+        """Score and threshold of each criterion."""
+        columns = [Column("layer", "layers", "text"), Column("fixed", "fixed")]
+        for criterion in self.criteria:
+            digits = 0 if criterion == "patience" else 3
+            columns.append(Column(criterion, criterion))
+            label = _LIMITS.get(criterion, "threshold")
+            columns.append(Column(f"{criterion}_threshold", label, digits=digits))
+        if np.isfinite(self.weights).any():
+            columns.append(Column("weight", "weight", digits=3))
+        return columns
+
+    def remarks(self) -> list[str]:
+        """How few layers would do, and what one scores who looks at nothing."""
+        least = ", ".join(
+            f"{value:.2f} by {criterion}"
+            for criterion, value in zip(self.criteria, self.least.tolist(), strict=True)
+        )
+        found = [
+            f"Within one point of all {self.layers[-1]} layers ({float(self.fixed[-1]):.1f}): "
+            f"{least} in the mean, with a threshold that was chosen on what is scored here."
+        ]
+        if self.trivial is not None:
+            found.append(f"The commonest answer has {self.trivial:.1f}.")
+        if self.tolerance is not None:
+            found.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
+        return found
+
+    def charts(self) -> dict[str, Chart]:
+        """Score over the mean layer, a line for each criterion."""
+        of = METRICS[self.metric]
+        chart = curves(
+            self.rows(),
+            self.metric,
+            f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+            by=["criterion"],
+            places="layers",
+            of_places="mean layer at which windows leave",
+            levels={"all layers": float(self.fixed[-1]), "commonest answer": self.trivial},
+        )
+        return {self.metric: chart}
+
+
+WITHIN = 1.0
+"""Points below the full encoder that `ExitsResult.least` allows."""
+_STEPS = 4
+"""Points of a curve that are kept, for each layer."""
+
+
+def measure_exits(
+    task: Task,
+    logits: Sequence[Logits],
+    layers: Sequence[int],
+    criteria: Sequence[str],
+    *,
+    tolerance: float | None = None,
+    threshold: float | None = None,
+    weights: Sequence[float] | None = None,
+    name: str = "x",
+) -> ExitsResult:
+    """Score against the mean layer at which windows leave, for each criterion.
+
+    Args:
+        task: that was learned.
+        logits: of each output layer, from the lowest, of the same windows.
+        layers: their layers, ascending.
+        criteria: of `confidence.CRITERIA`.
+        tolerance: scores that differ by less agree; None is a tenth of the standard deviation of
+            what the last layer gives.
+        threshold: of no answer, of spans; None where there always is one.
+        weights: of their losses in training, summing to 1; None where they are not known.
+        name: of what was measured, for titles.
+
+    Raises:
+        InputError: logits are not finite, or the task is scored by something that is no sum over
+            items.
+    """
+    if not all(np.isfinite(values).all() for of in logits for values in of.arrays.values()):
+        raise InputError(f"the logits of {name} hold NaN or infinity: its training has diverged")
+    metrics = headline(task.score(logits[-1], None).rules)
+    metric = headline_metric(task.name, metrics)
+    outcomes = outcomes_of(task, logits, metric, threshold)
+    windows = logits[-1].windows
+    fixed = [
+        outcomes.metric(outcomes.total(np.full(len(outcomes.item), place))[None])[0]
+        for place in range(len(layers))
+    ]
+    if threshold in (None, 0.0) and not np.isclose(fixed[-1], metrics[metric], atol=1e-6):
+        raise InputError(
+            f"{task.name} computes its {metric} in a way of its own ({metrics[metric]:.4f}, and "
+            f"{fixed[-1]:.4f} as it is followed over thresholds here)"
+        )
+    values = next(iter(logits[-1].arrays.values()))
+    scores = values.ndim == 2 and values.shape[1] == 1
+    if scores and tolerance is None:
+        tolerance = 0.1 * float(values.std())
+    arrays = [of.arrays for of in logits]
+    budgets = np.linspace(layers[0], layers[-1], _STEPS * (layers[-1] - layers[0]) + 1)
+    shown: list[tuple[Array, Array, Array]] = []
+    least, least_scores = [], []
+    for criterion in criteria:
+        sure = confidence(criterion, arrays, windows.n_tokens, tolerance or 0.0)
+        curve = exit_curve(sure, layers, outcomes)
+        near = np.flatnonzero(curve.scores >= fixed[-1] - WITHIN)
+        first = near[np.argmin(curve.layers[near])]
+        least.append(float(curve.layers[first]))
+        least_scores.append(float(curve.scores[first]))
+        at = points_of(curve, budgets)
+        sign = -1 if criterion == "entropy" else 1
+        limits = np.where(np.isinf(curve.thresholds[at]), np.nan, sign * curve.thresholds[at])
+        shown.append((limits, curve.layers[at], curve.scores[at]))
+    thresholds, mean_layers, found = (_padded(list(of)) for of in zip(*shown, strict=True))
+    trivial = trivial_score(metrics, metric)
+    return ExitsResult(
+        criteria=tuple(criteria),
+        thresholds=thresholds,
+        mean_layers=mean_layers,
+        scores=found,
+        least=np.array(least),
+        least_scores=np.array(least_scores),
+        layers=tuple(layers),
+        fixed=np.array(fixed),
+        weights=np.array(weights or [np.nan] * len(layers)),
+        metric=cast(Metric, metric),
+        trivial=None if trivial is None else float(trivial),
+        tolerance=tolerance if scores else None,
+        name=name,
+        n_windows=len(outcomes.item),
+        n_items=len(windows.items),
+    )
+
+
+def _padded(rows: Sequence[Array]) -> Array:
+    """(rows, longest), NaN behind the shorter ones."""
+    found = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row, values in zip(found, rows, strict=True):
+        row[: len(values)] = values
+    return found
+
+
+def run_exits(
+    workspace: Workspace,
+    tag: str,
+    *,
+    split: str = "dev",
+    criteria: Sequence[str] | None = None,
+    tolerance: float | None = None,
+    plot: Path | None = None,
+) -> ExitsResult:
+    """Score against layers, where windows leave a snapshot at the first layer that is sure enough.
+
+    What the output layers below the last say is computed from the stored hidden states that they
+    read; what the last one says, fine-tuning kept beside its scores. No encoder is run.
+
+    Args:
+        workspace: with the snapshot and the activations.
+        tag: the snapshot.
+        split: ``dev`` or ``tune``.
+        criteria: of `confidence.CRITERIA`; None is all that fit the task.
+        tolerance: scores that differ by less agree (regression); None is a tenth of the standard
+            deviation of what the last layer gives.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: the snapshot has no output layers below the last, a criterion does not fit the
+            task, a layer is not stored, or ``plot`` does not end in ``.svg``.
+        UnknownNameError: the hidden states that they read are not stored.
+        WorkspaceError: fine-tuning kept no answers of this split, or those of other weights.
+    """
+    info = read_snapshot_info(workspace.require_snapshot(tag))
+    found = [v for v in load_variants(info.finetune.variant) if isinstance(v, Exits)]
+    depth = workspace.config.model.num_hidden_layers
+    layers = tuple(at for of in found for at, weight in of.weights(depth).items() if weight)
+    if len(layers) < 2:
+        raise InputError(
+            f"snapshot {tag} of {workspace.root} has no trained output layer below its last: "
+            "`bertvision finetune --variant exits:all` in another --workspace makes such snapshots"
+        )
+    if split not in ("dev", "tune"):
+        raise InputError(f"--split {split}: what the last layer says is kept of dev and tune alone")
+    task, kind = load_task(info.task.name), head_kind(info.task.name)
+    scores = task.kind != "span" and task.outputs(info.task) == 1
+    chosen = fitting_criteria(criteria, scores=scores)
+    if tolerance is not None and not scores:
+        raise InputError(f"--tolerance {tolerance:g} is for scores, and {task.name} has none")
+    stored = head_activations(workspace, tag, kind, split)
+    stored.layer_positions(layers[:-1])
+
+    def measure() -> ExitsResult:
+        output_layers, weights = _output_layers(workspace, tag, found[0], kind)
+        windows = read_windows(workspace, tag, split)
+        full, threshold = _of_the_last(workspace, tag, split, windows, stored)
+        modules = [_Exit(output_layers, i, at, kind) for i, at in enumerate(layers[:-1])]
+        below = run_over(modules, task, stored, "32", f"exits {tag} {split}", layers=layers[:-1])
+        logits = [Logits(_in_order(arrays, stored, windows, task), windows) for arrays in below]
+        return measure_exits(
+            task,
+            [*logits, full],
+            layers,
+            chosen,
+            tolerance=tolerance,
+            threshold=threshold,
+            weights=[weights[at] for at in layers],
+            name=f"{tag}/{split}",
+        )
+
+    every = ",".join(fitting_criteria(None, scores=scores))
+    options = {
+        "criterion": Given(",".join(chosen), every, named="-".join(chosen)),
+        "tolerance": Given(tolerance, None, named=True),
+    }
+    job = Job(ExitsResult, (tag,), (split,), options, (stored,))
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+class _Exit(nn.Module):
+    """An output layer as a head: of packed hidden states.
+
+    Args:
+        exits: the output layers.
+        place: of its layer on the layer axis of what is read.
+        layer: its number.
+        kind: of the task.
+    """
+
+    def __init__(self, exits: ExitLayers, place: int, layer: int, kind: Kind) -> None:
+        super().__init__()
+        self.exits, self.place, self.layer, self.kind = exits, place, layer, kind
+
+    def forward(self, states: Tensor, lengths: Tensor) -> SpanOutput | ClassOutput:
+        """Logits of packed hidden states (tokens, layers, hidden), with lengths (batch,)."""
+        padded = pad_packed(states[:, self.place], lengths, fill=0.0)
+        return self.exits.forward(self.layer, padded, self.kind)
+
+
+def _output_layers(
+    workspace: Workspace, tag: str, variant: Exits, kind: Kind
+) -> tuple[ExitLayers, dict[int, float]]:
+    """The output layers that a snapshot keeps, and the weights of the losses by layer."""
+    config, folder = workspace.config, workspace.snapshot_dir(tag)
+    weights = variant.weights(config.model.num_hidden_layers)
+    *below, _ = weights
+    outputs = 2 if kind == "span" else load_task(config.task.name).outputs(config.task)
+    exits = ExitLayers(below, config.model.hidden_size, outputs, learned=variant.learned)
+    names = list(exits.state_dict())
+    held = weights_of(folder, [f"{NAME}.{name}" for name in names])
+    exits.load_state_dict({name: held[f"{NAME}.{name}"] for name in names})
+    if exits.scores is not None:
+        weights = dict(zip(weights, exits.scores.detach().softmax(0).tolist(), strict=True))
+    if isinstance(variant, ExitsDetached):
+        weights = dict.fromkeys(weights, float("nan"))
+    return exits.eval(), weights
+
+
+def _of_the_last(
+    workspace: Workspace, tag: str, split: str, windows: WindowIndex, stored: ActivationSplit
+) -> tuple[Logits, float | None]:
+    """What the last layer says, and the threshold of no answer that it answers with."""
+    folder, name = workspace.bert_dir(tag), f"{split}.safetensors"
+    kept = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
+    if kept.weights_sha256 != stored.record.provenance.get("weights_sha256"):
+        raise WorkspaceError(
+            f"{folder} has answers of other weights than {stored.name} was extracted with: "
+            f"`{BERT_COMMAND}` makes those, `bertvision extract --checkpoint {tag}` these"
+        )
+    logits = Logits.load(folder / name, windows, BERT_COMMAND, kept.sha256.get(name))
+    return logits, kept.rules["n-best"]["threshold"] if "n-best" in kept.rules else None
+
+
+def _in_order(
+    arrays: dict[str, npt.NDArray[np.float32]],
+    stored: ActivationSplit,
+    windows: WindowIndex,
+    task: Task,
+) -> dict[str, Any]:
+    """Logits in the order of the data, out of the stored one."""
+    lengths = stored.plan.n_tokens.astype(np.int64)
+    place = np.argsort(stored.plan.example_id, kind="stable")
+    same = len(place) == len(windows.n_tokens)
+    if task.kind == "span":
+        same = same and np.array_equal(lengths[place], windows.n_tokens)
+        first = np.cumsum(lengths) - lengths
+        tokens = [np.arange(first[at], first[at] + lengths[at]) for at in place]
+        place = np.concatenate(tokens)
+    if not same:
+        raise ProvenanceError(
+            f"{stored.name} holds other windows than the data make now: extract it again, in "
+            "another --store"
+        )
+    return {name: values[place] for name, values in arrays.items()}

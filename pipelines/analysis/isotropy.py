@@ -1,0 +1,661 @@
+"""What the moments of vectors say of how they spread: variance, correlation, outlier channels.
+
+What `isotropy` gives back: how tokens and [CLS] spread in each layer of some snapshots.
+
+Isotropy of the hidden states of each layer: do vectors spread over all directions, or few?
+
+Mean cosine of two different vectors (Ethayarajh 2019), share of the variance that the first
+principal components explain, isotropy by the partition function and after the correction of Mu &
+Viswanath (2018), the statistics of [CLS] of Zhou et al. (2021), outlier channels, and the channel
+that adds most to the mean cosine (Timkey & van Schijndel 2021).
+
+Two passes over the blocks: moments, then projections on the directions that these give.
+
+Geometry of the hidden states that a workspace stores, and under which name it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+from numpy.typing import NDArray
+
+from bertvision.errors import InputError
+from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.analysis.channel_partition import Bases, Partition, merged
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.reduce import (
+    Blocks,
+    aligned_blocks,
+    check_finite,
+    chosen_blocks,
+    hold,
+    sampled_rows,
+    tree_reduce,
+)
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.sides import check_layers
+from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
+from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.workspace import Workspace
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""What is told of the channels of a layer: the least, the quartiles, the largest."""
+
+
+class Spread(NamedTuple):
+    """How the vectors of each layer spread; NaN where they do not vary.
+
+    Attributes:
+        explained_variance: (layers, components) share of the variance in the first k principal
+            components; k / hidden of white vectors.
+        mean_share: (layers,) squared length of the mean vector, as a part of the vectors' mean
+            squared length.
+        sd: (layers, quantiles) of the channels' standard deviations σ_j.
+        gamma: (layers, quantiles) of the channels' γ_j = mean over k of ρ_jk²; 1 / hidden of white
+            vectors, 1 where all channels say the same.
+        mean_correlation: (layers,) mean of the absolute correlations |ρ_jk| of two channels.
+        dominant: (layers,) the least part of the channels that holds half of the variance; 0.5
+            where all vary alike.
+    """
+
+    explained_variance: Array
+    mean_share: Array
+    sd: Array
+    gamma: Array
+    mean_correlation: Array
+    dominant: Array
+
+    @classmethod
+    def of(cls, moments: Moments, variances: Array, components: Sequence[int]) -> Spread:
+        """The spread of vectors with these moments.
+
+        The statistics are those that Zhou et al. (2021), *IsoBN: Fine-Tuning BERT with Isotropic
+        Batch Normalization*, section 3, take of [CLS].
+
+        Args:
+            moments: with covariances.
+            variances: (layers, hidden) of the principal components, falling.
+            components: numbers of principal components.
+        """
+        layers = zip(moments.mean, moments.covariance(), variances, strict=True)
+        found = map_here(lambda of: _layer(*of, components), list(layers))
+        return cls(*(np.array(column) for column in zip(*found, strict=True)))
+
+
+class Rounding(NamedTuple):
+    """What an encoding's rounding adds to the variance of each channel.
+
+    Attributes:
+        variance: (layers, hidden) of a quantised encoding, or 0.
+        relative: Root mean square error of a float encoding, as a part of the value.
+    """
+
+    variance: Array | float = 0.0
+    relative: float = 0.0
+
+    def share(self, moments: Moments) -> Array:
+        """Part of the variance that is rounding, (layers,), at most 1; NaN where nothing varies.
+
+        The larger of two: of the variance in all channels, and of that in the median channel, which
+        a few channels with most of the variance would hide.
+
+        Args:
+            moments: Moments of the decoded vectors.
+        """
+        variance = moments.variance()
+        rounding = self.variance + self.relative**2 * (variance + moments.mean**2)
+        shares = []
+        for of_layer, total in zip(rounding, variance, strict=True):
+            varies = total > 0  # a channel that does not has nothing to hide
+            if not varies.any():
+                shares.append(np.nan)
+                continue
+            whole = of_layer.sum() / total.sum()
+            shares.append(max(whole, np.median(of_layer[varies] / total[varies])))
+        return np.clip(shares, None, 1.0)
+
+
+def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
+    """By layer the channels whose mean or standard deviation is far from that of the others.
+
+    Args:
+        moments: of the vectors.
+        outlier_sd: how many standard deviations over the channels are far.
+    """
+    far = np.zeros(moments.mean.shape, dtype=bool)
+    for statistic in (moments.mean, np.sqrt(moments.variance())):
+        centred = statistic - statistic.mean(axis=1, keepdims=True)
+        far |= np.abs(centred) > outlier_sd * centred.std(axis=1, keepdims=True)
+    return [np.flatnonzero(layer).tolist() for layer in far]
+
+
+def _layer(
+    mean: Array, covariance: Array, variances: Array, components: Sequence[int]
+) -> tuple[object, ...]:
+    variance = covariance.diagonal()
+    total, length = variance.sum(), variance.sum() + mean @ mean
+    share = mean @ mean / length if length > 0 else np.nan
+    if not total > 0:
+        none = np.full(len(QUANTILES), np.nan)
+        return np.full(len(components), np.nan), share, none, none, np.nan, np.nan
+    held = np.cumsum(variances.clip(min=0))
+    explained = held[np.array(components) - 1] / held[-1]
+    sd = np.sqrt(variance)
+    varies = sd > 0  # a channel that does not has no correlation
+    rho = covariance[np.ix_(varies, varies)] / np.outer(sd[varies], sd[varies])
+    k = len(rho)
+    apart = (np.abs(rho).sum() - np.trace(rho)) / (k * (k - 1)) if k > 1 else np.nan
+    largest = np.cumsum(np.sort(variance)[::-1])
+    half = (np.searchsorted(largest, 0.5 * total) + 1) / len(variance)
+    gamma = np.quantile((rho**2).mean(axis=1), QUANTILES)
+    return explained, share, np.quantile(sd, QUANTILES), gamma, apart, half
+
+
+PLACE = ("snapshots", "sets", "layers")
+OfLayers = Annotated[Array, Axes.of(*PLACE)]
+OfChannels = Annotated[Array, Axes.of(*PLACE, "quantiles")]
+Counts = Annotated[tuple[tuple[Count, ...], ...], Axes.of("snapshots", "sets")]
+ROUNDED = 0.05
+"""Part of the variance that may be rounding: below it what is said of variances and correlations
+differs from float32 by about as much, above it by anything."""
+_SHOWN = 8
+"""Outlier channels of a layer that a table names."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IsotropyResult(AnalysisResult):
+    """Isotropy of each layer of snapshots, of all tokens and of [CLS].
+
+    Attributes:
+        mean_cosine: (snapshots, sets, layers) mean cosine of all pairs of different vectors, exact.
+        mean_norm: mean Euclidean norm of a vector.
+        mean_share: squared length of the mean vector, as a part of the mean squared length.
+        components: the numbers of principal components asked for.
+        explained_variance: (snapshots, sets, layers, components) share of the variance in the first
+            k components; NaN where a layer does not vary.
+        log_ratio: log I of Mu & Viswanath, 0 at most; see `partition`.
+        removed: components that are taken out for the next two, beside the mean.
+        corrected_cosine: mean cosine after that.
+        corrected_ratio: log I after that.
+        quantiles: which of them the next two have.
+        sd: (snapshots, sets, layers, quantiles) of the channels' standard deviations.
+        gamma: the same of the channels' γ; see `spread`.
+        mean_correlation: mean absolute correlation of two channels.
+        dominant: least part of the channels that holds half of the variance.
+        top_channel: the channel that adds most to the mean cosine.
+        top_cosine: what it adds to the mean cosine.
+        outlier_channels: the channels whose mean or standard deviation lies more than
+            ``outlier_sd`` standard deviations (over the channels of the layer) from the average.
+        outlier_sd: that threshold.
+        rounding: (snapshots, sets, layers) part of the variance that is rounding of the store's
+            encoding; NaN where nothing varies.
+        snapshots: names of the snapshots.
+        sets: which vectors: ``tokens``, ``[CLS]``.
+        name: what they are of, for titles.
+        layers: layer numbers (0 = embedding output).
+        n_vectors: (snapshots, sets) vectors that entered.
+        n_available: (snapshots, sets) vectors that there are.
+        seed: of the samples.
+    """
+
+    kind = "isotropy"
+    heading = "Isotropy: how tokens spread"
+    caption = (
+        "Isotropy by layer: cosines, the share of the mean vector, variance in the first principal "
+        "components, correlation of channels, outlier channels"
+    )
+    reading = (
+        "Mean cosine: of all pairs of different vectors, near 0 where they spread over all "
+        "directions. Its part: what the top channel alone adds to it. Mean's share: of the squared "
+        "length, what all vectors have in common. EV k: share of the variance that the first k "
+        "principal components explain. log I: least over largest partition function, 0 where no "
+        "direction differs from another; corrected: without the mean and the first components. "
+        "Half: share of the channels that holds half of the variance, 0.5 where all vary alike. "
+        "|ρ|: mean absolute correlation of two channels; γ: mean squared one of the most entangled "
+        "channel with all. Outliers: + and − are to the snapshot before. "
+        "Rounding: part of the variance that is rounding of the store's encoding."
+    )
+    seen = (
+        "Panels over the layers, tokens beside [CLS]: cosine, correlation, isotropy, variance, "
+        "norm, outlier channels; a line for each snapshot."
+    )
+
+    mean_cosine: OfLayers
+    mean_norm: OfLayers
+    mean_share: OfLayers
+    components: tuple[Count, ...]
+    explained_variance: Annotated[Array, Axes.of(*PLACE, "components")]
+    log_ratio: OfLayers
+    removed: Count
+    corrected_cosine: OfLayers
+    corrected_ratio: OfLayers
+    quantiles: tuple[float, ...]
+    sd: OfChannels
+    gamma: OfChannels
+    mean_correlation: OfLayers
+    dominant: OfLayers
+    top_channel: Annotated[tuple[tuple[tuple[Count, ...], ...], ...], Axes.of(*PLACE)]
+    top_cosine: OfLayers
+    outlier_channels: Annotated[
+        tuple[tuple[tuple[tuple[Count, ...], ...], ...], ...], Axes.of(*PLACE)
+    ]
+    outlier_sd: float
+    rounding: OfLayers
+    snapshots: Names
+    sets: Names
+    name: str
+    layers: Numbers
+    n_vectors: Counts
+    n_available: Counts
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        held = [f"{n:,} {name}" for n, name in zip(self.n_vectors[0], self.sets, strict=True)]
+        return f"Isotropy, {', '.join(self.snapshots)}, {self.name}, {' and '.join(held)}"
+
+    def moved(self, snapshot: int, of: int, layer: int) -> tuple[list[int], list[int]]:
+        """Outlier channels that are new, and that are gone, since the snapshot before.
+
+        Args:
+            snapshot: its place; of the first nothing has moved.
+            of: place of the set.
+            layer: its place.
+        """
+        if snapshot == 0:
+            return [], []
+        now, before = (set(self.outlier_channels[k][of][layer]) for k in (snapshot, snapshot - 1))
+        return sorted(now - before), sorted(before - now)
+
+    def is_rounded(self, snapshot: int, of: int, layer: int) -> bool:
+        """Whether rounding is more than `ROUNDED` of the variance of a set in a layer.
+
+        Args:
+            snapshot: Place of the snapshot.
+            of: Place of the set.
+            layer: Place of the layer.
+        """
+        return bool(self.rounding[snapshot, of, layer] > ROUNDED)
+
+    def remarks(self) -> list[str]:
+        """Layers in which the store's encoding hides how vectors vary."""
+        hidden: dict[str, list[str]] = {}
+        for k, j, i in self._places():
+            if self.is_rounded(k, j, i):
+                where = f"{self.sets[j]} of {self.snapshots[k]}"
+                hidden.setdefault(where, []).append(str(self.layers[i]))
+        if not hidden:
+            return []
+        where = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in hidden.items())
+        return [
+            "* Rounding of the stored values is more than 5 % of the variance here, so that EV, σ, "
+            "half, |ρ|, γ, outliers and what is corrected say nothing of the model (norms, cosines "
+            f"and log I do). Layers of {where}. Extract with --encoding float32 into another "
+            "--store to measure them.",
+        ]
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        for k in range(len(self.snapshots)):
+            for j in range(len(self.sets)):
+                yield from ((k, j, i) for i in range(len(self.layers)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each snapshot, set and layer, as ``--csv`` writes them; NaN becomes None."""
+        values, found = self.to_json(), []
+        plain = [name for name in _OF_LAYERS if name != "outlier_channels"]
+        for k, j, i in self._places():
+            row = {"snapshot": self.snapshots[k], "set": self.sets[j], "layer": self.layers[i]}
+            row |= {name: values[name][k][j][i] for name in plain}
+            shares = zip(self.components, values["explained_variance"][k][j][i], strict=True)
+            row |= {f"explained_variance_{c}": share for c, share in shares}
+            for name in ("sd", "gamma"):
+                parts = zip(self.quantiles, values[name][k][j][i], strict=True)
+                row |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": value for q, value in parts}
+            new, gone = self.moved(k, j, i)
+            row["is_rounded"] = self.is_rounded(k, j, i)
+            row["outlier_channels"] = values["outlier_channels"][k][j][i]
+            found.append(row | {"new_outliers": new, "gone_outliers": gone})
+        return found
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows, with the number of outlier channels, and the first of them as a text."""
+        found = []
+        for row in self.rows():
+            channels, moved = row["outlier_channels"], row["new_outliers"]
+            text = [f"+{c}" if c in moved else str(c) for c in channels[:_SHOWN]]
+            text += ["…"] * (len(channels) > _SHOWN)
+            text += [f"−{c}" for c in row["gone_outliers"][:_SHOWN]]
+            text += ["…"] * (len(row["gone_outliers"]) > _SHOWN)
+            layer = f"{row['layer']}*" if row["is_rounded"] else row["layer"]
+            counted = {"outliers": len(channels), "channels": " ".join(text) or None}
+            found.append(row | counted | {"layer": layer})
+        return found
+
+    def columns(self) -> list[Column]:
+        """The outlier channels of a layer stand last, because there may be many."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("snapshot", "snapshot", "text"),
+            Column("set", "of", "text"),
+            *self._measures(),
+        ]
+
+    def _measures(self) -> list[Column]:
+        return [
+            Column("mean_norm", "mean norm", digits=2),
+            Column("mean_cosine", "mean cosine", digits=3),
+            Column("top_channel", "top channel", "text"),
+            Column("top_cosine", "its part", digits=3),
+            Column("mean_share", "mean's share", digits=3),
+            *(Column(f"explained_variance_{k}", f"EV {k}", digits=3) for k in self.components),
+            Column("log_ratio", "log I", digits=2),
+            Column("corrected_cosine", "corrected cosine", digits=3),
+            Column("corrected_ratio", "corrected log I", digits=2),
+            Column("sd_median", "median σ", digits=3),
+            Column("sd_largest", "largest σ", digits=3),
+            Column("dominant", "half", digits=3),
+            Column("mean_correlation", "|ρ|", digits=3),
+            Column("gamma_largest", "largest γ", digits=3),
+            Column("rounding", "rounding", digits=4),
+            Column("outliers", "outliers", "count"),
+            Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
+        ]
+
+    def table(self) -> str:
+        """Text for a terminal: a table for each snapshot and set, what does not fit below."""
+        parts, rows = [self.title()], self.shown()
+        columns = [Column("layer", "layer", "text"), *self._measures()]
+        for snapshot in self.snapshots:
+            for name in self.sets:
+                of = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
+                lines = [[column.text(row) for column in columns] for row in of]
+                text = format_table([column.label for column in columns], lines, stacked=True)
+                parts.append(f"{snapshot}, {name}\n{text}")
+        return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each snapshot and set."""
+        rows, told = self.rows(), dict(_PLOTTED)
+        told |= {
+            f"explained_variance_{k}": f"share of the variance in {k} principal components"
+            for k in self.components
+        }
+        charts: dict[str, Chart] = {
+            key: curves(rows, key, label, by=["snapshot", "set"]) for key, label in told.items()
+        }
+        return charts | {"outlier_channels": self._outliers()}
+
+    def drawn(self) -> list[Chart]:
+        """Six panels over the layers, the variance that the most components explain among them."""
+        last = max(self.components, default=None)
+        variance = "mean_share" if last is None else f"explained_variance_{last}"
+        keys = ["mean_cosine", "mean_correlation", "log_ratio", variance, "mean_norm"]
+        charts = self.charts()
+        return [charts[key] for key in [*keys, "outlier_channels"]]
+
+    def _outliers(self) -> Curves:
+        """A point for every outlier channel of a layer; one that recurs makes a horizontal row."""
+        many = len(self.snapshots) * len(self.sets)
+        series: dict[str, Series] = {}
+        for number in range(many):
+            k, j = divmod(number, len(self.sets))
+            at = [
+                (layer, channel)
+                for layer, channels in zip(self.layers, self.outlier_channels[k][j], strict=True)
+                for channel in channels
+            ]
+            name = f"{self.snapshots[k]}, {self.sets[j]}"
+            aside = min(0.2, 0.5 / many) * (number - (many - 1) / 2)  # beside each other
+            places = [layer + aside for layer, _ in at]
+            tips = [f"channel {channel} in layer {layer}, {name}" for layer, channel in at]
+            values = [float(channel) for _, channel in at]
+            series[name] = Series(places, values, look="points", tips=tips)
+        label = f"outlier channel (> {self.outlier_sd:g} sd)"
+        none = "" if any(of.values for of in series.values()) else "none"
+        return Curves(LAYER, label, series, title=none and f"{label}: none")
+
+
+_PLOTTED = {
+    "mean_cosine": "mean cosine of two vectors",
+    "mean_correlation": "mean |correlation| of two channels",
+    "log_ratio": "isotropy log I (0 at most)",
+    "mean_share": "share of the squared length in the mean",
+    "mean_norm": "mean Euclidean norm",
+    "corrected_cosine": "mean cosine, corrected",
+    "corrected_ratio": "isotropy log I, corrected",
+}
+_OF_LAYERS = (
+    *("mean_norm", "mean_cosine", "top_channel", "top_cosine", "mean_share", "log_ratio"),
+    *("corrected_cosine", "corrected_ratio", "dominant", "mean_correlation", "rounding"),
+)
+_NAMES = dict(
+    zip(QUANTILES, ("least", "first_quartile", "median", "third_quartile", "largest"), strict=True)
+)
+
+
+Rows = NDArray[np.int64]
+
+ROWS = 2048
+"""Vectors of a block: partial results hold covariances, and are worth so many."""
+
+
+class _Measured(NamedTuple):
+    """What the passes over a set of vectors give."""
+
+    moments: Moments
+    spread: Spread
+    partition: Partition
+
+
+def isotropy(
+    snapshots: Mapping[str, da.Array],
+    *,
+    first: Mapping[str, Rows] | None = None,
+    components: Sequence[int] = (1, 3, 10),
+    outlier_sd: float = 6.0,
+    max_tokens: int | None = 20_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    name: str = "x",
+    layers: Sequence[int] | None = None,
+    rounding: Mapping[str, Sequence[Rounding]] | None = None,
+) -> IsotropyResult:
+    """Isotropy of every layer of snapshots, of their tokens and of [CLS].
+
+    Costs vectors · layers · hidden² operations in float64 and 4 times as many in the type of the
+    activations for each snapshot and set, and two eigenvalue problems of hidden size for each
+    layer; a partial result holds the covariances, layers · hidden² · 8 bytes.
+
+    Args:
+        snapshots: by name (token, layer, hidden) float32 activations, chunked along the tokens, all
+            of the same layers.
+        first: by snapshot the rows of [CLS], which are then measured apart too.
+        components: how many first principal components to sum the explained variance over.
+        outlier_sd: threshold of the outlier channels. Kovaleva et al. (2021) take 3 for the
+            parameters of the output LayerNorm; Bondarenko et al. (2021) take 6 for activations.
+        max_tokens: size of the uniform sample of each set; None takes all.
+        seed: of the samples.
+        scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
+        name: what they are of, for titles.
+        layers: layer numbers; 0, 1, … by default.
+        rounding: By snapshot what the encoding adds to the variance of tokens, and of [CLS]; by
+            default nothing.
+
+    Raises:
+        InputError: fewer than two vectors, or an option is out of range.
+        NonFiniteError: NaN or infinity in the activations.
+    """
+    x = next(iter(snapshots.values()))
+    hidden = x.shape[-1]
+    if not components or not all(1 <= k <= hidden for k in components):
+        raise InputError(
+            f"components are {list(components)}; give numbers from 1 to the hidden size {hidden}"
+        )
+    if not outlier_sd > 0:
+        raise InputError(f"outlier_sd is {outlier_sd}; give a number above 0, such as 6")
+    if max_tokens is not None and max_tokens < 2:
+        raise InputError(f"max_tokens is {max_tokens}; give at least 2, or None for all tokens")
+    found: list[list[_Measured]] = []
+    with use_scheduler(scheduler, "isotropy"):
+        for snapshot, states in snapshots.items():
+            rows = [np.arange(states.shape[0]), *([first[snapshot]] if first else [])]
+            sets = _blocks(states, rows, max_tokens, seed)
+            found.append([_measured(blocks, states, components) for blocks in sets])
+
+    def each(value: Any) -> Array:
+        return np.array([[value(of) for of in sets] for sets in found])
+
+    shares = [
+        [
+            (rounding[tag][j] if rounding else Rounding()).share(of.moments)
+            for j, of in enumerate(sets)
+        ]
+        for tag, sets in zip(snapshots, found, strict=True)
+    ]
+    # what does not vary has nothing left when its mean is taken out, but rounding errors
+    varies = np.isfinite(each(lambda of: of.spread.mean_correlation))
+    cosines = [[of.moments.cosine_by_channel() for of in sets] for sets in found]
+    by_channel = np.array(cosines)
+    top = by_channel.argmax(axis=-1)
+    bases_removed = hidden - found[0][0].partition.sum_unit.shape[1]
+    return IsotropyResult(
+        mean_cosine=by_channel.sum(axis=-1),
+        mean_norm=each(lambda of: of.moments.sum_norm / of.moments.n),
+        mean_share=each(lambda of: of.spread.mean_share),
+        components=tuple(components),
+        explained_variance=each(lambda of: of.spread.explained_variance),
+        log_ratio=each(lambda of: of.partition.log_ratio()),
+        removed=bases_removed,
+        corrected_cosine=np.where(varies, each(lambda of: of.partition.corrected_cosine()), np.nan),
+        corrected_ratio=np.where(varies, each(lambda of: of.partition.corrected_ratio()), np.nan),
+        quantiles=QUANTILES,
+        sd=each(lambda of: of.spread.sd),
+        gamma=each(lambda of: of.spread.gamma),
+        mean_correlation=each(lambda of: of.spread.mean_correlation),
+        dominant=each(lambda of: of.spread.dominant),
+        top_channel=_tuples(top.tolist()),
+        top_cosine=np.take_along_axis(by_channel, top[..., None], axis=-1)[..., 0],
+        outlier_channels=_tuples(
+            [[outlier_channels(of.moments, outlier_sd) for of in sets] for sets in found]
+        ),
+        outlier_sd=outlier_sd,
+        rounding=np.array(shares),
+        snapshots=tuple(snapshots),
+        sets=("tokens", "[CLS]") if first else ("tokens",),
+        name=name,
+        layers=tuple(range(x.shape[1]) if layers is None else layers),
+        n_vectors=tuple(tuple(of.moments.n for of in sets) for sets in found),
+        n_available=tuple(
+            (states.shape[0], *([len(first[snapshot])] if first else []))
+            for snapshot, states in snapshots.items()
+        ),
+        seed=seed,
+    )
+
+
+def _blocks(
+    states: da.Array, rows: Sequence[Rows], max_tokens: int | None, seed: int
+) -> list[Blocks]:
+    """The blocks of each set: what is sampled is read once for all and held, else streamed."""
+    sampled = [of[sampled_rows(len(of), max_tokens, seed)] for of in rows]
+    whole = aligned_blocks((states,), ROWS)
+    parts = [
+        whole if len(of) == states.shape[0] else chosen_blocks((states,), [of], ROWS)
+        for of in sampled
+    ]
+    held = iter(hold(*(part for part in parts if part is not whole)))
+    return [part if part is whole else next(held) for part in parts]
+
+
+def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _Measured:
+    leaf = partial(_moments, shape=states.shape[1:])
+    moments = compute(tree_reduce(blocks, leaf, Moments.merge))
+    if moments.n < 2:
+        raise InputError("isotropy compares vectors; there is only one")
+    check_finite(moments.m2)
+    bases = Bases.of(moments, np.result_type(states.dtype, np.float32))
+    shared = delayed(bases)  # one object in the graph, not one in each task
+    partition = compute(tree_reduce([(*block, shared) for block in blocks], Partition.of, merged))
+    return _Measured(moments, Spread.of(moments, bases.variances, components), partition)
+
+
+def _moments(block: Block, shape: tuple[int, int]) -> Moments:
+    moments = Moments.empty(*shape, covariance=True)
+    moments.add(block)
+    return moments
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def run_isotropy(
+    workspace: Workspace,
+    tags: Sequence[str],
+    *,
+    split: str = "dev",
+    max_tokens: int | None = 20_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> IsotropyResult:
+    """Isotropy of every layer of snapshots, on the tokens and the [CLS] of one split.
+
+    Args:
+        workspace: with the activations.
+        tags: the snapshots, in the order in which they are compared.
+        split: of each.
+        max_tokens: use a seeded sample of at most so many tokens; None uses all.
+        seed: of the sample.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``.
+        ProvenanceError: the snapshots do not hold the same layers.
+    """
+    splits = [workspace.split(tag, split).require_complete() for tag in tags]
+    check_layers(splits)
+
+    def measure() -> IsotropyResult:
+        # where windows are one vector each, these are all there is
+        pooled = all(of.record.tokens == of.record.examples for of in splits)
+        lengths = {str(of.tag): of.plan.n_tokens.astype(np.int64) for of in splits}
+        first = {tag: np.cumsum(n) - n for tag, n in lengths.items()}
+        sets = [False] if pooled else [False, True]
+        return isotropy(
+            {str(of.tag): of.dask() for of in splits},
+            first=None if pooled else first,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            name=split,
+            layers=splits[0].record.layers,
+            rounding={str(of.tag): [_rounding(of, first=each) for each in sets] for of in splits},
+        )
+
+    options = {"max_tokens": Given(max_tokens, 20_000), "seed": Given(seed, 0)}
+    job = Job(IsotropyResult, tags, (split,), options, splits, tags_between=",")
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def _rounding(split: ActivationSplit, *, first: bool) -> Rounding:
+    """What the encoding of a split adds to the variance of its tokens, or of its first ones."""
+    variance = split.rounding_variance(first=first)
+    if variance is None:
+        return Rounding(relative=RELATIVE_ROUNDING[split.encoding.name])
+    return Rounding(variance)

@@ -1,0 +1,500 @@
+"""What tells groups of vectors apart, before and after each group is moved to the same centre.
+
+Libovický, Rosa and Fraser (2019), *How Language-Neutral is Multilingual BERT?* (arXiv:1911.03310):
+a language's states are those of all languages moved by a vector of its own, so that taking away
+the mean of each language (centring) leaves what they have in common.
+
+How far languages, or any groups of texts, lie apart, as it is read.
+
+Languages, or any groups of texts, by layer: how well they are told apart, as centring leaves it.
+
+See `apart` for the measures and their source. Centres are those of the training half wherever a
+classifier is scored on the other half.
+
+Groups of a workspace's data sets: whose texts they are, and under which name they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.extraction.features import ensure_features
+from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.workspace.dataset import Dataset
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Vectors = npt.NDArray[np.floating]
+Groups = npt.NDArray[np.int64]
+
+
+def centroids(x: Vectors, groups: Groups, count: int) -> npt.NDArray[np.float64]:
+    """The mean vector of each group, (groups, hidden) float64.
+
+    Args:
+        x: (texts, hidden)
+        groups: (texts,) number of each text's group; every group has a text.
+        count: of groups.
+    """
+    return np.stack([x[groups == g].mean(axis=0, dtype=np.float64) for g in range(count)])
+
+
+def between_share(x: Vectors, groups: Groups, count: int) -> float:
+    """Share of the variance that lies between groups, η²: 0 where all have one centre, 1 at most.
+
+    Args:
+        x: (texts, hidden)
+        groups: (texts,)
+        count: of groups.
+
+    Returns:
+        Sum of squares between centroids over that of all texts; NaN where texts do not vary.
+    """
+    means = centroids(x, groups, count)
+    centre = x.mean(axis=0, dtype=np.float64)
+    sizes = np.bincount(groups, minlength=count)
+    between = float((sizes * ((means - centre) ** 2).sum(axis=1)).sum())
+    total = float(((x - centre) ** 2).sum(dtype=np.float64))
+    return between / total if total > 0 else float("nan")
+
+
+def v_measure(x: Vectors, groups: Groups, count: int, seed: int) -> float:
+    """How well clusters of the vectors are the groups, from 0 (as chance) to 1.
+
+    V-measure (Rosenberg & Hirschberg 2007): harmonic mean of homogeneity and completeness, of
+    k-means with as many clusters as groups, the best of ten starts.
+
+    Args:
+        x: (texts, hidden)
+        groups: (texts,)
+        count: of groups.
+        seed: of the starts.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import v_measure_score
+
+    found = KMeans(count, n_init=10, random_state=seed).fit_predict(x)
+    return float(v_measure_score(groups, found))
+
+
+def identified(x: Vectors, groups: Groups, train: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether a linear classifier names the group of texts that it was not trained on.
+
+    Logistic regression on features of mean 0 and deviation 1 over the training texts.
+
+    Args:
+        x: (texts, hidden)
+        groups: (texts,)
+        train: (texts,) which of them it is trained on.
+
+    Returns:
+        (other texts,) in their order.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200))
+    model.fit(x[train], groups[train])
+    right: npt.NDArray[np.bool_] = model.predict(x[~train]) == groups[~train]
+    return right
+
+
+def retrieved(x: Vectors, groups: Groups, count: int) -> float:
+    """How often the nearest text of another group, by cosine, is the translation.
+
+    The n-th text of each group is the translation of the n-th of every other.
+
+    Args:
+        x: (texts, hidden)
+        groups: (texts,) as many of each.
+        count: of groups.
+
+    Returns:
+        Mean over the ordered pairs of groups, and their texts.
+    """
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    each = [unit[groups == g] for g in range(count)]
+    shares = [
+        float(((each[a] @ each[b].T).argmax(axis=1) == np.arange(len(each[a]))).mean())
+        for a in range(count)
+        for b in range(count)
+        if a != b
+    ]
+    return float(np.mean(shares))
+
+
+OfLayers = Annotated[Array, Axes.of("layers")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LanguagesResult(AnalysisResult):
+    """How far groups of texts lie apart in each layer.
+
+    Attributes:
+        between: (layers,) share of the variance that lies between groups.
+        cosine: (layers, groups, groups) cosines between the centroids of groups.
+        identified: (layers,) accuracy of a linear classifier on the other half of the texts.
+        identified_centred: (layers,) the same, after each group is moved to the same centre.
+        clusters: (layers,) V-measure of k-means.
+        clusters_centred: (layers,) the same, centred.
+        retrieved: (layers,) how often the nearest text of another group is the translation; NaN
+            where texts are no translations.
+        retrieved_centred: (layers,) the same, centred.
+        majority: accuracy of always naming the largest group.
+        groups: their names.
+        sizes: (groups,) texts of each.
+        name: what was measured, for titles.
+        layers: layer numbers (0 = embedding output).
+        n_scored: texts that the classifier was scored on.
+        seed: of the sample, the halves and the starts of k-means.
+    """
+
+    kind = "languages"
+    heading = "How far languages, or other groups of texts, lie apart"
+    caption = "Groups of texts by layer: told apart as they are, and after centring"
+    reading = (
+        "Between: share of the variance that lies between groups. Identified: accuracy of a linear "
+        "classifier on texts that it was not trained on. Clusters: V-measure of k-means with as "
+        "many clusters as groups. Centred: after the mean of each group is taken away, which "
+        "leaves what groups have in common; a linear classifier then has nothing to go on, and "
+        "comes to the share of the largest group."
+    )
+    seen = (
+        "How well groups are told apart, as they are and centred; retrieval; and the share of the "
+        "variance that lies between groups."
+    )
+
+    between: OfLayers
+    cosine: Annotated[Array, Axes.of("layers", "groups", "groups")]
+    identified: OfLayers
+    identified_centred: OfLayers
+    clusters: OfLayers
+    clusters_centred: OfLayers
+    retrieved: OfLayers
+    retrieved_centred: OfLayers
+    majority: float
+    groups: Names
+    sizes: Annotated[tuple[Count, ...], Axes.of("groups")]
+    name: str
+    layers: Numbers
+    n_scored: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        of = ", ".join(f"{g} ({n:,})" for g, n in zip(self.groups, self.sizes, strict=True))
+        return f"Groups of texts, {self.name}: {of}"
+
+    @property
+    def _translated(self) -> bool:
+        return bool(np.isfinite(self.retrieved).any())
+
+    def columns(self) -> list[Column]:
+        """Columns for a layer; retrieval where there are translations."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("between", "between", digits=3),
+            Column("identified", "identified", digits=3),
+            Column("identified_centred", "centred", digits=3),
+            Column("clusters", "clusters", digits=3),
+            Column("clusters_centred", "centred", digits=3),
+            *(
+                [
+                    Column("retrieved", "retrieved", digits=3),
+                    Column("retrieved_centred", "centred", digits=3),
+                ]
+                if self._translated
+                else []
+            ),
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, with the cosines of every two centroids."""
+        values = self.to_json()
+        keys = ["between", "identified", "identified_centred", "clusters", "clusters_centred"]
+        keys += ["retrieved", "retrieved_centred"]
+        return [
+            {
+                "name": self.name,
+                "layer": layer,
+                **{key: values[key][i] for key in keys},
+                **{
+                    f"cosine {self.groups[a]} {self.groups[b]}": values["cosine"][i][a][b]
+                    for a in range(len(self.groups))
+                    for b in range(a)
+                },
+            }
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def remarks(self) -> list[str]:
+        """What chance gives."""
+        return [
+            f"Always naming the largest group is right on {100 * self.majority:.1f} % of the "
+            f"{self.n_scored:,} texts that classifiers were scored on."
+        ]
+
+    def charts(self) -> dict[str, Chart]:
+        """Each measure as it is beside the same, centred; retrieval where it was measured."""
+        told = {"identified": "accuracy (share)", "clusters": "V-measure of k-means"}
+        told |= {"retrieved": "translations found (share)"} if self._translated else {}
+        rows = self.rows()
+        both = {
+            key: [
+                {"layer": row["layer"], "texts": how, key: row[f"{key}{end}"]}
+                for how, end in (("as they are", ""), ("centred", "_centred"))
+                for row in rows
+            ]
+            for key in told
+        }
+        levels = {"identified": {"largest group": self.majority}}
+        found: dict[str, Chart] = {
+            key: curves(both[key], key, label, by=["texts"], levels=levels.get(key))
+            for key, label in told.items()
+        }
+        found["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
+        return found
+
+
+FEWEST = 10
+"""Texts that every group must have."""
+Read = Callable[[int], npt.NDArray[np.float32]]
+"""Layer → (texts, hidden) pooled vectors."""
+
+
+def languages(
+    read: Read,
+    groups: Sequence[npt.NDArray[np.int64]],
+    names: Sequence[str],
+    *,
+    layers: Sequence[int],
+    translations: bool = False,
+    seed: int = 0,
+    name: str = "x",
+) -> LanguagesResult:
+    """Measure how far groups of texts lie apart in each layer.
+
+    One layer is in memory at a time. Half of the texts of each group, seeded, train the linear
+    classifier and give the centres for the other half; clusters and retrieval are of all texts.
+
+    Args:
+        read: gives the vectors of a layer.
+        groups: for each group, (its texts,) rows of these vectors.
+        names: of the groups.
+        layers: numbers of the layers.
+        translations: whether the n-th text of each group says the same as the n-th of all others.
+        seed: of halves and starts.
+        name: what it is of, for titles.
+
+    Raises:
+        InputError: fewer than two groups, too few texts in one, or translations that are not as
+            many in each.
+    """
+    sizes = [len(rows) for rows in groups]
+    check_groups(names, sizes, translations=translations)
+    count, order = len(groups), np.concatenate(groups)
+    label = np.repeat(np.arange(count), sizes)
+    random = np.random.default_rng(seed)
+    train = np.zeros(len(order), bool)
+    for g in range(count):
+        mine = np.flatnonzero(label == g)
+        train[random.permutation(mine)[: len(mine) // 2]] = True
+    found: dict[str, list[Any]] = {}
+    with progress(len(layers), f"groups of {name}", "layer") as bar:
+        for layer in layers:
+            x = read(layer)[order]
+            if not np.isfinite(x).all():
+                raise InputError(f"layer {layer} of {name} holds NaN or infinity")
+            for key, value in _of_layer(x, label, count, train, translations, seed).items():
+                found.setdefault(key, []).append(value)
+            bar.update(1)
+    scored = np.bincount(label[~train], minlength=count)
+    return LanguagesResult(
+        **{key: np.array(values, np.float64) for key, values in found.items()},
+        majority=float(scored.max() / scored.sum()),
+        groups=tuple(names),
+        sizes=tuple(sizes),
+        name=name,
+        layers=tuple(layers),
+        n_scored=int(scored.sum()),
+        seed=seed,
+    )
+
+
+def check_groups(names: Sequence[str], sizes: Sequence[int], *, translations: bool) -> None:
+    """Refuse groups that cannot be compared.
+
+    Raises:
+        InputError: fewer than two, too few texts in one, or translations that do not pair off.
+    """
+    if len(names) < 2:
+        raise InputError(
+            f"groups are compared, and there is {names[0] if names else 'none'}: give two"
+        )
+    for group, size in zip(names, sizes, strict=True):
+        if size < FEWEST:
+            raise InputError(f"group {group!r} has {size} texts: every group needs {FEWEST}")
+    if translations and len(set(sizes)) > 1:
+        of = ", ".join(f"{g} {n:,}" for g, n in zip(names, sizes, strict=True))
+        raise InputError(
+            f"translations stand in the same order in every group, and these have different "
+            f"numbers of texts ({of}): give the same texts in all, or leave --translations out"
+        )
+
+
+def _of_layer(
+    x: npt.NDArray[np.float32],
+    label: npt.NDArray[np.int64],
+    count: int,
+    train: npt.NDArray[np.bool_],
+    translations: bool,
+    seed: int,
+) -> dict[str, Any]:
+    centres = centroids(x, label, count)
+    centred = (x - centres[label]).astype(np.float32)
+    # what is scored must not have moved its own centre
+    by_half = (x - centroids(x[train], label[train], count)[label]).astype(np.float32)
+    unit = centres / np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
+    nothing = float("nan")
+    return {
+        "between": between_share(x, label, count),
+        "cosine": unit @ unit.T,
+        "identified": identified(x, label, train).mean(),
+        "identified_centred": identified(by_half, label, train).mean(),
+        "clusters": v_measure(x, label, count, seed),
+        "clusters_centred": v_measure(centred, label, count, seed),
+        "retrieved": retrieved(x, label, count) if translations else nothing,
+        "retrieved_centred": retrieved(centred, label, count) if translations else nothing,
+    }
+
+
+Rows = npt.NDArray[np.int64]
+
+
+def run_languages(
+    workspace: Workspace,
+    tag: str,
+    datasets: Sequence[str | None],
+    *,
+    pooling: TokenPooling = "mean",
+    texts: int = 1_000,
+    translations: bool = False,
+    precision: str = "auto",
+    seed: int = 0,
+    plot: Path | None = None,
+) -> LanguagesResult:
+    """How far groups of texts lie apart in each layer.
+
+    Pooled states that are missing are extracted. Of one data set the classes of its texts are the
+    groups; of several each is a group.
+
+    Args:
+        workspace: with the snapshot.
+        tag: the snapshot.
+        datasets: names of data sets; None is the workspace's own.
+        pooling: of a text's tokens.
+        texts: at most so many of each group, a seeded sample; of translations the first.
+        translations: whether the n-th text of each group says the same as the n-th of all others.
+        precision: of the forward pass that extracts.
+        seed: see `languages`.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or data set.
+        InputError: there are not two groups with enough texts.
+        ProvenanceError: hidden states were not extracted alike.
+    """
+    data = [workspace.dataset(name) for name in datasets]
+    groups = grouped(data)
+    check_groups(list(groups), [len(rows) for rows in groups.values()], translations=translations)
+    random = np.random.default_rng(seed)
+    chosen = [
+        rows[:texts] if translations else rows[np.sort(random.permutation(len(rows))[:texts])]
+        for rows in groups.values()
+    ]
+    for of in data:
+        ensure_features(workspace, [tag], of.name, list(of.splits), [pooling], precision=precision)
+    pooled = [
+        PooledSplit(workspace, tag, of.name, split, pooling) for of in data for split in of.splits
+    ]
+
+    def read(layer: int) -> npt.NDArray[np.float32]:
+        return np.concatenate([each.features([layer])[:, 0] for each in pooled])
+
+    def measure() -> LanguagesResult:
+        return languages(
+            read,
+            chosen,
+            list(groups),
+            layers=pooled[0].stored.record.layers,
+            translations=translations,
+            seed=seed,
+            name=f"{tag}, {pooling}",
+        )
+
+    options = {
+        "pool": Given(pooling, "mean", named=True),
+        "texts": Given(texts, 1_000),
+        "translations": Given(translations, False, named=True),
+        "seed": Given(seed, 0),
+    }
+    job = Job(
+        *(LanguagesResult, (tag,), tuple(map(name_of, data)), options),
+        [each.stored for each in pooled],
+        names_option="--task",
+    )
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:
+    """The texts of each group, (texts,) counted through all splits of all data sets in order.
+
+    Args:
+        data: one, whose classes are the groups; or several, each of which is one.
+
+    Raises:
+        InputError: they are no sentences, or the only one has no classes.
+    """
+    found: dict[str, list[int]] = {}
+    start = 0
+    for of in data:
+        if of.task.kind != "classification" or not of.task.learns:
+            raise InputError(
+                f"{name_of(of)} has no texts of their own to be told apart: give data sets of "
+                "sentences, such as mr,subj, or a file with --task csv"
+            )
+        if len(data) == 1 and not of.classes:
+            raise InputError(
+                f"{name_of(of)} is one data set and has no classes that could be groups: give a "
+                "file whose labels name the groups, or several data sets"
+            )
+        for split in of.splits:
+            items = of.items(split)
+            for i, item in enumerate(items, start):
+                if len(data) > 1:
+                    found.setdefault(name_of(of), []).append(i)
+                elif item.label is not None:
+                    found.setdefault(of.classes[int(item.label)], []).append(i)
+            start += len(items)
+    return {name: np.array(rows, np.int64) for name, rows in sorted(found.items())}
+
+
+def name_of(data: Dataset) -> str:
+    """What a data set is called: the workspace's own by its task."""
+    return data.name or data.task.name

@@ -1,0 +1,403 @@
+"""Attention heads that follow dependency relations, as they are read.
+
+Attention heads that follow a dependency relation, beside the best fixed offset.
+
+Clark et al. (2019, arXiv:1906.04341, section 4.2): a head follows a relation where the word that a
+word looks at most is its head, or where the head looks most at it. Attention to a word is the sum
+over its pieces, and that of a word the mean over its pieces; special tokens and the word itself
+are left out. For each relation the best head is chosen on one half of the sentences and
+scored on the other; so is the offset (such as: the next word) that stands beside it.
+
+Run it on the splits of a workspace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.attention_maps import (
+    WindowMaps,
+    attention_maps,
+    load_eager,
+    sampled_windows,
+)
+from bertvision.pipelines.analysis.fields import Axes, Names
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.plotting import Chart, points
+from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
+from bertvision.pipelines.tasks.trees.treebank import TREEBANK, is_cut, words_of_tokens
+from bertvision.pipelines.uncertainty import percentiles, resampled_means
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+from bertvision.pipelines.workspace.workspace import Workspace
+
+DIRECTIONS = ("dependent to head", "head to dependent")
+"""Who looks at whom."""
+OfRelations = Annotated[Array, Axes.of("relations")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationsResult(AnalysisResult):
+    """The best attention head of each dependency relation, beside the best offset.
+
+    Attributes:
+        relations: names, the most frequent first.
+        examples: (relations,) how often each stands in the scored sentences.
+        layers: (relations,) layer of the best head, from 1.
+        heads: (relations,) its number, from 1.
+        directions: (relations,) who looks at whom, of `DIRECTIONS`.
+        accuracy: (relations,) how often it looks most at the right word.
+        offsets: (relations,) the best offset from a word to its head.
+        by_offset: (relations,) how often the head stands there.
+        low: (relations,) lower end of the 95 % interval, over sentences, of their difference.
+        high: (relations,) upper end.
+        few: relations that have too few examples.
+        few_examples: (few,) how many they have.
+        name: what was measured, for titles.
+        n_chosen: sentences on which heads and offsets were chosen.
+        n_scored: other sentences, on which they were scored.
+        n_cut: sentences that were left out because they are longer than a window.
+        seed: of the choice of sentences and of the bootstrap.
+    """
+
+    kind = "relations"
+    heading = "Attention heads that follow a dependency relation"
+    caption = "By relation: the best attention head, and the best fixed offset"
+    reading = (
+        "Accuracy: how often the word that a word looks at most is its head, or it the head's; the "
+        "head and the offset were chosen on other sentences. Ahead: by how much the attention head "
+        "is better than the offset, with its 95 % interval over sentences; it does not cover that "
+        "the best of many heads was taken."
+    )
+    seen = "For each relation: how often the best attention head is right, and the best offset."
+
+    relations: Names
+    examples: Annotated[tuple[Count, ...], Axes.of("relations")]
+    layers: Annotated[tuple[Count, ...], Axes.of("relations")]
+    heads: Annotated[tuple[Count, ...], Axes.of("relations")]
+    directions: Annotated[tuple[str, ...], Axes.of("relations")]
+    accuracy: OfRelations
+    offsets: Annotated[tuple[int, ...], Axes.of("relations")]
+    by_offset: OfRelations
+    low: OfRelations
+    high: OfRelations
+    few: tuple[str, ...]
+    few_examples: Annotated[tuple[Count, ...], Axes.of("few")]
+    name: str
+    n_chosen: Count
+    n_scored: Count
+    n_cut: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        many = f"chosen on {self.n_chosen:,} sentences, scored on {self.n_scored:,} others"
+        return f"Dependency relations, {self.name}, {many}"
+
+    def columns(self) -> list[Column]:
+        """Columns for a relation."""
+        return [
+            Column("relation", "relation", "text"),
+            Column("examples", "examples", "count"),
+            Column("attention_head", "layer.head", "text"),
+            Column("direction", "looks", "text"),
+            Column("accuracy", "accuracy (%)"),
+            Column("offset", "offset", "text"),
+            Column("by_offset", "by offset (%)"),
+            Column("ahead", "ahead (95 %)", interval=True),
+        ]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rows in per cent, a head as ``layer.head``."""
+        return [
+            row
+            | {
+                "attention_head": f"{row['layer']}.{row['head']}",
+                "offset": f"{row['offset']:+d}".replace("-", "−"),
+                **{
+                    key: 100 * row[key]
+                    for key in ("accuracy", "by_offset", "ahead", "ahead_low", "ahead_high")
+                },
+            }
+            for row in self.rows()
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each relation."""
+        return [
+            {
+                "name": self.name,
+                "relation": relation,
+                "examples": self.examples[i],
+                "layer": self.layers[i],
+                "head": self.heads[i],
+                "direction": self.directions[i],
+                "accuracy": float(self.accuracy[i]),
+                "offset": self.offsets[i],
+                "by_offset": float(self.by_offset[i]),
+                "ahead": float(self.accuracy[i] - self.by_offset[i]),
+                "ahead_low": float(self.low[i]),
+                "ahead_high": float(self.high[i]),
+            }
+            for i, relation in enumerate(self.relations)
+        ]
+
+    def remarks(self) -> list[str]:
+        """What was left out, with counts."""
+        found = []
+        if self.few:
+            named = ", ".join(
+                f"{r} ({n})" for r, n in zip(self.few, self.few_examples, strict=True)
+            )
+            found.append(f"Left out, with too few examples: {named}.")
+        if self.n_cut:
+            found.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
+        return found
+
+    def charts(self) -> dict[str, Chart]:
+        """Accuracy of the best head and offset by relation; and their difference, with interval."""
+        rows, of = self.shown(), "dependency relation"
+        both = {"best attention head": "accuracy", "best offset": "by_offset"}
+        ahead, equal = {"difference": "ahead"}, {"no difference": 0.0}
+        return {
+            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=of),
+            "ahead": points(
+                rows,
+                ahead,
+                "attention head less offset (points)",
+                name="relation",
+                of_places=of,
+                levels=equal,
+            ),
+        }
+
+
+FEWEST = 10
+"""Examples that a relation needs in each half."""
+OFFSETS = tuple(o for o in range(-8, 9) if o)
+LEFT_OUT = ("punct", "root")
+"""Relations that are none between two words of the sentence's structure."""
+_RESAMPLES = 1000
+
+
+class Looked(NamedTuple):
+    """A sentence, and the attention on its window."""
+
+    sentence: ParsedSentence
+    words: npt.NDArray[np.int64]
+    """(tokens,) the word that each token is of; −1 of special tokens."""
+    maps: WindowMaps
+
+
+def looked(sentence: ParsedSentence, offsets: npt.NDArray[np.int32], maps: WindowMaps) -> Looked:
+    """A sentence with its attention.
+
+    Args:
+        sentence: whole inside of its window.
+        offsets: (tokens, 2) characters of its tokens.
+        maps: of its window.
+    """
+    return Looked(sentence, words_of_tokens(sentence.words, offsets), maps)
+
+
+def between_words(of: Looked) -> Array:
+    """Attention of words to other words, (layers, heads, words, words); a word to itself is −1."""
+    count = len(of.sentence.words)
+    pieces = np.zeros((len(of.words), count))
+    inside = of.words >= 0
+    pieces[inside, of.words[inside]] = 1
+    weights = of.maps.weights.double().cpu().numpy()
+    found: Array = (pieces / pieces.sum(axis=0).clip(1)).T @ (weights @ pieces)
+    found[..., np.arange(count), np.arange(count)] = -1
+    return found
+
+
+def relations(
+    chosen_on: Iterable[Looked],
+    scored_on: Iterable[Looked],
+    *,
+    name: str = "x",
+    n_cut: int = 0,
+    seed: int = 0,
+) -> RelationsResult:
+    """The best attention head of each relation, and the best offset.
+
+    Args:
+        chosen_on: sentences on which both are chosen; one is held at a time.
+        scored_on: others, on which they are scored.
+        name: what it is of, for titles.
+        n_cut: sentences that were left out because their window does not hold them, for the record.
+        seed: of the bootstrap.
+
+    Raises:
+        InputError: no relation has enough examples.
+    """
+    hits: dict[str, Array] = {}
+    at_offset: dict[str, npt.NDArray[np.int64]] = {}
+    seen: Counter[str] = Counter()
+    n_chosen = 0
+    for of in chosen_on:
+        n_chosen += 1
+        attention = between_words(of)
+        most = attention.argmax(axis=-1)  # (layers, heads, words)
+        for word, head, relation in _arcs(of):
+            found = np.stack([most[..., word] == head, most[..., head] == word])
+            hits[relation] = hits.get(relation, 0) + found
+            seen[relation] += 1
+            right = np.array([word + o == head for o in OFFSETS], np.int64)
+            at_offset[relation] = at_offset.get(relation, 0) + right
+    best = {
+        r: tuple(int(k) for k in np.unravel_index(of.argmax(), of.shape)) for r, of in hits.items()
+    }
+    offset = {r: OFFSETS[int(of.argmax())] for r, of in at_offset.items()}
+    scored: dict[str, list[tuple[int, bool, bool]]] = {}
+    sentences = 0
+    for of in scored_on:
+        most = between_words(of).argmax(axis=-1)
+        for word, head, relation in _arcs(of):
+            if relation in best:
+                direction, layer, at = best[relation]
+                looks, target = (word, head) if direction == 0 else (head, word)
+                followed = bool(most[layer, at, looks] == target)
+                by_offset = word + offset[relation] == head
+                scored.setdefault(relation, []).append((sentences, followed, by_offset))
+        sentences += 1
+    enough = sorted(
+        (r for r, of in scored.items() if min(len(of), seen[r]) >= FEWEST),
+        key=lambda r: -len(scored[r]),
+    )
+    few = {r: seen[r] + len(scored.get(r, ())) for r in seen if r not in enough}
+    if not enough:
+        raise InputError(
+            f"no relation of {name} has {FEWEST} examples in each half of the sentences: give more "
+            "sentences"
+        )
+    random = np.random.default_rng(seed)
+    rows = [_scored(scored[r], sentences, random) for r in enough]
+    return RelationsResult(
+        relations=tuple(enough),
+        examples=tuple(len(scored[r]) for r in enough),
+        layers=tuple(best[r][1] + 1 for r in enough),
+        heads=tuple(best[r][2] + 1 for r in enough),
+        directions=tuple(DIRECTIONS[best[r][0]] for r in enough),
+        accuracy=np.array([row[0] for row in rows]),
+        offsets=tuple(offset[r] for r in enough),
+        by_offset=np.array([row[1] for row in rows]),
+        low=np.array([row[2] for row in rows]),
+        high=np.array([row[3] for row in rows]),
+        few=tuple(few),
+        few_examples=tuple(few.values()),
+        name=name,
+        n_chosen=n_chosen,
+        n_scored=sentences,
+        n_cut=n_cut,
+        seed=seed,
+    )
+
+
+def _arcs(of: Looked) -> Sequence[tuple[int, int, str]]:
+    """Word, head and relation of every arc between two words, without sub-types (``nmod:poss``).
+
+    A word that the tokenizer makes no token of looks at nothing: its arcs are left out.
+    """
+    there = set(of.words.tolist())
+    arcs = enumerate(zip(of.sentence.heads, of.sentence.relations, strict=True))
+    return [
+        (word, head - 1, relation.partition(":")[0])
+        for word, (head, relation) in arcs
+        if {word, head - 1} <= there and relation.partition(":")[0] not in LEFT_OUT
+    ]
+
+
+def _scored(
+    found: Sequence[tuple[int, bool, bool]], sentences: int, random: np.random.Generator
+) -> tuple[float, float, float, float]:
+    """Accuracy of the head and of the offset, and the interval of their difference."""
+    which, followed, by_offset = (np.array(column) for column in zip(*found, strict=True))
+    total = np.bincount(which, minlength=sentences)
+    ahead = np.bincount(which, followed.astype(float) - by_offset, minlength=sentences)
+    low, high = percentiles(resampled_means(ahead, total, _RESAMPLES, random))
+    return float(followed.mean()), float(by_offset.mean()), float(low), float(high)
+
+
+def run_relations(
+    workspace: Workspace,
+    tag: str,
+    *,
+    split: str = "dev",
+    sentences: int | None = 1_000,
+    precision: str = "auto",
+    seed: int = 0,
+    plot: Path | None = None,
+) -> RelationsResult:
+    """Find which attention heads of a snapshot follow a dependency relation.
+
+    Args:
+        workspace: with the snapshot and a treebank.
+        tag: the snapshot.
+        split: of the treebank.
+        sentences: of a seeded sample, half of which choose heads and offsets; None takes all.
+        precision: arithmetic of the forward pass: auto, 32 or bf16.
+        seed: of the sample and the bootstrap.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        UnknownNameError: there is no such snapshot, treebank or split.
+        InputError: ``plot`` does not end in ``.svg``, or no relation has enough examples.
+        WorkspaceError: the snapshot is damaged, or the data changed.
+    """
+    folder, arithmetic = ensure_snapshot(workspace, tag), resolve_precision(precision)
+    data = workspace.dataset(TREEBANK)
+    data.check([split])
+
+    def measure() -> RelationsResult:
+        tokenizer = load_snapshot_tokenizer(folder)
+        items, windows = data.items(split), data.windows(split, tokenizer)
+        ends = windows.first_token + windows.n_tokens
+        offsets = [
+            windows.offset_mapping[begin:end]
+            for begin, end in zip(windows.first_token, ends, strict=True)
+        ]
+        whole = np.array(
+            [
+                i
+                for i, item in enumerate(items)
+                if not is_cut(item.text, offsets[i], data.config.max_length)
+            ]
+        )
+        chosen = whole[sampled_windows(len(whole), sentences, seed)]
+        order = np.random.default_rng(seed).permutation(chosen)
+        model = load_eager(folder)
+        halves = (
+            (
+                looked(items[maps.row], offsets[maps.row], maps)
+                for maps in attention_maps(model, windows, rows, precision=arithmetic)
+            )
+            for rows in (order[: len(order) // 2], order[len(order) // 2 :])
+        )
+        return relations(
+            *halves, name=f"{tag}/{TREEBANK}-{split}", n_cut=len(items) - len(whole), seed=seed
+        )
+
+    options = {
+        "sentences": Given(sentences, 1_000),
+        "precision": Given(arithmetic, arithmetic),
+        "seed": Given(seed, 0),
+    }
+    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
+    job = Job(RelationsResult, (tag,), (split,), options, (), runs)
+    return kept_or_measured(workspace, job, measure, plot)
