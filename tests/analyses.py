@@ -17,14 +17,14 @@ from bertvision.pipelines.analysis.attending.looks_result import AttentionResult
 from bertvision.pipelines.analysis.attending.maps import WindowMaps
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
 from bertvision.pipelines.analysis.attending.relations_result import RelationsResult
+from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.exiting.exits_result import ExitsResult
 from bertvision.pipelines.analysis.geometry.isotropy import isotropy
 from bertvision.pipelines.analysis.geometry.isotropy_result import IsotropyResult
 from bertvision.pipelines.analysis.groups.languages import languages
 from bertvision.pipelines.analysis.groups.languages_result import LanguagesResult
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.lens import lens
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult
+from bertvision.pipelines.analysis.lens import lens_of_array as lens
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.analysis.words.context import Samples, context

@@ -11,8 +11,8 @@ from processes import warm_pool
 from test_lens_sums import LAYERS, WORDS, Head, naive
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.mlm.lens import _rare, lens
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult, _rare
+from bertvision.pipelines.analysis.lens import lens_of_array as lens
 
 SPECIAL = {0, 1}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import NonFiniteError
-from bertvision.pipelines.analysis.mlm import sums
-from bertvision.pipelines.analysis.mlm.sums import LensSums, lens_sums
+from bertvision.pipelines.analysis import lens as sums
+from bertvision.pipelines.analysis.lens import LensSums, lens_sums
 
 LAYERS, HIDDEN, WIDTH, WORDS = 3, 6, 5, 37
 

@@ -21,9 +21,9 @@ from bertvision.jobs.show import Row, Rows, score_charts
 from bertvision.pipelines.analysis.alike.cka import CkaResult
 from bertvision.pipelines.analysis.alike.rsa import RsaResult
 from bertvision.pipelines.analysis.attending.pruning_result import PruningResult
+from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.kinds import ANALYSES
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.plotting import Curves, HeatMap, draw, panels, points
 

@@ -10,22 +10,249 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.items import MASK, Item, Items
-from bertvision.pipelines.analysis.mlm.prompts import Prompts, Vocabulary, prompts
-from bertvision.pipelines.analysis.mlm.sums import Decoder, Floats
+from bertvision.pipelines.analysis.cloze_items import (
+    MASK,
+    Item,
+    Items,
+    Prompts,
+    Vocabulary,
+    prompts,
+)
+from bertvision.pipelines.analysis.fields import Axes, Names
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
+from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
+from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.loading import dimensions
+from bertvision.pipelines.plotting import Chart, points
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.uncertainty import paired_bootstrap
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
 
 States = Callable[[Prompts], Floats]
 """Prompts → (windows, hidden) last state of each masked token."""
 _ALL = "all"
+OfGroups = Annotated[Array, Axes.of("groups")]
+_SHOWN = 8
+_SYSTEMS = {
+    "p1": "P@1",
+    "chance": "guessing",
+    "majority": "commonest answer",
+    "shuffled": "P@1, shuffled words",
+    "negated": "P@1, negated",
+}
+"""Names that are told of what was left out; the rest are in the JSON."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClozeResult(AnalysisResult):
+    """How often the right word is preferred to the others it may be chosen from.
+
+    All shares are of items, by group; NaN where a group has no such item.
+
+    Attributes:
+        p1: (groups,) share of items whose answer comes first.
+        p1_low: (groups,) lower end of its 95 % interval.
+        p1_high: (groups,) its upper end.
+        pk: (groups,) share whose answer is among the first ``k``, of items with more candidates.
+        mrr: (groups,) mean of 1 / rank of the answer.
+        chance: (groups,) ``p1`` of guessing.
+        majority: (groups,) ``p1`` of always giving the candidate that is most often the answer
+            where the same candidates are to be chosen from.
+        shuffled: (groups,) ``p1`` where the other words stand in a random order, of items with two
+            words or more.
+        negated: (groups,) how often the answer comes first in the negated text.
+        negated_same: (groups,) how often the same word comes first in both.
+        groups: their names; ``all`` is the last where there are several.
+        n_items: items of each.
+        n_negated: items of each with a negated text.
+        n_candidates: (groups,) mean number of candidates.
+        name: the set of items, for titles.
+        model: what answered, for titles.
+        note: what is to be known of it.
+        k: of ``pk``.
+        left_out: what was left out, each with its reason: items, and candidates that are not one
+            token.
+        resamples: of the bootstrap over items.
+        seed: of the bootstrap, and of the order of shuffled words.
+    """
+
+    kind = "cloze"
+    heading = "The missing word (cloze tests)"
+    caption = "How often the right word comes first where one word is masked"
+    reading = (
+        "P@1: share of items whose answer the MLM head prefers to all other candidates, with a 95 "
+        "% interval from drawing items again. Guessing and the commonest answer see no text. "
+        "Shuffled: the other words of the text in a random order; what stays right there needs no "
+        "syntax. Negated: P@1 of the same answer where the text denies it, which should be low; "
+        "same: how often both texts get the same word."
+    )
+    seen = "A row for each group: P@1 with its interval, beside guessing and the controls."
+
+    p1: OfGroups
+    p1_low: OfGroups
+    p1_high: OfGroups
+    pk: OfGroups
+    mrr: OfGroups
+    chance: OfGroups
+    majority: OfGroups
+    shuffled: OfGroups
+    negated: OfGroups
+    negated_same: OfGroups
+    groups: Names
+    n_items: Annotated[tuple[Count, ...], Axes.of("groups")]
+    n_negated: Annotated[tuple[Count, ...], Axes.of("groups")]
+    n_candidates: OfGroups
+    name: str
+    model: str
+    note: str
+    k: Count
+    left_out: tuple[str, ...]
+    resamples: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        return f"Cloze, {self.model}, {self.name}, {self.n_items[-1]:,} items"
+
+    def columns(self) -> list[Column]:
+        """The columns of a group; controls that no item has are left out."""
+        rows = self.rows()
+        columns = [
+            Column("group", "group", "text"),
+            Column("items", "items", "count"),
+            Column("candidates", "candidates", digits=0),
+            Column("p1", "P@1", digits=3, interval=True),
+            Column("pk", f"P@{self.k}", digits=3),
+            Column("mrr", "MRR", digits=3),
+            Column("chance", "guessing", digits=3),
+            Column("majority", "commonest answer", digits=3),
+            Column("shuffled", "shuffled", digits=3),
+            Column("negated", "negated", digits=3),
+            Column("negated_same", "same", digits=3),
+        ]
+        return [c for c in columns if any(row[c.key] is not None for row in rows)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each group, as ``--csv`` writes them; NaN becomes None."""
+        values = self.to_json()
+        shares = ("p1", "p1_low", "p1_high", "pk", "mrr", "chance", "majority", "shuffled")
+        return [
+            {
+                "name": self.name,
+                "model": self.model,
+                "group": group,
+                "items": self.n_items[i],
+                "candidates": values["n_candidates"][i],
+                **{key: values[key][i] for key in (*shares, "negated", "negated_same")},
+                "negated_items": self.n_negated[i],
+            }
+            for i, group in enumerate(self.groups)
+        ]
+
+    def remarks(self) -> list[str]:
+        """What answered, and what was left out."""
+        told = [self.note]
+        if self.left_out:
+            more = len(self.left_out) - _SHOWN
+            shown = "; ".join(self.left_out[:_SHOWN]) + (
+                f"; and {more:,} more, in the JSON" if more > 0 else ""
+            )
+            told.append(f"Left out: {shown}.")
+        return told
+
+    def charts(self) -> dict[str, Chart]:
+        """A row of points for each group: P@1 with its interval, and the controls there are."""
+        names = {name: key for key, name in _SYSTEMS.items()}
+        rows = [row | {"group": f"{row['group']} (n = {row['items']:,})"} for row in self.rows()]
+        chart = points(rows, names, "items answered (share)", name="group")
+        return {"p1": replace(chart, span=(0, 1))}
+
+
+def cloze(
+    workspace: Workspace,
+    tag: str,
+    items: Items,
+    *,
+    source: str,
+    k: int = 10,
+    resamples: int = 10_000,
+    seed: int = 0,
+    plot: Path | None = None,
+) -> ClozeResult:
+    """Ask a snapshot for masked words, through the MLM head of the pretrained encoder.
+
+    Args:
+        workspace: of the snapshot.
+        tag: the snapshot; ``0e`` and ``untrained`` are made where they are missing.
+        items: what is asked.
+        source: of the items, as it is typed.
+        k: of P@k.
+        resamples: of the bootstrap over items.
+        seed: of the bootstrap, and of the order of shuffled words.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, the pretrained encoder has no MLM head, or no
+            item can be asked.
+    """
+    folder = ensure_snapshot(workspace, tag)
+    options = {
+        "items": Given(source, "agreement", named=items.name),
+        "k": Given(k, 10),
+        "resamples": Given(resamples, 10_000),
+        "seed": Given(seed, 0),
+    }
+
+    def measure() -> ClozeResult:
+        decoder, _, note = mlm_head(workspace, tag)
+        snapshot = load_snapshot(folder)
+        config = snapshot.model.config
+        last = int(config.num_hidden_layers)
+        alone = cast(PreTrainedModel, snapshot.model.base_model)
+        encoder = Encoder(alone, {"all": [last]}, "32")
+
+        def states(made: Prompts) -> Floats:
+            windows, found = made.windows, []
+            rows = np.arange(len(windows))
+            for batch in encoder.batches(windows.n_tokens):
+                (of_tokens,) = encoder(windows, rows[batch])
+                lengths = windows.n_tokens[batch].astype(np.int64)
+                first = np.cumsum(lengths) - lengths
+                found.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
+            return np.concatenate(found)
+
+        return cloze_of_items(
+            items,
+            states,
+            decoder,
+            snapshot.tokenizer,
+            longest=dimensions(config, snapshot.tokenizer).max_length,
+            k=k,
+            resamples=resamples,
+            seed=seed,
+            model=tag,
+            note=note,
+        )
+
+    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
+    files = {items.name: items.sha256}
+    job = Job(ClozeResult, (tag,), (), options, (), runs=runs, files=files)
+    return kept_or_measured(workspace, job, measure, plot)
 
 
 class _Asked(NamedTuple):
@@ -52,7 +279,7 @@ class _Answered(NamedTuple):
     """Index of the candidate with the largest logit."""
 
 
-def cloze(
+def cloze_of_items(
     items: Items,
     states: States,
     decoder: Decoder,
