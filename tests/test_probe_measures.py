@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from probing import as_data, blobs
+from probing import as_data, blobs, problem
 
 from bertvision.errors import InputError
 from bertvision.pipelines.readouts.options import ProbeOptions
@@ -176,9 +176,10 @@ def test_a_probe_that_memorises_has_no_selectivity_on_sentences_it_knows() -> No
     options = ProbeOptions(max_epochs=200, weight_decays=(0.0,), tenacity=1000, lr=0.05)
     data = as_data(labels, options, texts=texts)
     inputs = Inputs(torch.from_numpy(values).unsqueeze(1))
-    found = measure(inputs, data, options)
+    probes = problem(inputs, labels, options)
+    found = measure(probes, data)
     scored = 100 * found.correct.mean(axis=1)
-    (control,) = measure_control(inputs, data, options, found.weight_decay, found.epochs, scored)
+    (control,) = measure_control(probes, data, found.weight_decay, found.epochs, scored)
     assert scored[0] == 100
     assert control.memorised > 99
     assert control.unseen == 0
@@ -190,9 +191,10 @@ def test_a_probe_of_what_is_encoded_is_selective() -> None:
     options = ProbeOptions(max_epochs=40)
     inputs, labels = blobs(2000, 2, 8, noise=0.5)
     data = as_data(labels, options)
-    found = measure(inputs, data, options)
+    probes = problem(inputs, labels, options)
+    found = measure(probes, data)
     scored = 100 * found.correct.mean(axis=1)
-    (control,) = measure_control(inputs, data, options, found.weight_decay, found.epochs, scored)
+    (control,) = measure_control(probes, data, found.weight_decay, found.epochs, scored)
     assert control.unseen == 100
     assert control.selectivity > 30
     assert control.accuracy == pytest.approx(50, abs=8)
@@ -229,7 +231,7 @@ def test_probes_that_cannot_tell_code_as_the_uniform_code() -> None:
     inputs = Inputs(torch.zeros(4000, 1, 5))
     rows = torch.arange(4000)
     options = ProbeOptions(max_epochs=20, batch_size=512)
-    code = online_code(inputs, torch.from_numpy(labels), rows[:3000], rows[3000:], 4, options)
+    code = online_code(problem(inputs, labels, options), rows[:3000], rows[3000:])
     assert code.compression[0] == pytest.approx(1.0, abs=0.02)
 
 
@@ -240,20 +242,20 @@ def test_the_probes_of_small_blocks_are_trained_until_they_no_longer_improve() -
 
     def bits(epochs: int) -> float:
         options = ProbeOptions(max_epochs=epochs, weight_decays=(1e-5,), lr=0.01)
-        code = online_code(inputs, torch.from_numpy(labels), rows[:1000], rows[1000:], 4, options)
+        code = online_code(problem(inputs, labels, options), rows[:1000], rows[1000:])
         return float(code.bits[0])
 
     assert bits(200) == pytest.approx(bits(600), rel=1e-3)
 
 
 def test_an_easier_input_has_the_shorter_code() -> None:
-    easy, labels = blobs(1200, 4, 10, noise=0.5)
-    hard, same = blobs(1200, 4, 10, noise=2.0)
+    easy, labels = blobs(3000, 4, 10, noise=0.5)
+    hard, same = blobs(3000, 4, 10, noise=2.0)
     assert (labels == same).all()
     inputs = Inputs(torch.cat([easy.values, hard.values], dim=1))
-    rows = torch.arange(1200)
+    rows = torch.arange(3000)
     options = ProbeOptions(max_epochs=60)
-    code = online_code(inputs, torch.from_numpy(labels), rows[:800], rows[800:], 4, options)
+    code = online_code(problem(inputs, labels, options), rows[:2000], rows[2000:])
     assert code.bits[0] < code.bits[1] / 2
     assert code.compression[0] > 2.5
     assert code.compression[1] > 1

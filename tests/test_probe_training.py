@@ -8,15 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from probing import as_data, blobs
+from probing import as_data, blobs, problem
 from torch import nn
 
 from bertvision.pipelines.readouts.batched import (
     EarlyStopping,
     FixedEpochs,
-    Rule,
     Stack,
-    TorchOptimiser,
 )
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import ProbeOptions
@@ -25,9 +23,6 @@ from bertvision.pipelines.readouts.probe import (
     Classifiers,
     Inputs,
     logits,
-    predictions,
-    train,
-    train_alike,
 )
 from bertvision.pipelines.readouts.probe_data import majority
 from bertvision.pipelines.readouts.probe_measures import measure
@@ -47,13 +42,13 @@ def test_probes_trained_together_are_those_trained_one_by_one(
     options = replace(QUICK, hidden=hidden, standardise=standardise, tenacity=0)
     inputs, labels = blobs(400, 5, 12, inputs=4, noise=2.5)
     data = as_data(labels, options)
-    together = measure(inputs, data, options)
+    together = measure(problem(inputs, labels, options), data)
     assert len(set(together.epochs.ravel())) > 1  # some left before others
     for i in range(inputs.count):
         own = Inputs(inputs.values[:, [i]].contiguous())
         for decay in options.weight_decays:
             alone = replace(options, weight_decays=(decay,))
-            found = measure(own, data, alone)
+            found = measure(problem(own, labels, alone), data)
             if decay != together.weight_decay[0, i]:
                 assert found.held_out[0] <= together.held_out[i] + 1e-9
                 continue
@@ -62,11 +57,12 @@ def test_probes_trained_together_are_those_trained_one_by_one(
             assert (found.correct[0] == together.correct[i]).all()
 
 
-def stacked(models: int, rule: Rule, *, hidden: int = 0, decay: float = 0.1) -> Stack[Batch]:
+def stacked(
+    models: int, rule: EarlyStopping | FixedEpochs, *, hidden: int = 0, decay: float = 0.1
+) -> Stack[Batch]:
     adam = partial(torch.optim.Adam, lr=0.01, weight_decay=decay, fused=True)
     readout = Classifiers(6, 4, hidden, np.arange(models))
-    where = torch.device("cpu")
-    return Stack(readout, 5, lambda p: TorchOptimiser(p, adam), rule, device=where)
+    return Stack(readout, 5, adam, rule, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("hidden", [0, 7], ids=["linear", "mlp"])
@@ -125,18 +121,14 @@ def test_misses_are_counted_over_the_whole_training() -> None:
 
 def test_the_chosen_probe_is_the_one_of_the_best_look() -> None:
     inputs, labels = blobs(600, 3, 5, noise=2.0)
-    y = torch.from_numpy(labels)
     learn, held_out, test = rows(300, 450, 600)
     options = ProbeOptions(max_epochs=40, tenacity=1, weight_decays=(1e-4,))
-    chosen = train(inputs, y, learn, held_out, 3, options)
-    again = train_alike(
-        *(inputs, y, learn, 3, options),
-        weight_decay=chosen.weight_decay,
-        epochs=chosen.epochs,
-    )
+    probes = problem(inputs, labels, options)
+    chosen = probes.train(learn, held_out)
+    again = probes.train_alike(learn, chosen.weight_decay, chosen.epochs)
     assert chosen.epochs[0] < 40
     torch.testing.assert_close(chosen.parameters, again.parameters)
-    right = predictions(chosen.parameters, inputs, held_out)[0] == labels[300:450]
+    right = probes.predictions(chosen.parameters, held_out)[0] == labels[300:450]
     assert right.mean() == pytest.approx(chosen.held_out[0])
 
 
@@ -144,7 +136,7 @@ def test_ties_take_the_smallest_weight_decay() -> None:
     inputs, labels = blobs(200, 2, 4, noise=0.01)
     options = ProbeOptions(max_epochs=20, lr=0.1)
     learn, held_out = rows(150, 200)
-    found = train(inputs, torch.from_numpy(labels), learn, held_out, 2, options)
+    found = problem(inputs, labels, options).train(learn, held_out)
     assert found.held_out[0] == 1
     assert found.weight_decay[0] == 1e-5
 
@@ -156,7 +148,9 @@ def test_a_perfectly_encoded_label_gives_100(hidden: int) -> None:
     values = random.standard_normal((1200, 1, 20)).astype(np.float32)
     values[:, 0, :6] = 5 * np.eye(6)[labels]
     options = ProbeOptions(max_epochs=100, hidden=hidden)
-    found = measure(Inputs(torch.from_numpy(values)), as_data(labels, options), options)
+    found = measure(
+        problem(Inputs(torch.from_numpy(values)), labels, options), as_data(labels, options)
+    )
     assert found.correct.all()
 
 
@@ -199,7 +193,9 @@ def test_shuffled_labels_score_the_majority(task: str) -> None:
     labels = random.permutation(labels)
     options = ProbeOptions(lr=5e-3, max_epochs=60)
     data = as_data(labels, options)
-    found = measure(Inputs(torch.from_numpy(values.astype(np.float32))), data, options)
+    found = measure(
+        problem(Inputs(torch.from_numpy(values.astype(np.float32))), labels, options), data
+    )
     fold = data.folds[0]
     guess = majority(labels[fold.train], labels[fold.test])
     error = np.sqrt(guess * (100 - guess) / len(fold.test))
@@ -214,11 +210,10 @@ def test_an_unregularised_probe_does_not_change_under_rotation() -> None:
     options = ProbeOptions(
         weight_decays=(0.0,), max_epochs=600, tenacity=10_000, batch_size=900, lr=0.03
     )
-    y = torch.from_numpy(labels)
     learn, _, test = rows(450, 600, 900)
     probabilities = []
     for given in (inputs, turned):
-        found = train(given, y, learn, learn, 3, options, criterion="loss")
+        found = problem(given, labels, options).train(learn, learn, "loss")
         probabilities.append(logits(found.parameters, given.take(test)).softmax(-1))
     torch.testing.assert_close(*probabilities, atol=2e-3, rtol=0)
 
@@ -247,9 +242,9 @@ def test_scores_are_those_of_scikit_learn(classes: int) -> None:
     options = ProbeOptions(
         weight_decays=(decay,), max_epochs=300, tenacity=10_000, lr=0.02, batch_size=1000
     )
-    y = torch.from_numpy(labels)
-    found = train(inputs, y, learn, learn, classes, options, criterion="loss")
-    scores = (predictions(found.parameters, inputs, test) == labels[1500:]).mean(axis=1)
+    probes = problem(inputs, labels, options)
+    found = probes.train(learn, learn, "loss")
+    scores = (probes.predictions(found.parameters, test) == labels[1500:]).mean(axis=1)
     for i in range(inputs.count):
         x = inputs.values[:, i].numpy()
         reference = LogisticRegression(C=1 / (decay * 1000), max_iter=1000)
@@ -267,7 +262,7 @@ def test_sentevals_protocol_is_close_to_the_optimum_of_scikit_learn() -> None:
     inputs, labels = blobs(6000, 3, 30, noise=4.0, seed=4)
     options = ProbeOptions()
     data = as_data(labels, options)
-    found = measure(inputs, data, options)
+    found = measure(problem(inputs, labels, options), data)
     fold, x = data.folds[0], inputs.values[:, 0].numpy()
     scores = [
         LogisticRegression(C=1 / (decay * len(fold.train)), max_iter=1000)

@@ -151,7 +151,8 @@ def test_adam_with_a_rate_for_each_probe_is_torch_s() -> None:
             adam.slow_down(torch.tensor([False, False, True]))
             fresh = mine[2].clone().requires_grad_()
             restarted = torch.optim.Adam([fresh], lr=0.001)
-        adam.step((gradient,))
+        mine.grad = gradient.clone()
+        adam.step()
         peer.grad = gradient.clone()
         of_torch.step()
         if k >= 4:

@@ -25,7 +25,7 @@ from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
 from bertvision.pipelines.readouts.inputs import Extraction, extracted, read_inputs, with_twin
 from bertvision.pipelines.readouts.options import ProbeOptions
-from bertvision.pipelines.readouts.probe import Done, Inputs
+from bertvision.pipelines.readouts.probe import Done, Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData, majority, read_data
 from bertvision.pipelines.readouts.probe_measures import (
     ControlRecord,
@@ -284,9 +284,9 @@ class Probing:
             return
         with progress(sum(map(self._work, groups)), f"{name} {self.tag}", "probe") as bar:
             for group in groups:
-                inputs = self.load(group.inputs)
+                problem = self._problem(self.load(group.inputs), bar.update)
                 for need in group.needs:
-                    self.measure(need, inputs, group.inputs, bar.update)
+                    self.measure(need, problem, group.inputs)
                     for pooling in dict.fromkeys(key.pooling for key in group.inputs):
                         self.files[pooling].write(self.workspace.root)
 
@@ -347,51 +347,48 @@ class Probing:
             )
         return Inputs(torch.from_numpy(values).to(device()))
 
-    def measure(self, need: Need, inputs: Inputs, group: Sequence[Wanted], done: Done) -> None:
+    def _problem(self, inputs: Inputs, done: Done) -> Problem:
+        labels = torch.from_numpy(self.data.labels).to(inputs.values.device)
+        return Problem(inputs, labels, len(self.data.classes), self.options, done)
+
+    def measure(self, need: Need, problem: Problem, group: Sequence[Wanted]) -> None:
         """Measure one thing of a group of inputs, and put it into its files.
 
         Args:
             need: What to measure.
-            inputs: Vectors of the group.
+            problem: Vectors of the group with their labels.
             group: The inputs.
-            done: Is told how many probes ended.
         """
         if need == "probe":
-            self._train(inputs, group, done)
+            self._train(problem, group)
             return
         kept = [self.files[key.pooling].find(key.layers) for key in group]
         records = [record for record in kept if record is not None]  # needs begin with the probe
         if need == "mdl":
-            for record, code in zip(
-                records, measure_mdl(inputs, self.data, self.options, done), strict=True
-            ):
+            for record, code in zip(records, measure_mdl(problem, self.data), strict=True):
                 record.mdl = code
             return
-        trained = (
+        controls = measure_control(
+            *(problem, self.data),
             np.array([record.weight_decay for record in records]).T,
             np.array([record.epochs for record in records]).T,
             np.array([record.accuracy for record in records]),
         )
-        controls = measure_control(inputs, self.data, self.options, *trained, done)
         for record, control in zip(records, controls, strict=True):
             record.control = control
 
-    def _train(self, inputs: Inputs, group: Sequence[Wanted], done: Done) -> None:
-        trained = measure(inputs, self.data, self.options, done)
+    def _train(self, problem: Problem, group: Sequence[Wanted]) -> None:
+        trained = measure(problem, self.data)
         for i, key in enumerate(group):
-            score = share(trained.correct[i])
-            self.files[key.pooling].put(
-                ProbeRecord(
-                    layers=key.layers,
-                    accuracy=score.value,
-                    low=score.low,
-                    high=score.high,
-                    held_out=float(trained.held_out[i]),
-                    weight_decay=trained.weight_decay[:, i].tolist(),
-                    epochs=trained.epochs[:, i].tolist(),
-                    correct=packed(trained.correct[i]),
-                )
+            record = ProbeRecord(
+                layers=key.layers,
+                **dict(zip(("accuracy", "low", "high"), share(trained.correct[i]), strict=True)),
+                held_out=float(trained.held_out[i]),
+                weight_decay=trained.weight_decay[:, i].tolist(),
+                epochs=trained.epochs[:, i].tolist(),
+                correct=packed(trained.correct[i]),
             )
+            self.files[key.pooling].put(record)
 
 
 def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:

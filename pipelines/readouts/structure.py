@@ -393,8 +393,7 @@ def train(
             seed,
             partial(StackedAdam, lr=options.lr),
             EarlyStopping(kind.count, _MISSES, margin=_BETTER),
-            device=device(),
-            slows_down=True,
+            device(),
         )
         for name, kind in kinds.items()
     }
