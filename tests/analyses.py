@@ -7,7 +7,7 @@ from collections.abc import Callable
 import dask.array as da
 import numpy as np
 import torch
-from test_lens_sums import WORDS, Head
+from test_lens import WORDS, Head
 
 from bertvision.pipelines.analysis.alike.cca import CcaResult, cca
 from bertvision.pipelines.analysis.alike.cka import CkaResult, cka
