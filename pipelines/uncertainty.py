@@ -1,4 +1,4 @@
-"""How certain a score is: what another choice of items, and of seeds, would have given.
+"""Uncertainty of scores: the spread that another choice of items, and of seeds, would give.
 
 Items are drawn again with replacement, as often as there are, and the score is computed anew (Efron
 & Tibshirani 1993, An Introduction to the Bootstrap). Intervals are those of the percentiles.
@@ -116,8 +116,8 @@ def paired_bootstrap(
             ]
         )
         exact, slack = means[0] - means[1], float(max(abs(a).max(), abs(b).max()))
-    found = _difference(means, exact, drawn, 1e-9 * slack, confidence, a.shape[-1], len(sizes))
-    return found._replace(seeds=(len(np.atleast_2d(a)), len(np.atleast_2d(b))))
+    difference = _difference(means, exact, drawn, 1e-9 * slack, confidence, a.shape[-1], len(sizes))
+    return difference._replace(seeds=(len(np.atleast_2d(a)), len(np.atleast_2d(b))))
 
 
 def _of_drawn_seeds(
@@ -186,8 +186,8 @@ def paired_bootstrap_of(
     one, other = (float(np.mean([metric(said, gold) for said in side])) for side in sides)
     slack = 1e-9 * max(abs(one), abs(other))
     sizes = len(gold), len(members)
-    found = _difference((one, other), one - other, drawn, slack, confidence, *sizes)
-    return found._replace(seeds=(len(sides[0]), len(sides[1])))
+    difference = _difference((one, other), one - other, drawn, slack, confidence, *sizes)
+    return difference._replace(seeds=(len(sides[0]), len(sides[1])))
 
 
 def _check(a: Floats, b: Floats, resamples: int, confidence: float) -> None:
@@ -289,7 +289,7 @@ def resampled_means(
 
 
 def drawn_counts(units: int, resamples: int, random: np.random.Generator) -> Iterator[Ints]:
-    """How often each unit was drawn, unit by unit, some resamples at a time.
+    """Draw units with replacement, and count how often each was drawn, some resamples at a time.
 
     Args:
         units: Number of units, of which as many are drawn with replacement.

@@ -60,7 +60,7 @@ _SYSTEMS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClozeResult(AnalysisResult):
-    """How often the right word is preferred to the others it may be chosen from.
+    """Shares of items whose right word is preferred to the others it may be chosen from.
 
     All shares are of items, by group; NaN where a group has no such item.
 
@@ -77,18 +77,18 @@ class ClozeResult(AnalysisResult):
             words or more.
         negated: (groups,) how often the answer comes first in the negated text.
         negated_same: (groups,) how often the same word comes first in both.
-        groups: their names; ``all`` is the last where there are several.
+        groups: Names of the groups; ``all`` is the last where there are several.
         n_items: items of each.
         n_negated: items of each with a negated text.
         n_candidates: (groups,) mean number of candidates.
-        name: the set of items, for titles.
-        model: what answered, for titles.
-        note: what is to be known of it.
-        k: of ``pk``.
-        left_out: what was left out, each with its reason: items, and candidates that are not one
-            token.
-        resamples: of the bootstrap over items.
-        seed: of the bootstrap, and of the order of shuffled words.
+        name: Name of the set of items, for titles.
+        model: Name of the model, for titles.
+        note: A sentence about the model.
+        k: Number of first words of ``pk``.
+        left_out: Items that were left out, and candidates that are not one token, each with its
+            reason.
+        resamples: Number of draws of items by the bootstrap.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
     """
 
     kind = "cloze"
@@ -165,7 +165,7 @@ class ClozeResult(AnalysisResult):
         ]
 
     def remarks(self) -> list[str]:
-        """What answered, and what was left out."""
+        """Facts about the model, and the items that were left out."""
         told = [self.note]
         if self.left_out:
             more = len(self.left_out) - _SHOWN
@@ -197,13 +197,13 @@ def cloze(
     """Ask a snapshot for masked words, through the MLM head of the pretrained encoder.
 
     Args:
-        workspace: of the snapshot.
-        tag: the snapshot; ``0e`` and ``untrained`` are made where they are missing.
-        items: what is asked.
-        source: of the items, as it is typed.
-        k: of P@k.
-        resamples: of the bootstrap over items.
-        seed: of the bootstrap, and of the order of shuffled words.
+        workspace: Workspace of the snapshot.
+        tag: The snapshot; ``0e`` and ``untrained`` are made where they are missing.
+        items: Items to ask for.
+        source: Source of the items, as it is typed.
+        k: Number of first words of P@k.
+        resamples: Number of draws of items by the bootstrap.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
 
     Raises:
@@ -266,12 +266,12 @@ class _Asked(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """Where the answer stands among them."""
+        """Place of the answer among them."""
         return self.words.index(self.item.answer)
 
 
 class _Answered(NamedTuple):
-    """What came first, (items,) each; NaN and -1 where nothing was asked."""
+    """Candidates that came first, (items,) each; NaN and -1 where nothing was asked."""
 
     rank: Array
     """Rank of the answer, from 1; candidates with the same logit stand before it."""
@@ -295,16 +295,16 @@ def cloze_of_items(
     """Ask for the masked word of every item.
 
     Args:
-        items: what is asked.
+        items: Items to ask for.
         states: an encoder.
         decoder: reads its last states over the vocabulary.
-        tokenizer: of the encoder, a fast one.
-        longest: most tokens that it takes.
-        k: of P@k.
-        resamples: of the bootstrap over items, for the interval of P@1.
-        seed: of the bootstrap, and of the order of shuffled words.
-        model: what answers, for titles.
-        note: what is to be known of it.
+        tokenizer: Tokenizer of the encoder, a fast one.
+        longest: Number of tokens that it takes at most.
+        k: Number of first words of P@k.
+        resamples: Number of draws of items by the bootstrap, for the interval of P@1.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
+        model: Name of the model, for titles.
+        note: A sentence about the model.
 
     Raises:
         InputError: no item can be asked, ``k`` is below 2, or the tokenizer has no mask.

@@ -62,9 +62,9 @@ class Item(Settings):
     negated: _Text | None = None
     """A text with `MASK` that denies what ``text`` says: there the answer does not belong."""
     group: _Text = "all"
-    """What it is counted with: a relation, or a kind of sentence."""
+    """Group that it is counted with: a relation, or a kind of sentence."""
     id: str = ""
-    """What it is called in messages; by default by its line."""
+    """Name in messages; by default its line."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Item:
@@ -84,7 +84,7 @@ class Items(NamedTuple):
     """A set of items."""
 
     name: str
-    """What it is called in titles: that of the file without its ending."""
+    """Name in titles: that of the file without its ending."""
     sha256: str
     """Digest of what they were read or made from, in hex."""
     items: tuple[Item, ...]
@@ -175,9 +175,9 @@ def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
     """Tokenise texts that hold `MASK` once.
 
     Args:
-        texts: at least one.
-        tokenizer: of the encoder, a fast one.
-        longest: most tokens of a window.
+        texts: Texts, at least one.
+        tokenizer: Tokenizer of the encoder, a fast one.
+        longest: Number of tokens of a window at most.
 
     Raises:
         InputError: the tokenizer is not a fast one, or knows no mask.
@@ -233,7 +233,7 @@ class Vocabulary:
     goes on without one may be another token than the word alone, or part of a longer one.
 
     Args:
-        tokenizer: of the encoder, a fast one.
+        tokenizer: Tokenizer of the encoder, a fast one.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -244,7 +244,7 @@ class Vocabulary:
         """The token of each word in the place of the mask of a text; None where it is not one.
 
         Args:
-            text: with `MASK`.
+            text: Text with `MASK`.
             words: any.
         """
         before = text[: text.index(MASK)]

@@ -57,7 +57,7 @@ OfLayers = Annotated[Array, Axes.of("layers")]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LensResult(AnalysisResult):
-    """How well the word that each token is can be read from its state in each layer.
+    """Accuracy of reading the word of each token from its state in each layer.
 
     Attributes:
         top1: (layers,) share of tokens whose own word gets the largest logit.
@@ -67,9 +67,9 @@ class LensResult(AnalysisResult):
         log_p: (layers,) mean log-probability of the own word, nats.
         kl: (layers,) mean KL(p ‖ q), nats: p what the last of the layers says, q what this one
             does.
-        name: what was measured, for titles.
-        head: what read the states, for titles.
-        note: what is to be known of the head.
+        name: Name of the split, for titles.
+        head: Name of the head, for titles.
+        note: A sentence about the head.
         layers: layer numbers (0 = embedding output).
         n_words: size of the vocabulary.
         n_tokens: tokens that entered.
@@ -77,7 +77,7 @@ class LensResult(AnalysisResult):
         n_available: tokens that the split holds, without special ones.
         majority: share of the most frequent word: the top-1 of who always gives it.
         unigram_log_p: mean log-probability, in nats, by the frequencies of the split themselves.
-        seed: of the sample of tokens.
+        seed: Seed of the sample of tokens.
     """
 
     kind = "lens"
@@ -178,16 +178,17 @@ def lens(
     scheduler: str = "threads",
     plot: Path | None = None,
 ) -> LensResult:
-    """What a head over the vocabulary reads from every stored layer of a snapshot.
+    """Read the word of each token from every stored layer of a snapshot, by a head.
 
     Args:
-        workspace: with the activations.
-        tag: the snapshot.
-        split: of it, with the states of all tokens.
-        trained: train a head for each layer; None takes the MLM head of the pretrained encoder.
-        train_split: what those are trained on.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
-        seed: of the sample, and of training.
+        workspace: Workspace with the activations.
+        tag: The snapshot.
+        split: Split of it with the states of all tokens.
+        trained: Settings of a head for each layer; None takes the MLM head of the pretrained
+            encoder.
+        train_split: Split that heads are trained on.
+        max_tokens: Size at most of a seeded sample of tokens; None uses all.
+        seed: Seed of the sample, and of training.
         scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
         plot: SVG file to write; by default in ``analysis/`` of the workspace.
 
@@ -287,7 +288,7 @@ def lens_of_array(
     note: str = "",
     layers: Sequence[int] | None = None,
 ) -> LensResult:
-    """What a decoder reads from every layer.
+    """Read the word of each token from every layer, by a decoder.
 
     Costs 2 · tokens · layers · vocabulary · width operations in float32, and as many exponentials
     as logits; what is held of these is bounded by ``tile``. Sums over tokens are in float64.
@@ -299,11 +300,11 @@ def lens_of_array(
         special: vocabulary indices whose tokens are left out: no head was ever asked for them.
         max_tokens: size of the uniform sample of the other tokens; None takes all of them.
         tile: words whose logits are held at a time.
-        seed: of that sample.
+        seed: Seed of that sample.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        name: what x is, for titles.
-        head: what the decoder is, for titles.
-        note: what is to be known of it.
+        name: Name of x, for titles.
+        head: Name of the decoder, for titles.
+        note: A sentence about the decoder.
         layers: layer numbers of x; 0, 1, … by default.
 
     Raises:
@@ -449,7 +450,7 @@ def lens_sums(
         states: (tokens, layers, hidden).
         words: (tokens,) vocabulary index of each token; negative ones are left out.
         rare: (vocabulary,) which words are rare.
-        decoder: of the layers.
+        decoder: Decoder of the layers.
         tile: words at a time.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What readouts of pooled states have in common: the vectors they read, and a folder of results."""
+"""Vectors that readouts of pooled states read, and the folder of their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNTRAINED = "untrained"
 
 
 class Extraction(TypedDict, total=False):
-    """How hidden states are extracted that are missing; see `ensure_features`."""
+    """Settings of the extraction of hidden states that are missing; see `ensure_features`."""
 
     encoding: EncodingName | None
     """Encoding of these hidden states."""

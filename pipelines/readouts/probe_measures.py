@@ -1,4 +1,4 @@
-"""What probes are held to: scored examples, a control task, the length of a code of the labels.
+"""Measures of probes: accuracy, a control task, and the length of a code of the labels.
 
 The accuracy of a probe says little by itself. It may memorise, which its control task shows (Hewitt
 & Liang 2019, EMNLP), or need many examples, which the length of an online code of the labels shows
@@ -176,7 +176,7 @@ class OnlineCode(NamedTuple):
 
 
 def block_ends(examples: int) -> list[int]:
-    """Where the blocks of so many examples end: `FRACTIONS` of them, empty blocks left out."""
+    """Ends of the blocks of so many examples: `FRACTIONS` of them, without empty blocks."""
     return sorted({max(1, round(fraction * examples)) for fraction in FRACTIONS})
 
 

@@ -100,8 +100,8 @@ class ProbeFile(Measurements):
     settings: ProbeOptions
     classes: list[str]
     examples: dict[str, int]
-    """How many train, are held out, and are scored; in a cross-validation, of the first fold and of
-    all."""
+    """Number of examples that train, are held out, and are scored; in a cross-validation, those of
+    the first fold and of all."""
     majority: float
     """Per cent that the most frequent class of the training examples scores."""
     soundness: dict[str, SplitSoundness] | None = None
@@ -480,6 +480,6 @@ def _twin(file: ProbeFile) -> tuple[str, str, str]:
 
 
 def _stored_as(file: ProbeFile) -> dict[str, Any]:
-    """How the hidden states were computed and stored, by ``split: field``."""
+    """Settings that the hidden states were computed and stored with, by ``split: field``."""
     fields = ("encoding", "precision", "nonfinite")
     return {k: value for k, value in file.made_from.items() if k.rpartition(": ")[2] in fields}

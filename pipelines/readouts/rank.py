@@ -201,7 +201,7 @@ def with_interactions(u: Tensor, v: Tensor) -> Tensor:
 
 
 def feature_width(features: Callable[[Tensor, Tensor], Tensor], width: int) -> int:
-    """How many features a pair of vectors of this width has."""
+    """Number of features of a pair of vectors of this width."""
     return features(torch.zeros(width), torch.zeros(width)).shape[-1]
 
 

@@ -144,9 +144,9 @@ class Job:
         """
         folder, metrics, questions = self.folder / path, {}, {}
         for part, values in scores.items():
-            of = self.candidates[part]
-            questions[part] = score_questions(values, of.label, of.question, of.tie)
-            metrics[part] = summary(questions[part], len(of.questions))._asdict()
+            asked = self.candidates[part]
+            questions[part] = score_questions(values, asked.label, asked.question, asked.tie)
+            metrics[part] = summary(questions[part], len(asked.questions))._asdict()
         ranking = Ranking(
             settings=dict(settings),
             metrics=metrics,
@@ -277,10 +277,10 @@ def _job(workspace: Workspace, name: str, scorers: Sequence[str], training: Rank
     candidates = {
         part: Candidates.of(data, part) for part in PARTS if part in there or part in needed
     }
-    for part, of in candidates.items():
-        if not of.label.any():
+    for part, found in candidates.items():
+        if not found.label.any():
             raise InputError(
-                f"no question of {part} has a positive passage among its {len(of):,} "
+                f"no question of {part} has a positive passage among its {len(found):,} "
                 f"candidates: nothing can be learned or scored there; check the labels of {part}"
             )
     return Job(workspace, name, data, candidates, training)

@@ -125,7 +125,8 @@ class SimilarityFile(Measurements):
     scored_part: str
     """``test``, or ``dev`` of data whose test has no scores."""
     pairs: dict[str, Count]
-    """How many are scored; where there is a training part, how many train and are chosen on."""
+    """Number of scored pairs; where there is a training part, also of those that train and that
+    epochs are chosen on."""
     unscored: dict[str, Count]
     """Pairs that nobody judged and that are left out, by sub-set."""
     missing: list[str]
@@ -150,7 +151,7 @@ class SimilarityFile(Measurements):
 
     @property
     def doubts(self) -> str | None:
-        """What trained scorers may have learned by heart, where there is a training part."""
+        """Pairs and sentences that trained scorers may know by heart; None without any."""
         if "train" not in self.pairs:
             return None
         parts = [doubts(self.soundness)] if is_doubtful(self.soundness) else []
