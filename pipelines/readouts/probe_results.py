@@ -23,7 +23,13 @@ from bertvision.pipelines.measurements import Measurements
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
-from bertvision.pipelines.readouts.inputs import Extraction, extracted, read_inputs, with_twin
+from bertvision.pipelines.readouts.inputs import (
+    Extraction,
+    ensure_inputs,
+    locked,
+    read_inputs,
+    with_twin,
+)
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.readouts.probe import Done, Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData, majority, read_data
@@ -47,6 +53,8 @@ MEMORY = 2 << 30
 DOUBTFUL = "†"
 """Marks data whose scores say little, in tables."""
 Need = Literal["probe", "control", "mdl"]
+_GAIN = ("difference", "difference_low", "difference_high")
+_OF_CONTROL, _OF_MDL = ("selectivity", "memorised", "unseen"), ("bits", "compression")
 Row = dict[str, Any]
 
 
@@ -198,10 +206,9 @@ def probe(
     needs += ["mdl"] if mdl else []
     folder = workspace.root / ProbeFile.folder / data.name
     every: list[ProbeFile] = []
-    with extracted(
-        *(workspace, snapshots, source.name, list(data.sizes), poolings, choice, extraction),
-        *(folder, f"probing {data.name}"),
-    ):
+    parts = list(data.sizes)
+    ensure_inputs(workspace, snapshots, source.name, parts, poolings, choice, extraction)
+    with locked(folder, f"probing {data.name}"):
         for tag in snapshots:
             splits: dict[TokenPooling, list[PooledSplit]] = {}
             files, wanted = {}, []
@@ -369,7 +376,8 @@ class Probing:
                 record.mdl = code
             return
         controls = measure_control(
-            *(problem, self.data),
+            problem,
+            self.data,
             np.array([record.weight_decay for record in records]).T,
             np.array([record.epochs for record in records]).T,
             np.array([record.accuracy for record in records]),
@@ -419,7 +427,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
             scored = file.examples["scored"]
             other = twin.find(record.layers) if twin else None
             gain = share_difference(record.bits(scored), other.bits(scored)) if other else None
-            control, mdl = record.control, record.mdl
+            control = record.control
             rows.append(
                 {
                     "dataset": file.dataset,
@@ -429,9 +437,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                     "layers": layers_text(record.layers),
                     "probe": f"mlp-{file.settings.hidden}" if file.settings.hidden else "linear",
                     "settings": file.settings.digest,
-                    "accuracy": record.accuracy,
-                    "low": record.low,
-                    "high": record.high,
+                    **record.model_dump(include={"accuracy", "low", "high"}),
                     "majority": file.majority,
                     "held_out": record.held_out,
                     "weight_decay": sum(record.weight_decay) / len(record.weight_decay),
@@ -441,15 +447,10 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                     "best": record.layers == best,
                     "doubts": file.doubts,
                     "data": file.data,
-                    "difference": gain and gain.value,
-                    "difference_low": gain and gain.low,
-                    "difference_high": gain and gain.high,
+                    **dict(zip(_GAIN, gain or (None, None, None), strict=True)),
                     "control": control and control.accuracy,
-                    "selectivity": control and control.selectivity,
-                    "memorised": control and control.memorised,
-                    "unseen": control and control.unseen,
-                    "bits": mdl and mdl.bits,
-                    "compression": mdl and mdl.compression,
+                    **{key: getattr(control, key, None) for key in _OF_CONTROL},
+                    **{key: getattr(record.mdl, key, None) for key in _OF_MDL},
                 }
             )
     return rows

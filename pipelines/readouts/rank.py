@@ -327,12 +327,12 @@ def train(
         return Trained(scorer, [0] * inputs, [[] for _ in range(inputs)])
     questions = _Questions(candidates["train"])
     rankers = _Rankers(scorer, vectors, training.margin)
-    stack = train_patiently(
-        *(rankers, seed, training, device),
-        lambda epoch: questions.batches(training.batch_size, (seed, epoch), device),
-        lambda: [candidates["dev"]],
-        from_start=True,
-    )
+    dev = [candidates["dev"]]
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        return questions.batches(training.batch_size, (seed, epoch), device)
+
+    stack = train_patiently(rankers, seed, training, device, batches, lambda: dev, from_start=True)
     with torch.no_grad():
         for parameter, best in zip(scorer.parameters(), stack.best, strict=True):
             parameter.copy_(best)
