@@ -510,13 +510,13 @@ def test_the_probes_of_small_blocks_are_trained_until_they_no_longer_improve() -
 
 
 def test_an_easier_input_has_the_shorter_code() -> None:
-    easy, labels = blobs(3000, 4, 10, noise=0.5)
-    hard, same = blobs(3000, 4, 10, noise=2.0)
+    easy, labels = blobs(1200, 4, 10, noise=0.5)
+    hard, same = blobs(1200, 4, 10, noise=2.0)
     assert (labels == same).all()
     inputs = Inputs(torch.cat([easy.values, hard.values], dim=1))
-    rows = torch.arange(3000)
+    rows = torch.arange(1200)
     options = ProbeOptions(max_epochs=60)
-    code = online_code(problem(inputs, labels, options), rows[:2000], rows[2000:])
+    code = online_code(problem(inputs, labels, options), rows[:800], rows[800:])
     assert code.bits[0] < code.bits[1] / 2
     assert code.compression[0] > 2.5
     assert code.compression[1] > 1
