@@ -186,6 +186,17 @@ def signed(value: float, digits: int = 1) -> str:
     return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
 
 
+def number(value: float | None, form: str = "{:.1f}") -> str:
+    """A number for people; a dash for None."""
+    return "-" if value is None else form.format(value)
+
+
+def interval(row: Mapping[str, Any], key: str, form: str = "{:.1f}") -> str:
+    """The ends of an interval, ``<key>_low`` to ``<key>_high`` of a row; a dash for None."""
+    low, high = (number(row.get(f"{key}_{end}"), form) for end in ("low", "high"))
+    return "-" if low == "-" else f"{low} to {high}"
+
+
 def _are_numbers(cells: Sequence[str]) -> bool:
     found = [cell for cell in cells if cell not in ("", "-", "–")]
     return bool(found) and all(map(_NUMBER.fullmatch, found))

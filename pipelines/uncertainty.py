@@ -1,4 +1,4 @@
-"""How certain a score is: what another choice of items, and of seeds, would have given.
+"""Uncertainty of scores: the spread that another choice of items, and of seeds, would give.
 
 Items are drawn again with replacement, as often as there are, and the score is computed anew (Efron
 & Tibshirani 1993, An Introduction to the Bootstrap). Intervals are those of the percentiles.
@@ -97,15 +97,44 @@ def paired_bootstrap(
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     one, other = (x[0] if x.ndim == 2 and len(x) else x for x in (a, b))
     _check(one, other, resamples, confidence)
-    if a.ndim == 2 or b.ndim == 2:
-        both = np.atleast_2d(a), np.atleast_2d(b)
-        return _over_seeds(*both, clusters, resamples, confidence, seed)
-    sums, sizes = _by_cluster(a - b, clusters)
-    drawn = resampled_means(sums, sizes, resamples, np.random.default_rng(seed))
-    means = float(a.mean()), float(b.mean())
-    slack = 1e-9 * float(np.abs(a - b).max())
-    exact = float(sums.sum() / sizes.sum())
-    return _difference(*means, exact, drawn, slack, confidence, len(a), len(sums))
+    random, means = np.random.default_rng(seed), (float(a.mean()), float(b.mean()))
+    if a.ndim == b.ndim == 1:
+        sums, sizes = _by_cluster(a - b, clusters)
+        drawn = resampled_means(sums, sizes, resamples, random)
+        exact, slack = float(sums.sum() / sizes.sum()), float(np.abs(a - b).max())
+    else:
+        a, b = np.atleast_2d(a), np.atleast_2d(b)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise InputError("scores hold NaN or infinity: they cannot be compared")
+        sizes = _by_cluster(a[0], clusters)[1]
+        sides = [np.array([_by_cluster(row, clusters)[0] for row in x]).T for x in (a, b)]
+        drawn = np.concatenate(
+            [
+                _of_drawn_seeds(sides[0], sizes, times, random)
+                - _of_drawn_seeds(sides[1], sizes, times, random)
+                for times in drawn_counts(len(sizes), resamples, random)
+            ]
+        )
+        exact, slack = means[0] - means[1], float(max(abs(a).max(), abs(b).max()))
+    difference = _difference(means, exact, drawn, 1e-9 * slack, confidence, a.shape[-1], len(sizes))
+    return difference._replace(seeds=(len(np.atleast_2d(a)), len(np.atleast_2d(b))))
+
+
+def _of_drawn_seeds(
+    sums: Floats, sizes: Floats, times: Ints, random: np.random.Generator
+) -> Floats:
+    """(resamples,) means over clusters and seeds, of which as many are drawn as there are.
+
+    Args:
+        sums: (clusters, seeds) sum of the scores of each cluster.
+        sizes: (clusters,) number of scores of each cluster.
+        times: (resamples, clusters) how often each cluster was drawn.
+        random: Generator that draws the seeds.
+    """
+    by_seed = times @ sums / (times @ sizes)[:, None]  # (resamples, seeds)
+    seeds = random.integers(0, sums.shape[1], by_seed.shape)
+    means: Floats = np.take_along_axis(by_seed, seeds, axis=1).mean(axis=1)
+    return means
 
 
 def paired_bootstrap_of(
@@ -156,38 +185,9 @@ def paired_bootstrap_of(
         drawn[i] = means[0] - means[1]
     one, other = (float(np.mean([metric(said, gold) for said in side])) for side in sides)
     slack = 1e-9 * max(abs(one), abs(other))
-    found = _difference(one, other, one - other, drawn, slack, confidence, len(gold), len(members))
-    return found._replace(seeds=(len(sides[0]), len(sides[1])))
-
-
-def _over_seeds(
-    a: Floats,
-    b: Floats,
-    clusters: Sequence[Hashable] | None,
-    resamples: int,
-    confidence: float,
-    seed: int,
-) -> Difference:
-    """`paired_bootstrap` of (seeds, questions): questions in pairs, seeds of each side alone."""
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise InputError("scores hold NaN or infinity: they cannot be compared")
-    sizes = _by_cluster(a[0], clusters)[1]
-    sides = [np.array([_by_cluster(row, clusters)[0] for row in x]).T for x in (a, b)]
-    random, drawn = np.random.default_rng(seed), []
-    for times in drawn_counts(len(sizes), resamples, random):
-        means = []
-        for sums in sides:  # (clusters, seeds)
-            by_seed = times @ sums / (times @ sizes)[:, None]  # (resamples, seeds)
-            seeds = random.integers(0, sums.shape[1], by_seed.shape)
-            means.append(np.take_along_axis(by_seed, seeds, axis=1).mean(axis=1))
-        drawn.append(means[0] - means[1])
-    one, other = float(a.mean()), float(b.mean())
-    slack = 1e-9 * float(max(abs(a).max(), abs(b).max()))
-    sizes_of = a.shape[1], len(sizes)
-    found = _difference(
-        one, other, one - other, np.concatenate(drawn), slack, confidence, *sizes_of
-    )
-    return found._replace(seeds=(len(a), len(b)))
+    sizes = len(gold), len(members)
+    difference = _difference((one, other), one - other, drawn, slack, confidence, *sizes)
+    return difference._replace(seeds=(len(sides[0]), len(sides[1])))
 
 
 def _check(a: Floats, b: Floats, resamples: int, confidence: float) -> None:
@@ -206,8 +206,7 @@ def _check(a: Floats, b: Floats, resamples: int, confidence: float) -> None:
 
 
 def _difference(
-    first: float,
-    second: float,
+    scores: tuple[float, float],
     difference: float,
     drawn: Floats,
     slack: float,
@@ -218,8 +217,7 @@ def _difference(
     """Interval, p-value and standard error of resampled differences.
 
     Args:
-        first: Score of the first system.
-        second: Score of the second.
+        scores: Scores of the first and the second system.
         difference: First score minus second.
         drawn: (resamples,) differences.
         slack: Amount by which equal differences may differ, since sums in another order differ in
@@ -231,8 +229,7 @@ def _difference(
     low, high = percentiles(drawn, 50 * (1 - confidence))
     far = np.abs(drawn - difference) >= abs(difference) - slack
     return Difference(
-        first=first,
-        second=second,
+        *scores,
         difference=difference,
         low=float(low),
         high=float(high),
@@ -292,7 +289,7 @@ def resampled_means(
 
 
 def drawn_counts(units: int, resamples: int, random: np.random.Generator) -> Iterator[Ints]:
-    """How often each unit was drawn, unit by unit, some resamples at a time.
+    """Draw units with replacement, and count how often each was drawn, some resamples at a time.
 
     Args:
         units: Number of units, of which as many are drawn with replacement.

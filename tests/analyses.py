@@ -7,19 +7,18 @@ from collections.abc import Callable
 import dask.array as da
 import numpy as np
 import torch
-from test_lens_sums import WORDS, Head
+from test_lens import WORDS, Head
 
 from bertvision.pipelines.analysis.attention import AttentionResult, attention
 from bertvision.pipelines.analysis.attention_maps import WindowMaps
 from bertvision.pipelines.analysis.cca import CcaResult, cca
 from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.context import ContextResult, Samples, context
 from bertvision.pipelines.analysis.exits import ExitsResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 from bertvision.pipelines.analysis.languages import LanguagesResult, languages
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.lens import lens
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult, lens
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult

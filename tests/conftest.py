@@ -43,7 +43,7 @@ LONGEST = """
     test_finetune test_probe_run test_stored_tokens test_corruption test_benchmarks test_models
     test_cli test_sweep test_remote_workspace test_extract_cls test_extract test_crash test_removal
     test_encoders test_cka test_light test_lease test_store_machine test_convolutions test_analyse
-    test_rank test_tutorials test_docs test_probe_training
+    test_rank test_tutorials test_docs test_probe
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 

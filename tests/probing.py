@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from bertvision.pipelines.readouts.options import ProbeOptions
-from bertvision.pipelines.readouts.probe import Inputs
+from bertvision.pipelines.readouts.probe import Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import Labelled, ProbeData, partition
 
 
@@ -20,6 +20,11 @@ def blobs(
     centres = random.standard_normal((classes, inputs, width))
     values = centres[labels] + noise * random.standard_normal((examples, inputs, width))
     return Inputs(torch.from_numpy(values.astype(np.float32))), labels
+
+
+def problem(inputs: Inputs, labels: npt.NDArray[np.int64], options: ProbeOptions) -> Problem:
+    """Probes that learn all classes there are."""
+    return Problem(inputs, torch.from_numpy(labels), int(labels.max()) + 1, options)
 
 
 def as_data(

@@ -12,11 +12,18 @@ import pytest
 from families import make_family
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.mlm.agreement import agreement
-from bertvision.pipelines.analysis.mlm.cloze import cloze
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.items import MASK, Item, Items, read_items
-from bertvision.pipelines.analysis.mlm.prompts import Prompts, Vocabulary, prompts
+from bertvision.pipelines.analysis.cloze import ClozeResult
+from bertvision.pipelines.analysis.cloze import cloze_of_items as cloze
+from bertvision.pipelines.analysis.cloze_items import (
+    MASK,
+    Item,
+    Items,
+    Prompts,
+    Vocabulary,
+    agreement,
+    prompts,
+    read_items,
+)
 from bertvision.pipelines.encoders.loading import load_tokenizer
 
 

@@ -19,9 +19,9 @@ from bertvision.jobs.analyses.probe import probe_charts
 from bertvision.jobs.repeats import Spread
 from bertvision.jobs.show import Row, Rows, score_charts
 from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.kinds import ANALYSES
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from byhand import fields, rewrite
+from probing import problem
 from processes import run_code
 from typer.testing import CliRunner
 
@@ -152,7 +153,7 @@ def test_probes_read_the_layer_and_the_rows_they_say(space: Workspace) -> None:
     every = np.concatenate(splits)
     for key in ((2,), (0, 2)):
         x = np.concatenate([every[:, i] for i in key], axis=1)[:, None]
-        alone = measure(Inputs(torch.from_numpy(x)), data, OPTIONS)
+        alone = measure(problem(Inputs(torch.from_numpy(x)), data.labels, OPTIONS), data)
         record = file.find(key)
         assert record is not None
         assert (record.bits(40) == alone.correct[0]).all()

@@ -13,8 +13,8 @@ from stores import Made
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.mlm.lens import lens
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult
+from bertvision.pipelines.analysis.lens import lens_of_array as lens
 from bertvision.pipelines.readouts.lens import TrainedLens, dropped, train_lens, words_of
 from bertvision.pipelines.readouts.options import LensOptions
 

@@ -24,8 +24,8 @@ from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-    from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+    from bertvision.pipelines.analysis.cloze import ClozeResult
+    from bertvision.pipelines.analysis.lens import LensResult
 
 
 @job
@@ -82,7 +82,7 @@ def lens(
     splits = [split, train_split or "train"] if trained else [split]
 
     def run(space: Workspace, figure: Path | None) -> LensResult:
-        from bertvision.pipelines.analysis.mlm.run import lens as measure
+        from bertvision.pipelines.analysis.lens import lens as measure
 
         return measure(
             space,
@@ -138,13 +138,12 @@ def cloze(
     tag = parse_tag(checkpoint)
 
     def run(space: Workspace, figure: Path | None) -> ClozeResult:
-        from bertvision.pipelines.analysis.mlm.agreement import AGREEMENT, agreement
-        from bertvision.pipelines.analysis.mlm.items import read_items
+        from bertvision.pipelines.analysis.cloze_items import AGREEMENT, agreement, read_items
 
         check_snapshots(space, [tag])
         asked = agreement() if str(items) == AGREEMENT else read_items(Path(items))
 
-        from bertvision.pipelines.analysis.mlm.run import cloze as measure
+        from bertvision.pipelines.analysis.cloze import cloze as measure
 
         return measure(
             space,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bertvision.pipelines.analysis.attention import AttentionResult
 from bertvision.pipelines.analysis.cca import CcaResult
 from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.context import ContextResult
 from bertvision.pipelines.analysis.exits import ExitsResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
 from bertvision.pipelines.analysis.languages import LanguagesResult
-from bertvision.pipelines.analysis.mlm.cloze_result import ClozeResult
-from bertvision.pipelines.analysis.mlm.lens_result import LensResult
+from bertvision.pipelines.analysis.lens import LensResult
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult

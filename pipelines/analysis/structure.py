@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from bertvision.pipelines.readouts.structure import (
     Measured,
     Metric,
     Parts,
-    Unlearned,
     centre_of_gravity,
     expected_layer,
     majority,
@@ -189,7 +188,7 @@ class StructureResult(AnalysisResult):
         ]
 
     def remarks(self) -> list[str]:
-        """Where edge probes look, and everything that was left out."""
+        """Layers that edge probes look at, and everything that was left out."""
         said = [
             self._layers_of(t, k) for t in range(len(self.tags)) for k in range(len(self.tasks))
         ]
@@ -311,9 +310,9 @@ def structure(
         results.append(kept_or_measured(workspace, job, measured, own))
     if len(results) == 1:
         return results[0]
-    found = beside(results)
-    found.figure().save(drawn)
-    return found
+    joined = beside(results)
+    joined.figure().save(drawn)
+    return joined
 
 
 def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> StructureResult:
@@ -326,31 +325,31 @@ def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> S
 
 
 def result_of(
-    tag: str, parts: Parts, found: Sequence[Measured], options: StructureOptions
+    tag: str, parts: Parts, by_seed: Sequence[Measured], options: StructureOptions
 ) -> StructureResult:
     """The result of the probes of all seeds, with baselines and intervals.
 
     Args:
         tag: Tag of the snapshot.
         parts: Its sentences.
-        found: Scores of the probes, by seed.
+        by_seed: Scores of the probes, by seed.
         options: Settings of the training and the intervals.
     """
     layers = len(parts.scored.layers)
     alone, upto = [], []
-    for measured in found:
-        scores = {metric: scale(metric) * score(of) for metric, of in measured.scored.items()}
+    for measured in by_seed:
+        scores = {m: scale(m) * score(scored) for m, scored in measured.scored.items()}
         alone.append([scores[metric][:layers] for metric in METRICS])
         # the mix of the first layer alone is that layer's own probe
-        mixes = (np.append(scores[task][:1], scores[task][layers:]) for task in EDGE_PROBES)
-        upto.append(list(mixes))
+        upto.append([np.append(scores[t][:1], scores[t][layers:]) for t in EDGE_PROBES])
     each = np.array(alone)
-    means = {metric: _mean([of.scored[metric] for of in found]) for metric in METRICS}
+    means = {m: _mean([measured.scored[m] for measured in by_seed]) for m in METRICS}
     ends = np.array(
-        [scale(m) * interval(of, options.resamples)[:layers] for m, of in means.items()]
+        [scale(m) * interval(mean, options.resamples)[:layers] for m, mean in means.items()]
     )
-    lacking = {task: unlearned(parts.train, parts.scored, task) for task in EDGE_PROBES}
-    untrained, unscored = (_both(lacking, side) for side in (0, 1))
+    lacking = [unlearned(parts.train, parts.scored, task) for task in EDGE_PROBES]
+    untrained = [label for labels in lacking for label in labels.untrained]
+    unscored = [label for labels in lacking for label in labels.unscored]
     return StructureResult(
         tags=(tag,),
         layers=parts.scored.layers,
@@ -363,7 +362,7 @@ def result_of(
         baseline=_baselines(parts, options.seed),
         tasks=tuple(EDGE_PROBES),
         upto=np.array(upto)[None],
-        weights=np.array([of.weights for of in found])[None],
+        weights=np.array([measured.weights for measured in by_seed])[None],
         parts=tuple(part.split.split for part in parts),
         sentences=tuple(map(len, parts)),
         cut=tuple(part.cut for part in parts),
@@ -384,9 +383,9 @@ def scale(metric: Metric) -> float:
 
 def _baselines(parts: Parts, seed: int) -> Floats:
     """(baselines, metrics) scores, means over trees; NaN where a baseline says nothing."""
-    found = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
+    scored = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
     values = [
-        [scale(m) * score(found[b][m]).mean() if m in found[b] else np.nan for m in METRICS]
+        [scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan for m in METRICS]
         for b in BASELINES
     ]
     return np.array(values, np.float64)
@@ -395,11 +394,7 @@ def _baselines(parts: Parts, seed: int) -> Floats:
 def _mean(scored: Sequence[Share | ByLength]) -> Share | ByLength:
     """The mean over seeds sentence by sentence, whose score is the mean of the scores."""
     first = scored[0]
-    return first._replace(**{first._fields[0]: np.mean([of[0] for of in scored], axis=0)})
-
-
-def _both(lacking: Mapping[Metric, Unlearned], side: int) -> list[tuple[str, int]]:
-    return [found for of in lacking.values() for found in of[side]]
+    return first._replace(**{first._fields[0]: np.mean([one[0] for one in scored], axis=0)})
 
 
 def _check_alike(splits: Sequence[ActivationSplit]) -> None:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from bertvision.pipelines.readouts.options import RankOptions, SimilarityOptions
 
 B = TypeVar("B")
 """A batch, as the readout itself reads it."""
@@ -92,16 +95,6 @@ class Look(NamedTuple):
     """(models,) models that learn no more."""
 
 
-class Rule(Protocol):
-    """When models stop."""
-
-    def look(self, scores: Floats, epoch: int) -> Look:
-        """Take the scores of all models that are still trained, after an epoch."""
-
-    def keep(self, which: Bools) -> None:
-        """Forget all other models."""
-
-
 class EarlyStopping:
     """Keep the best, stop after a number of looks without a new best.
 
@@ -121,14 +114,14 @@ class EarlyStopping:
         self._most, self._in_a_row, self._margin = misses, in_a_row, margin
 
     def look(self, scores: Floats, epoch: int = 0) -> Look:
-        """See `Rule`."""
+        """Take the scores of all models that are still trained, after an epoch."""
         improved = (scores > self.best + self._margin) & (self._misses < self._most)
         self.best = np.where(improved, scores, self.best)
         self._misses = np.where(improved, 0 if self._in_a_row else self._misses, self._misses + 1)
         return Look(improved, self._misses >= self._most)
 
     def keep(self, which: Bools) -> None:
-        """See `Rule`."""
+        """Forget all other models."""
         self.best, self._misses = self.best[which], self._misses[which]
 
 
@@ -143,72 +136,16 @@ class FixedEpochs:
         self._epochs = epochs
 
     def look(self, scores: Floats, epoch: int) -> Look:
-        """See `Rule`."""
+        """See `EarlyStopping`."""
         over = self._epochs <= epoch
         return Look(over, over)
 
     def keep(self, which: Bools) -> None:
-        """See `Rule`."""
+        """See `EarlyStopping`."""
         self._epochs = self._epochs[which]
 
 
-class Optimiser(Protocol):
-    """Changes stacked parameters in place."""
-
-    def step(self, gradients: Sequence[Tensor] | None) -> None:
-        """One step; None of a batch that has nothing to learn from."""
-
-    def keep(self, parameters: list[Tensor], which: Tensor) -> None:
-        """Go on with these parameters, those of a part of the models; forget the other models."""
-
-    def slow_down(self, which: Tensor) -> None:
-        """A tenth of the learning rate for these models, and no memory of their gradients."""
-
-
-class TorchOptimiser:
-    """An optimiser of torch, whose steps and learning rate are those of all models.
-
-    Args:
-        parameters: Stacked parameters.
-        make: Makes the optimiser from them.
-        schedule: Learning rate after each step as a multiple of the first, by number of the step.
-    """
-
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        make: Callable[[list[Tensor]], torch.optim.Optimizer],
-        schedule: Callable[[int], float] | None = None,
-    ) -> None:
-        self._parameters, self._make = parameters, make
-        self._torch = make(parameters)
-        self._schedule: Any = schedule and torch.optim.lr_scheduler.LambdaLR(self._torch, schedule)
-
-    def step(self, gradients: Sequence[Tensor] | None) -> None:
-        """See `Optimiser`."""
-        if gradients is not None:
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                parameter.grad = gradient
-            self._torch.step()
-        if self._schedule:
-            self._schedule.step()
-
-    def keep(self, parameters: list[Tensor], which: Tensor) -> None:
-        """See `Optimiser`."""
-        states = [self._torch.state[p] for p in self._parameters]
-        self._parameters, self._torch = parameters, self._make(parameters)
-        for parameter, state in zip(parameters, states, strict=True):
-            self._torch.state[parameter] = {
-                key: value[which] if key.startswith("exp_avg") else value
-                for key, value in state.items()
-            }
-
-    def slow_down(self, which: Tensor) -> None:
-        """Optimisers of torch have one learning rate: use `StackedAdam`."""
-        raise NotImplementedError
-
-
-class StackedAdam:
+class StackedAdam(torch.optim.Optimizer):
     """Adam (Kingma & Ba 2015, algorithm 1) with a learning rate and a count of steps per model.
 
     Args:
@@ -217,39 +154,32 @@ class StackedAdam:
     """
 
     def __init__(self, parameters: list[Tensor], lr: float) -> None:
-        self._parameters = parameters
-        self._moments = [[torch.zeros_like(p) for p in parameters] for _ in _BETAS]
-        self._steps = torch.zeros(len(parameters[0]), device=parameters[0].device)
-        self._lr = torch.full_like(self._steps, lr)
+        super().__init__(parameters, {})
+        for parameter in parameters:
+            steps = torch.zeros(len(parameter), device=parameter.device)
+            moments = {name: torch.zeros_like(parameter) for name in ("first", "second")}
+            self.state[parameter] = {**moments, "steps": steps, "lr": torch.full_like(steps, lr)}
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor] | None) -> None:
-        """See `Optimiser`."""
-        if gradients is None:
-            return
-        self._steps += 1
-        first, second = (1 - beta**self._steps for beta in _BETAS)
-        stacked = zip(self._parameters, gradients, *self._moments, strict=True)
-        for parameter, gradient, m, v in stacked:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of every model."""
+        for parameter, state in self.state.items():
+            gradient = parameter.grad
+            assert gradient is not None
+            state["steps"] += 1
+            first, second = (1 - beta ** state["steps"] for beta in _BETAS)
             each = (-1, *(1,) * (parameter.ndim - 1))
-            m.lerp_(gradient, 1 - _BETAS[0])
-            v.lerp_(gradient.square(), 1 - _BETAS[1])
-            scale = (v / second.view(each)).sqrt_().add_(_EPSILON)
-            parameter -= (self._lr / first).view(each) * m / scale
-
-    def keep(self, parameters: list[Tensor], which: Tensor) -> None:
-        """See `Optimiser`."""
-        self._parameters = parameters
-        self._moments = [[moment[which] for moment in moments] for moments in self._moments]
-        self._steps, self._lr = self._steps[which], self._lr[which]
+            state["first"].lerp_(gradient, 1 - _BETAS[0])
+            state["second"].lerp_(gradient.square(), 1 - _BETAS[1])
+            scale = (state["second"] / second.view(each)).sqrt_().add_(_EPSILON)
+            parameter -= (state["lr"] / first).view(each) * state["first"] / scale
 
     def slow_down(self, which: Tensor) -> None:
-        """See `Optimiser`."""
-        self._lr[which] /= 10
-        self._steps[which] = 0
-        for moments in self._moments:
-            for moment in moments:
-                moment[which] = 0
+        """A tenth of the learning rate for these models, and no memory of their gradients."""
+        for state in self.state.values():
+            state["lr"][which] /= 10
+            for name in ("steps", "first", "second"):
+                state[name][which] = 0
 
 
 class Stack(Generic[B]):
@@ -261,17 +191,18 @@ class Stack(Generic[B]):
         best: Parameters of all models at their best look, (models, …) each.
         top: (models,) scores at their best look.
         epochs: (models,) epochs before their best look.
+        is_over: Whether all models have stopped.
+        optimiser: Optimiser of the models that are still trained.
     """
 
     def __init__(
         self,
         readout: Readout[B],
         seed: int,
-        optimiser: Callable[[list[Tensor]], Optimiser],
-        rule: Rule,
-        *,
+        optimiser: Callable[[list[Tensor]], torch.optim.Optimizer],
+        rule: EarlyStopping | FixedEpochs,
         device: torch.device,
-        slows_down: bool = False,
+        *,
         leaves: bool = True,
     ) -> None:
         """Start all models.
@@ -279,11 +210,10 @@ class Stack(Generic[B]):
         Args:
             readout: What the models learn.
             seed: Seed of their start.
-            optimiser: Makes the optimiser from stacked parameters.
+            optimiser: Makes the optimiser from stacked parameters. With `StackedAdam` a model goes
+                on with a tenth of its learning rate after a look without a new best.
             rule: When models stop.
             device: Device that trains.
-            slows_down: Whether a model without a new best goes on with a tenth of its learning
-                rate.
             leaves: Whether a model that stopped is taken out, so that it costs nothing more;
                 otherwise what it goes on to learn does not count.
         """
@@ -293,15 +223,19 @@ class Stack(Generic[B]):
         self.top = np.full(readout.count, -np.inf)
         self.epochs = np.zeros(readout.count, np.int64)
         self.is_over = False
+        self.optimiser = optimiser(self.parameters)
         self._which = torch.arange(readout.count, device=device)
-        self._optimiser, self._rule = optimiser(self.parameters), rule
-        self._slows_down, self._leaves = slows_down, leaves
+        self._make, self._rule, self._leaves = optimiser, rule, leaves
         self._total: Tensor | float = 0.0
         self._seen = 0
 
     def step(self, batch: B) -> None:
         """Learn from a batch."""
-        self._optimiser.step(self.readout.gradients(self.parameters, self._which, batch))
+        gradients = self.readout.gradients(self.parameters, self._which, batch)
+        if gradients is not None:
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.optimiser.step()
 
     @torch.no_grad()
     def look(self, batch: B) -> None:
@@ -331,17 +265,27 @@ class Stack(Generic[B]):
             best[self._which[new]] = parameter[new]
         numbers = self._which[new].cpu().numpy()
         self.top[numbers], self.epochs[numbers] = scores[improved], epoch
-        if self._slows_down:
-            self._optimiser.slow_down(~new)
+        if isinstance(self.optimiser, StackedAdam):
+            self.optimiser.slow_down(~new)
         over = stopped | last
         self.is_over = bool(over.all())
         if self._leaves and over.any():
-            left = torch.from_numpy(~over).to(self._which.device)
-            self._which = self._which[left]
-            self.parameters = [p[left].requires_grad_() for p in self.parameters]
-            self._optimiser.keep(self.parameters, left)
-            self._rule.keep(~over)
+            self._leave(~over)
         return int(over.sum())
+
+    def _leave(self, left: Bools) -> None:
+        """Go on with these models as if the others had never been there."""
+        kept = torch.from_numpy(left).to(self._which.device)
+        states = [self.optimiser.state[p] for p in self.parameters]
+        models, self._which = len(self._which), self._which[kept]
+        self.parameters = [p[kept].requires_grad_() for p in self.parameters]
+        self.optimiser = self._make(self.parameters)
+        for parameter, state in zip(self.parameters, states, strict=True):
+            self.optimiser.state[parameter] = {
+                key: value[kept] if value.shape[:1] == (models,) else value
+                for key, value in state.items()
+            }
+        self._rule.keep(left)
 
 
 def train(
@@ -384,6 +328,24 @@ def train(
                 stack.step(batch)
         if epoch % every == 0 or epoch == epochs:
             look(epoch)
+
+
+def train_patiently(
+    readout: Readout[B],
+    seed: int,
+    options: RankOptions | SimilarityOptions,
+    device: torch.device,
+    batches: Callable[[int], Iterable[B]],
+    held_out: Callable[[], Iterable[B]],
+    *,
+    from_start: bool = False,
+) -> Stack[B]:
+    """Train by AdamW until some epochs bring no better score; see `train`."""
+    adam = partial(torch.optim.AdamW, lr=options.lr, weight_decay=options.weight_decay)
+    rule = EarlyStopping(readout.count, options.patience, in_a_row=True)
+    stack = Stack(readout, seed, adam, rule, device, leaves=False)
+    train([stack], batches, held_out, epochs=options.epochs, from_start=from_start)
+    return stack
 
 
 def standard_scale(values: Tensor, rows: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What readouts of pooled states have in common: the vectors they read, and a folder of results."""
+"""Vectors that readouts of pooled states read, and the folder of their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNTRAINED = "untrained"
 
 
 class Extraction(TypedDict, total=False):
-    """How hidden states are extracted that are missing; see `ensure_features`."""
+    """Settings of the extraction of hidden states that are missing; see `ensure_features`."""
 
     encoding: EncodingName | None
     """Encoding of these hidden states."""
@@ -36,8 +36,7 @@ class Extraction(TypedDict, total=False):
     """Address of a cluster that extracts."""
 
 
-@contextmanager
-def extracted(
+def ensure_inputs(
     workspace: Workspace,
     tags: Sequence[str],
     dataset: str | None,
@@ -45,31 +44,37 @@ def extracted(
     poolings: Sequence[TokenPooling],
     choice: LayerChoice,
     extraction: Extraction,
-    folder: Path,
-    doing: str,
-) -> Iterator[None]:
-    """Extract the hidden states that are missing, and hold the lock of a folder of results.
+) -> None:
+    """Extract the hidden states that are missing.
 
     Args:
         workspace: Workspace with the snapshots.
         tags: The snapshots.
         dataset: An added data set; None is the workspace's own data.
         splits: Splits of the data.
-        poolings: Poolings over the tokens of a window; none reads no hidden states.
+        poolings: Poolings over the tokens of a window.
         choice: Choice of the inputs.
         extraction: Settings of the extraction.
-        folder: Folder of the results.
-        doing: The work that holds the lock, for the message of another process.
 
     Raises:
         InputError: there is no such layer or pooling.
         ProvenanceError: what is stored was not extracted alike; names the field.
+    """
+    layers = needed_layers(choice, poolings, workspace.config.model.num_hidden_layers)
+    ensure_features(workspace, tags, dataset, splits, poolings, layers=layers, **extraction)
+
+
+@contextmanager
+def locked(folder: Path, doing: str) -> Iterator[None]:
+    """Hold the lock of a folder of results, which is made where it is missing.
+
+    Args:
+        folder: Folder of the results.
+        doing: The work that holds the lock, for the message of another process.
+
+    Raises:
         LockedError: another process works in the folder.
     """
-    if poolings:
-        depth = workspace.config.model.num_hidden_layers
-        layers = needed_layers(choice, poolings, depth)
-        ensure_features(workspace, tags, dataset, splits, poolings, layers=layers, **extraction)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / ".lock", doing):
         yield

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.readouts.batched import FixedEpochs, Ints, Readout, Stack, TorchOptimiser
+from bertvision.pipelines.readouts.batched import FixedEpochs, Ints, Readout, Stack
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.inputs import Float32s
 from bertvision.pipelines.readouts.options import LensOptions
@@ -157,6 +158,15 @@ def train_lens(
     loader = ActivationLoader(split, batch_size=examples, seed=options.seed)
     starts = np.cumsum(split.plan.n_tokens, dtype=np.int64) - split.plan.n_tokens
 
+    stack = Stack(
+        _Heads(layers, split.record.hidden_size, tied, options),
+        options.seed,
+        partial(torch.optim.Adam, lr=options.lr),
+        FixedEpochs(np.ones(layers, np.int64)),
+        where,
+    )
+    schedule = LambdaLR(stack.optimiser, lambda step: 1 - step / options.steps)
+
     def passes() -> Iterator[_Batch]:
         while True:
             for batch in loader:
@@ -168,18 +178,8 @@ def train_lens(
                 states = batch.to(where).hidden_states
                 bar.update()
                 yield _Batch(states[words >= 0], words[words >= 0])
+                schedule.step()
 
-    stack = Stack(
-        _Heads(layers, split.record.hidden_size, tied, options),
-        options.seed,
-        lambda parameters: TorchOptimiser(
-            parameters,
-            partial(torch.optim.Adam, lr=options.lr),
-            lambda step: 1 - step / options.steps,
-        ),
-        FixedEpochs(np.ones(layers, np.int64)),
-        device=where,
-    )
     with progress(options.steps, "trained lens", "step") as bar:
         train_batched([stack], lambda epoch: islice(passes(), options.steps), epochs=1)
     matrices, offsets, biases = (p.cpu().numpy() for p in stack.best)

@@ -142,7 +142,7 @@ def treebank_splits(split: str) -> tuple[str, str, str]:
 
 
 class LensOptions(NamedTuple):
-    """How the heads of a trained lens learn."""
+    """Settings of the training of the heads of a lens."""
 
     steps: int = 500
     """Optimiser steps, of about 512 tokens each."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,9 +22,7 @@ from bertvision.pipelines.readouts.batched import (
     Floats,
     Ints,
     Readout,
-    Rule,
     Stack,
-    TorchOptimiser,
     standard_scale,
 )
 from bertvision.pipelines.readouts.batched import train as train_batched
@@ -204,127 +202,140 @@ class Trained(NamedTuple):
     """(inputs,) share of right held-out examples, or minus their mean loss in nats."""
 
 
-def train(
-    inputs: Inputs,
-    labels: Tensor,
-    rows: Tensor,
-    held_out: Tensor,
-    classes: int,
-    options: ProbeOptions,
-    *,
-    criterion: Criterion = "accuracy",
-    done: Done = lambda probes: None,
-) -> Trained:
-    """Train a probe on every input with every weight decay, and keep the best of each input.
+@dataclass(frozen=True)
+class Problem:
+    """Labelled examples, and how probes learn them."""
 
-    Of weight decays that do equally well on the held-out examples the smallest is taken, as in
-    SentEval. SentEval then trains the chosen probe again; with its seed that gives the same probe,
-    and is left out here.
+    inputs: Inputs
+    """Features of all examples."""
+    labels: Tensor
+    """(examples,) index of the class."""
+    classes: int
+    """Number of classes."""
+    options: ProbeOptions
+    done: Done = lambda probes: None
 
-    Args:
-        inputs: Features of all examples.
-        labels: (examples,) index of the class.
-        rows: (training examples,) their numbers.
-        held_out: (held-out examples,) their numbers.
-        classes: Number of classes.
-        options: Settings of the training.
-        criterion: Score on the held-out examples that stops and chooses.
-        done: Is told how many probes ended.
-    """
-    every = np.arange(inputs.count)
-    stacks = [
-        _stack(
-            *(inputs, every, classes, options, decay),
-            EarlyStopping(inputs.count, options.tenacity + 1),
-            criterion,
+    def rows(self, numbers: Ints) -> Tensor:
+        """Numbers of examples, on the device that trains."""
+        return torch.from_numpy(numbers).to(self.labels.device)
+
+    def standardised(self, rows: Tensor) -> Problem:
+        """The same with features on the scale of some examples, where the options ask for that."""
+        if not self.options.standardise:
+            return self
+        return replace(self, inputs=self.inputs.standardised(rows))
+
+    def train(self, rows: Tensor, held_out: Tensor, criterion: Criterion = "accuracy") -> Trained:
+        """Train a probe on every input with every weight decay, and keep the best of each input.
+
+        Of weight decays that do equally well on the held-out examples the smallest is taken, as in
+        SentEval. SentEval then trains the chosen probe again; with its seed that gives the same
+        probe, and is left out here.
+
+        Args:
+            rows: (training examples,) their numbers.
+            held_out: (held-out examples,) their numbers.
+            criterion: Score on the held-out examples that stops and chooses.
+        """
+        count = self.inputs.count
+        stacks = [
+            self._stack(
+                np.arange(count), decay, EarlyStopping(count, self.options.tenacity + 1), criterion
+            )
+            for decay in self.options.weight_decays
+        ]
+        # all inputs are taken, and those in use of them: at most `size` × inputs vectors at a time
+        parts = held_out.split(1024 if criterion == "accuracy" else 256)
+        train_batched(
+            stacks,
+            self._batches(rows),
+            lambda: map(self._batch, parts),
+            epochs=self.options.max_epochs,
+            every=self.options.epoch_size,
+            done=self.done,
         )
-        for decay in options.weight_decays
-    ]
-    # all inputs are taken, and those in use of them: at most `size` × inputs vectors at a time
-    size = 1024 if criterion == "accuracy" else 256
-    train_batched(
-        stacks,
-        _batches(inputs, labels, rows, options),
-        lambda: (Batch(inputs.take(part), labels[part]) for part in held_out.split(size)),
-        epochs=options.max_epochs,
-        every=options.epoch_size,
-        done=done,
-    )
-    best = np.array([stack.top for stack in stacks])
-    places = [(int(stack), i) for i, stack in enumerate(best.argmax(axis=0))]
-    return _gathered(stacks, options.weight_decays, places)
+        best = np.array([stack.top for stack in stacks])
+        places = [(int(stack), i) for i, stack in enumerate(best.argmax(axis=0))]
+        return _gathered(stacks, self.options.weight_decays, places)
 
+    def train_alike(self, rows: Tensor, weight_decay: Floats, epochs: Ints) -> Trained:
+        """Train probes with the weight decays of others, for as many epochs as those.
 
-def train_alike(
-    inputs: Inputs,
-    labels: Tensor,
-    rows: Tensor,
-    classes: int,
-    options: ProbeOptions,
-    *,
-    weight_decay: Floats,
-    epochs: Ints,
-    done: Done = lambda probes: None,
-) -> Trained:
-    """Train probes with the weight decays of others, for as many epochs as those.
+        Args:
+            rows: (training examples,) their numbers.
+            weight_decay: (inputs,) weight decay of each probe.
+            epochs: (inputs,) epochs of each probe.
 
-    Args:
-        inputs: Features of all examples.
-        labels: (examples,) index of the class.
-        rows: (training examples,) their numbers.
-        classes: Number of classes.
-        options: Settings of the training.
-        weight_decay: (inputs,) weight decay of each probe.
-        epochs: (inputs,) epochs of each probe.
-        done: Is told how many probes ended.
+        Returns:
+            The probes; ``held_out`` is NaN.
+        """
+        decays = np.unique(weight_decay).tolist()
+        groups = [np.flatnonzero(weight_decay == decay) for decay in decays]
+        stacks = [
+            self._stack(group, decay, FixedEpochs(epochs[group]))
+            for decay, group in zip(decays, groups, strict=True)
+        ]
+        most = max(1, int(epochs.max()))
+        train_batched(stacks, self._batches(rows), epochs=most, done=self.done)
+        which = [decays.index(decay) for decay in weight_decay.tolist()]
+        places = [(k, int(np.searchsorted(groups[k], i))) for i, k in enumerate(which)]
+        return _gathered(stacks, decays, places)
 
-    Returns:
-        The probes; ``held_out`` is NaN.
-    """
-    decays = np.unique(weight_decay).tolist()
-    groups = [np.flatnonzero(weight_decay == decay) for decay in decays]
-    stacks = [
-        _stack(inputs, group, classes, options, decay, FixedEpochs(epochs[group]))
-        for decay, group in zip(decays, groups, strict=True)
-    ]
-    most = max(1, int(epochs.max()))
-    train_batched(stacks, _batches(inputs, labels, rows, options), epochs=most, done=done)
-    which = [decays.index(decay) for decay in weight_decay.tolist()]
-    places = [(k, int(np.searchsorted(groups[k], i))) for i, k in enumerate(which)]
-    return _gathered(stacks, decays, places)
+    def _stack(
+        self,
+        which: Ints,
+        decay: float,
+        rule: EarlyStopping | FixedEpochs,
+        criterion: Criterion = "accuracy",
+    ) -> Stack[Batch]:
+        """The probes of one weight decay, at their start."""
+        options, width = self.options, self.inputs.width
+        adam = partial(torch.optim.Adam, lr=options.lr, weight_decay=decay, fused=True)
+        readout = Classifiers(width, self.classes, options.hidden, which, criterion)
+        return Stack(readout, options.seed, adam, rule, self.labels.device)
 
+    def _batches(self, rows: Tensor) -> Callable[[int], Iterable[Batch]]:
+        random = torch.Generator().manual_seed(self.options.seed)
 
-def _stack(
-    inputs: Inputs,
-    which: Ints,
-    classes: int,
-    options: ProbeOptions,
-    decay: float,
-    rule: Rule,
-    criterion: Criterion = "accuracy",
-) -> Stack[Batch]:
-    """The probes of one weight decay, at their start."""
-    adam = partial(torch.optim.Adam, lr=options.lr, weight_decay=decay, fused=True)
-    return Stack(
-        Classifiers(inputs.width, classes, options.hidden, which, criterion),
-        options.seed,
-        lambda parameters: TorchOptimiser(parameters, adam),
-        rule,
-        device=inputs.values.device,
-    )
+        def batches(epoch: int) -> Iterable[Batch]:
+            order = rows[torch.randperm(len(rows), generator=random).to(rows.device)]
+            return map(self._batch, order.split(self.options.batch_size))
 
+        return batches
 
-def _batches(
-    inputs: Inputs, labels: Tensor, rows: Tensor, options: ProbeOptions
-) -> Callable[[int], Iterable[Batch]]:
-    random = torch.Generator().manual_seed(options.seed)
+    def _batch(self, rows: Tensor) -> Batch:
+        return Batch(self.inputs.take(rows), self.labels[rows])
 
-    def batches(epoch: int) -> Iterator[Batch]:
-        order = rows[torch.randperm(len(rows), generator=random).to(rows.device)]
-        for batch in order.split(options.batch_size):
-            yield Batch(inputs.take(batch), labels[batch])
+    def predictions(self, parameters: list[Tensor], rows: Tensor) -> Ints:
+        """The most likely class of each example: (inputs, examples).
 
-    return batches
+        Args:
+            parameters: Parameters of a probe for each input.
+            rows: (examples,) numbers of some examples.
+        """
+        parts = [scores.argmax(-1) for scores in self._logits(parameters, rows)]
+        return torch.cat(parts, 1).cpu().numpy()
+
+    def log_likelihoods(self, parameters: list[Tensor], rows: Tensor) -> Floats:
+        """Log-probability of the label of each example in nats: (inputs, examples).
+
+        Args:
+            parameters: Parameters of a probe for each input.
+            rows: (examples,) numbers of some examples.
+        """
+        parts, start = [], 0
+        for scores in self._logits(parameters, rows):
+            labels = self.labels[rows[start : start + scores.shape[1]]]
+            gold = labels.expand(len(scores), -1).unsqueeze(-1)
+            parts.append(scores.double().log_softmax(-1).gather(-1, gold).squeeze(-1))
+            start += scores.shape[1]
+        return torch.cat(parts, 1).cpu().numpy()
+
+    def _logits(self, parameters: list[Tensor], rows: Tensor) -> Iterator[Tensor]:
+        """(inputs, part, classes) logits, part by part so that memory stays bounded."""
+        size = max(1, _LOGITS_AT_ONCE // (self.inputs.count * parameters[-1].shape[-1]))
+        for part in rows.split(min(size, 1024)):
+            yield logits(parameters, self.inputs.take(part))
 
 
 def _gathered(
@@ -340,39 +351,3 @@ def _gathered(
         np.array([stacks[stack].epochs[at] for stack, at in places]),
         np.array([stacks[stack].top[at] for stack, at in places]),
     )
-
-
-def _each_chunk(
-    parameters: list[Tensor], inputs: Inputs, rows: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """Parts of ``rows``, and their (inputs, part, classes) logits, so that memory stays bounded."""
-    size = max(1, _LOGITS_AT_ONCE // (inputs.count * parameters[-1].shape[-1]))
-    size = min(size, 1024)
-    for start in range(0, len(rows), size):
-        part = slice(start, min(start + size, len(rows)))
-        yield part, logits(parameters, inputs.take(rows[part]))
-
-
-def predictions(parameters: list[Tensor], inputs: Inputs, rows: Tensor) -> Ints:
-    """The most likely class of each example: (inputs, examples).
-
-    Args:
-        parameters: Parameters of a probe for each input.
-        inputs: Features of all examples.
-        rows: (examples,) numbers of some examples.
-    """
-    found = torch.empty(inputs.count, len(rows), dtype=torch.int64, device=rows.device)
-    for part, scores in _each_chunk(parameters, inputs, rows):
-        found[:, part] = scores.argmax(-1)
-    return found.cpu().numpy()
-
-
-def log_likelihoods(
-    parameters: list[Tensor], inputs: Inputs, rows: Tensor, labels: Tensor
-) -> Floats:
-    """Log-probability of each example's label in nats: (inputs, examples)."""
-    found = torch.empty(inputs.count, len(rows), dtype=torch.float64, device=rows.device)
-    for part, scores in _each_chunk(parameters, inputs, rows):
-        gold = labels[rows[part]].expand(inputs.count, -1).unsqueeze(-1)
-        found[:, part] = scores.double().log_softmax(-1).gather(-1, gold).squeeze(-1)
-    return found.cpu().numpy()

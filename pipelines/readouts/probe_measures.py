@@ -1,4 +1,4 @@
-"""What probes are held to: scored examples, a control task, the length of a code of the labels.
+"""Measures of probes: accuracy, a control task, and the length of a code of the labels.
 
 The accuracy of a probe says little by itself. It may memorise, which its control task shows (Hewitt
 & Liang 2019, EMNLP), or need many examples, which the length of an online code of the labels shows
@@ -19,16 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
-from bertvision.pipelines.readouts.options import ProbeOptions
-from bertvision.pipelines.readouts.probe import (
-    Done,
-    Inputs,
-    log_likelihoods,
-    predictions,
-    train,
-    train_alike,
-)
-from bertvision.pipelines.readouts.probe_data import Fold, ProbeData
+from bertvision.pipelines.readouts.probe import Problem
+from bertvision.pipelines.readouts.probe_data import ProbeData
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Parts of the training examples at which blocks of the online code end; section 4 of the paper."""
@@ -48,25 +40,21 @@ class Measured(NamedTuple):
     """(folds, inputs) epochs of the chosen probe."""
 
 
-def measure(
-    inputs: Inputs, data: ProbeData, options: ProbeOptions, done: Done = lambda probes: None
-) -> Measured:
+def measure(problem: Problem, data: ProbeData) -> Measured:
     """Train probes fold by fold and say of every scored example whether they are right.
 
     Args:
-        inputs: Features of all examples of the data.
+        problem: All examples of the data.
         data: Labels and folds.
-        options: Settings of the training.
-        done: Is told how many probes ended.
     """
-    labels = torch.from_numpy(data.labels).to(inputs.values.device)
     places = {int(row): i for i, row in enumerate(data.scored)}
-    correct = np.zeros((inputs.count, len(places)), bool)
+    correct = np.zeros((problem.inputs.count, len(places)), bool)
     probes = []
     for fold in data.folds:
-        seen, rows = _fold(inputs, fold, options)
-        probes.append(train(seen, labels, rows[0], rows[1], len(data.classes), options, done=done))
-        right = predictions(probes[-1].parameters, seen, rows[2]) == data.labels[fold.test]
+        rows, held_out, test = map(problem.rows, fold)
+        seen = problem.standardised(rows)
+        probes.append(seen.train(rows, held_out))
+        right = seen.predictions(probes[-1].parameters, test) == data.labels[fold.test]
         correct[:, [places[int(row)] for row in fold.test]] = right
     return Measured(
         correct,
@@ -74,12 +62,6 @@ def measure(
         np.stack([p.weight_decay for p in probes]),
         np.stack([p.epochs for p in probes]),
     )
-
-
-def _fold(inputs: Inputs, fold: Fold, options: ProbeOptions) -> tuple[Inputs, list[Tensor]]:
-    """The features as a probe of the fold reads them, and the numbers of its examples."""
-    rows = [torch.from_numpy(part).to(inputs.values.device) for part in fold]
-    return inputs.standardised(rows[0]) if options.standardise else inputs, rows
 
 
 class _Record(BaseModel):
@@ -107,52 +89,33 @@ class ControlRecord(_Record):
 
 
 def measure_control(
-    inputs: Inputs,
-    data: ProbeData,
-    options: ProbeOptions,
-    weight_decay: Floats,
-    epochs: Ints,
-    accuracy: Floats,
-    done: Done = lambda probes: None,
+    problem: Problem, data: ProbeData, weight_decay: Floats, epochs: Ints, accuracy: Floats
 ) -> list[ControlRecord]:
     """Train the same probes on random labels: the weight decay and the epochs are the real ones'.
 
     Args:
-        inputs: Features of all examples of the data.
+        problem: All examples of the data.
         data: Labels and folds.
-        options: Settings of the training.
         weight_decay: (folds, inputs) weight decays of the probes on the real labels.
         epochs: (folds, inputs) epochs of these.
         accuracy: (inputs,) accuracy of these, in per cent.
-        done: Is told how many probes ended.
     """
-    random = control_labels(data.texts, data.labels, options.seed)
-    labels = torch.from_numpy(random).to(inputs.values.device)
-    right = np.zeros(inputs.count)
+    random = control_labels(data.texts, data.labels, problem.options.seed)
+    control = replace(problem, labels=problem.rows(random))
+    right = np.zeros(problem.inputs.count)
     memorised, unseen = [], []
     for fold, decays, until in zip(data.folds, weight_decay, epochs, strict=True):
-        seen, rows = _fold(inputs, fold, options)
-        probes = train_alike(
-            *(seen, labels, rows[0], len(data.classes), options),
-            weight_decay=decays,
-            epochs=until,
-            done=done,
-        )
-        learned, scored = (
-            (predictions(probes.parameters, seen, rows[k]) == random[fold[k]]).sum(axis=1)
-            for k in (0, 2)
-        )
-        right += scored
+        rows, _, test = map(problem.rows, fold)
+        seen = control.standardised(rows)
+        probes = seen.train_alike(rows, decays, until).parameters
+        right += (seen.predictions(probes, test) == random[fold.test]).sum(axis=1)
+        learned = (seen.predictions(probes, rows) == random[fold.train]).sum(axis=1)
         memorised.append(learned / len(fold.train))
         unseen.append(unseen_share(data.texts, fold.train, fold.test))
-    test = 100 * right / len(data.scored)
+    test_accuracy, known = 100 * right / len(data.scored), 100 * np.mean(memorised, axis=0)
     return [
-        ControlRecord(
-            accuracy=t, selectivity=a - t, memorised=100 * m, unseen=float(np.mean(unseen))
-        )
-        for t, a, m in zip(
-            test.tolist(), accuracy.tolist(), np.mean(memorised, axis=0).tolist(), strict=True
-        )
+        ControlRecord(accuracy=t, selectivity=a - t, memorised=m, unseen=float(np.mean(unseen)))
+        for t, a, m in zip(test_accuracy.tolist(), accuracy.tolist(), known.tolist(), strict=True)
     ]
 
 
@@ -213,7 +176,7 @@ class OnlineCode(NamedTuple):
 
 
 def block_ends(examples: int) -> list[int]:
-    """Where the blocks of so many examples end: `FRACTIONS` of them, empty blocks left out."""
+    """Ends of the blocks of so many examples: `FRACTIONS` of them, without empty blocks."""
     return sorted({max(1, round(fraction * examples)) for fraction in FRACTIONS})
 
 
@@ -235,16 +198,7 @@ def code_length(
     return OnlineCode(bits, float(examples * np.log2(classes)), ends)
 
 
-def online_code(
-    inputs: Inputs,
-    labels: Tensor,
-    rows: Tensor,
-    held_out: Tensor,
-    classes: int,
-    options: ProbeOptions,
-    *,
-    done: Done = lambda probes: None,
-) -> OnlineCode:
+def online_code(problem: Problem, rows: Tensor, held_out: Tensor) -> OnlineCode:
     """Code the labels of the training examples with probes on every input.
 
     Each block's probe is stopped and its weight decay chosen by the loss of the held-out examples,
@@ -253,32 +207,28 @@ def online_code(
     steps as one of all examples, and so many more epochs: it ends because it no longer improves.
 
     Args:
-        inputs: Features of all examples.
-        labels: (examples,)
+        problem: All examples of the data.
         rows: Numbers of the training examples; they are sent in an order that the seed draws.
         held_out: Numbers of the held-out examples.
-        classes: Number of classes.
-        options: Settings of the probes.
-        done: Is told how many probes ended.
     """
+    options = problem.options
     shuffle = torch.Generator().manual_seed(options.seed)
     order = rows[torch.randperm(len(rows), generator=shuffle).to(rows.device)]
     most_steps = options.max_epochs * math.ceil(len(rows) / options.batch_size)
 
     def block_bits(begin: int, end: int) -> Floats:
         known, sent = order[:begin], order[begin:end]
-        seen = inputs.standardised(known) if options.standardise else inputs
         steps = math.ceil(begin / options.batch_size)
         patient = replace(
             options,
             epoch_size=max(options.epoch_size, math.ceil(_LOOK_AFTER / steps)),
             max_epochs=math.ceil(most_steps / steps),
         )
-        probes = train(seen, labels, known, held_out, classes, patient, criterion="loss", done=done)
-        nats = -log_likelihoods(probes.parameters, seen, sent, labels).sum(axis=1)
-        return np.asarray(nats / np.log(2))
+        seen = replace(problem, options=patient).standardised(known)
+        probes = seen.train(known, held_out, "loss").parameters
+        return np.asarray(-seen.log_likelihoods(probes, sent).sum(axis=1) / np.log(2))
 
-    return code_length(len(rows), classes, block_bits)
+    return code_length(len(rows), problem.classes, block_bits)
 
 
 class MdlRecord(_Record):
@@ -290,23 +240,15 @@ class MdlRecord(_Record):
     ends: list[int]
 
 
-def measure_mdl(
-    inputs: Inputs, data: ProbeData, options: ProbeOptions, done: Done = lambda probes: None
-) -> list[MdlRecord]:
+def measure_mdl(problem: Problem, data: ProbeData) -> list[MdlRecord]:
     """Code the labels of the training examples; in a cross-validation, those of the first fold.
 
     Args:
-        inputs: Features of all examples of the data.
+        problem: All examples of the data.
         data: Labels and folds.
-        options: Settings of the training.
-        done: Is told how many probes ended.
     """
-    fold = data.folds[0]
-    labels, rows, held_out = (
-        torch.from_numpy(values).to(inputs.values.device)
-        for values in (data.labels, fold.train, fold.held_out)
-    )
-    code = online_code(inputs, labels, rows, held_out, len(data.classes), options, done=done)
+    rows, held_out, _ = map(problem.rows, data.folds[0])
+    code = online_code(problem, rows, held_out)
     return [
         MdlRecord(bits=b, uniform_bits=code.uniform_bits, compression=c, ends=code.ends)
         for b, c in zip(code.bits.tolist(), code.compression.tolist(), strict=True)

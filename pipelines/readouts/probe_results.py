@@ -23,9 +23,15 @@ from bertvision.pipelines.measurements import Measurements
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
-from bertvision.pipelines.readouts.inputs import Extraction, extracted, read_inputs, with_twin
+from bertvision.pipelines.readouts.inputs import (
+    Extraction,
+    ensure_inputs,
+    locked,
+    read_inputs,
+    with_twin,
+)
 from bertvision.pipelines.readouts.options import ProbeOptions
-from bertvision.pipelines.readouts.probe import Done, Inputs
+from bertvision.pipelines.readouts.probe import Done, Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData, majority, read_data
 from bertvision.pipelines.readouts.probe_measures import (
     ControlRecord,
@@ -47,6 +53,8 @@ MEMORY = 2 << 30
 DOUBTFUL = "†"
 """Marks data whose scores say little, in tables."""
 Need = Literal["probe", "control", "mdl"]
+_GAIN = ("difference", "difference_low", "difference_high")
+_OF_CONTROL, _OF_MDL = ("selectivity", "memorised", "unseen"), ("bits", "compression")
 Row = dict[str, Any]
 
 
@@ -100,8 +108,8 @@ class ProbeFile(Measurements):
     settings: ProbeOptions
     classes: list[str]
     examples: dict[str, int]
-    """How many train, are held out, and are scored; in a cross-validation, of the first fold and of
-    all."""
+    """Number of examples that train, are held out, and are scored; in a cross-validation, those of
+    the first fold and of all."""
     majority: float
     """Per cent that the most frequent class of the training examples scores."""
     soundness: dict[str, SplitSoundness] | None = None
@@ -198,10 +206,9 @@ def probe(
     needs += ["mdl"] if mdl else []
     folder = workspace.root / ProbeFile.folder / data.name
     every: list[ProbeFile] = []
-    with extracted(
-        *(workspace, snapshots, source.name, list(data.sizes), poolings, choice, extraction),
-        *(folder, f"probing {data.name}"),
-    ):
+    parts = list(data.sizes)
+    ensure_inputs(workspace, snapshots, source.name, parts, poolings, choice, extraction)
+    with locked(folder, f"probing {data.name}"):
         for tag in snapshots:
             splits: dict[TokenPooling, list[PooledSplit]] = {}
             files, wanted = {}, []
@@ -284,9 +291,9 @@ class Probing:
             return
         with progress(sum(map(self._work, groups)), f"{name} {self.tag}", "probe") as bar:
             for group in groups:
-                inputs = self.load(group.inputs)
+                problem = self._problem(self.load(group.inputs), bar.update)
                 for need in group.needs:
-                    self.measure(need, inputs, group.inputs, bar.update)
+                    self.measure(need, problem, group.inputs)
                     for pooling in dict.fromkeys(key.pooling for key in group.inputs):
                         self.files[pooling].write(self.workspace.root)
 
@@ -347,51 +354,49 @@ class Probing:
             )
         return Inputs(torch.from_numpy(values).to(device()))
 
-    def measure(self, need: Need, inputs: Inputs, group: Sequence[Wanted], done: Done) -> None:
+    def _problem(self, inputs: Inputs, done: Done) -> Problem:
+        labels = torch.from_numpy(self.data.labels).to(inputs.values.device)
+        return Problem(inputs, labels, len(self.data.classes), self.options, done)
+
+    def measure(self, need: Need, problem: Problem, group: Sequence[Wanted]) -> None:
         """Measure one thing of a group of inputs, and put it into its files.
 
         Args:
             need: What to measure.
-            inputs: Vectors of the group.
+            problem: Vectors of the group with their labels.
             group: The inputs.
-            done: Is told how many probes ended.
         """
         if need == "probe":
-            self._train(inputs, group, done)
+            self._train(problem, group)
             return
         kept = [self.files[key.pooling].find(key.layers) for key in group]
         records = [record for record in kept if record is not None]  # needs begin with the probe
         if need == "mdl":
-            for record, code in zip(
-                records, measure_mdl(inputs, self.data, self.options, done), strict=True
-            ):
+            for record, code in zip(records, measure_mdl(problem, self.data), strict=True):
                 record.mdl = code
             return
-        trained = (
+        controls = measure_control(
+            problem,
+            self.data,
             np.array([record.weight_decay for record in records]).T,
             np.array([record.epochs for record in records]).T,
             np.array([record.accuracy for record in records]),
         )
-        controls = measure_control(inputs, self.data, self.options, *trained, done)
         for record, control in zip(records, controls, strict=True):
             record.control = control
 
-    def _train(self, inputs: Inputs, group: Sequence[Wanted], done: Done) -> None:
-        trained = measure(inputs, self.data, self.options, done)
+    def _train(self, problem: Problem, group: Sequence[Wanted]) -> None:
+        trained = measure(problem, self.data)
         for i, key in enumerate(group):
-            score = share(trained.correct[i])
-            self.files[key.pooling].put(
-                ProbeRecord(
-                    layers=key.layers,
-                    accuracy=score.value,
-                    low=score.low,
-                    high=score.high,
-                    held_out=float(trained.held_out[i]),
-                    weight_decay=trained.weight_decay[:, i].tolist(),
-                    epochs=trained.epochs[:, i].tolist(),
-                    correct=packed(trained.correct[i]),
-                )
+            record = ProbeRecord(
+                layers=key.layers,
+                **dict(zip(("accuracy", "low", "high"), share(trained.correct[i]), strict=True)),
+                held_out=float(trained.held_out[i]),
+                weight_decay=trained.weight_decay[:, i].tolist(),
+                epochs=trained.epochs[:, i].tolist(),
+                correct=packed(trained.correct[i]),
             )
+            self.files[key.pooling].put(record)
 
 
 def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
@@ -422,7 +427,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
             scored = file.examples["scored"]
             other = twin.find(record.layers) if twin else None
             gain = share_difference(record.bits(scored), other.bits(scored)) if other else None
-            control, mdl = record.control, record.mdl
+            control = record.control
             rows.append(
                 {
                     "dataset": file.dataset,
@@ -432,9 +437,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                     "layers": layers_text(record.layers),
                     "probe": f"mlp-{file.settings.hidden}" if file.settings.hidden else "linear",
                     "settings": file.settings.digest,
-                    "accuracy": record.accuracy,
-                    "low": record.low,
-                    "high": record.high,
+                    **record.model_dump(include={"accuracy", "low", "high"}),
                     "majority": file.majority,
                     "held_out": record.held_out,
                     "weight_decay": sum(record.weight_decay) / len(record.weight_decay),
@@ -444,15 +447,10 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                     "best": record.layers == best,
                     "doubts": file.doubts,
                     "data": file.data,
-                    "difference": gain and gain.value,
-                    "difference_low": gain and gain.low,
-                    "difference_high": gain and gain.high,
+                    **dict(zip(_GAIN, gain or (None, None, None), strict=True)),
                     "control": control and control.accuracy,
-                    "selectivity": control and control.selectivity,
-                    "memorised": control and control.memorised,
-                    "unseen": control and control.unseen,
-                    "bits": mdl and mdl.bits,
-                    "compression": mdl and mdl.compression,
+                    **{key: getattr(control, key, None) for key in _OF_CONTROL},
+                    **{key: getattr(record.mdl, key, None) for key in _OF_MDL},
                 }
             )
     return rows
@@ -483,6 +481,6 @@ def _twin(file: ProbeFile) -> tuple[str, str, str]:
 
 
 def _stored_as(file: ProbeFile) -> dict[str, Any]:
-    """How the hidden states were computed and stored, by ``split: field``."""
+    """Settings that the hidden states were computed and stored with, by ``split: field``."""
     fields = ("encoding", "precision", "nonfinite")
     return {k: value for k, value in file.made_from.items() if k.rpartition(": ")[2] in fields}

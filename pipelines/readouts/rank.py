@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +23,12 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.pipelines.readouts.batched import (
-    EarlyStopping,
     Floats,
     Ints,
     Readout,
-    Stack,
-    TorchOptimiser,
     standard_scale,
+    train_patiently,
 )
-from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import SCORERS, RankOptions, ScorerName
 from bertvision.pipelines.readouts.rank_metrics import Candidates, score_questions
 
@@ -205,7 +201,7 @@ def with_interactions(u: Tensor, v: Tensor) -> Tensor:
 
 
 def feature_width(features: Callable[[Tensor, Tensor], Tensor], width: int) -> int:
-    """How many features a pair of vectors of this width has."""
+    """Number of features of a pair of vectors of this width."""
     return features(torch.zeros(width), torch.zeros(width)).shape[-1]
 
 
@@ -331,22 +327,12 @@ def train(
         return Trained(scorer, [0] * inputs, [[] for _ in range(inputs)])
     questions = _Questions(candidates["train"])
     rankers = _Rankers(scorer, vectors, training.margin)
-    adam = partial(torch.optim.AdamW, lr=training.lr, weight_decay=training.weight_decay)
-    stack = Stack(
-        rankers,
-        seed,
-        lambda parameters: TorchOptimiser(parameters, adam),
-        EarlyStopping(inputs, training.patience, in_a_row=True),
-        device=device,
-        leaves=False,
-    )
-    train_batched(
-        [stack],
-        lambda epoch: questions.batches(training.batch_size, (seed, epoch), device),
-        lambda: [candidates["dev"]],
-        epochs=training.epochs,
-        from_start=True,
-    )
+    dev = [candidates["dev"]]
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        return questions.batches(training.batch_size, (seed, epoch), device)
+
+    stack = train_patiently(rankers, seed, training, device, batches, lambda: dev, from_start=True)
     with torch.no_grad():
         for parameter, best in zip(scorer.parameters(), stack.best, strict=True):
             parameter.copy_(best)

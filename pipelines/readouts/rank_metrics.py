@@ -1,4 +1,4 @@
-"""How good a ranking is: its metrics, BM25 and a random order beside it, files for trec_eval.
+"""Metrics of rankings, BM25 and a random order beside them, files for trec_eval.
 
 Candidates are ordered by score. Equal scores are ordered by passage id, the greater string first,
 which is what trec_eval does; ids here are digests of the passages' text, so that this is a fixed
@@ -158,20 +158,20 @@ def score_questions(
     place = ranks(scores, question, tie)
     flat = place.reshape(-1, place.shape[-1])
     positives = np.bincount(question, weights=label)
-    found = positives > 0
+    asked = positives > 0
     chosen = np.flatnonzero(label)
     sums, first = (np.zeros((len(flat), len(positives))) for _ in range(2))
     for row, values in enumerate(flat):
         # positives by question, then rank: the k-th of a question has k positives down to its rank
         order = chosen[np.lexsort((values[chosen], question[chosen]))]
-        counts = positives[found].astype(np.int64)
+        counts = positives[asked].astype(np.int64)
         k = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
-        sums[row] = np.bincount(question[order], weights=k / values[order], minlength=len(found))
+        sums[row] = np.bincount(question[order], weights=k / values[order], minlength=len(asked))
         best = order[k == 1]
         first[row, question[best]] = 1 / values[best]
-    shape = (*place.shape[:-1], int(found.sum()))
-    rr = first[:, found].reshape(shape)
-    ap = (sums[:, found] / positives[found]).reshape(shape)
+    shape = (*place.shape[:-1], int(asked.sum()))
+    rr = first[:, asked].reshape(shape)
+    ap = (sums[:, asked] / positives[asked]).reshape(shape)
     return QuestionScores(ap, rr, (rr == 1).astype(np.float64))
 
 

@@ -24,7 +24,7 @@ from bertvision.pipelines.readouts.rank_metrics import (
 )
 from bertvision.pipelines.records import Count, Record, read_record, what_is_wrong
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import format_table, interval, number
 from bertvision.pipelines.uncertainty import deviation, format_p, paired_bootstrap
 from bertvision.pipelines.workspace.config import Tag
 
@@ -139,7 +139,7 @@ def system_row(
     test = [record.metrics["test"] for record in records]
     means: Row = {name: float(np.mean([one[name] for one in test])) for name in Metrics._fields}
     counts = {name: int(means[name]) for name in ("questions", "without_positive")}
-    interval = paired_bootstrap(ap, np.zeros_like(ap), resamples=resamples)
+    ends = paired_bootstrap(ap, np.zeros_like(ap), resamples=resamples)
     row: Row = {
         **names,
         "seeds": len(records),
@@ -147,8 +147,8 @@ def system_row(
         "dev_map": float(np.mean(dev)) if dev else None,
         **means,
         **counts,
-        "map_low": interval.low,
-        "map_high": interval.high,
+        "map_low": ends.low,
+        "map_high": ends.high,
         "map_sd_over_seeds": deviation([one["map"] for one in test]),
     }
     if baseline is not None:
@@ -201,26 +201,18 @@ def table(result: Row) -> str:
 
 
 def _cells(row: Row, resamples: int) -> list[str]:
-    def number(key: str, form: str = "{:.1f}") -> str:
-        value = row.get(key)
-        return "-" if value is None else form.format(value)
-
-    def interval(prefix: str, form: str) -> str:
-        low, high = (number(f"{prefix}_{end}", form) for end in ("low", "high"))
-        return "-" if low == "-" else f"{low} to {high}"
-
     spread = row.get("map_sd_over_seeds")
     return [
         row["system"],
         row.get("checkpoint") or "-",
         row.get("pooling") or "-",
         (row.get("layers") or "-") + (" *" if row.get("best") else ""),
-        number("dev_map"),
-        number("map") + ("" if spread is None else f" ± {spread:.1f}"),
-        interval("map", "{:.1f}"),
-        number("mrr"),
-        number("p1"),
-        number("difference", "{:+.1f}"),
-        interval("difference", "{:+.1f}"),
+        number(row["dev_map"]),
+        number(row["map"]) + ("" if spread is None else f" ± {spread:.1f}"),
+        interval(row, "map"),
+        number(row["mrr"]),
+        number(row["p1"]),
+        number(row.get("difference"), "{:+.1f}"),
+        interval(row, "difference", "{:+.1f}"),
         format_p(row["p"], resamples) if "p" in row else "-",
     ]

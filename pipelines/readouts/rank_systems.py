@@ -27,7 +27,8 @@ from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
     check_unchanged,
-    extracted,
+    ensure_inputs,
+    locked,
     read_inputs,
 )
 from bertvision.pipelines.readouts.options import CROSS_ENCODER, SCORERS, RankOptions, ScorerName
@@ -144,9 +145,9 @@ class Job:
         """
         folder, metrics, questions = self.folder / path, {}, {}
         for part, values in scores.items():
-            of = self.candidates[part]
-            questions[part] = score_questions(values, of.label, of.question, of.tie)
-            metrics[part] = summary(questions[part], len(of.questions))._asdict()
+            asked = self.candidates[part]
+            questions[part] = score_questions(values, asked.label, asked.question, asked.tie)
+            metrics[part] = summary(questions[part], len(asked.questions))._asdict()
         ranking = Ranking(
             settings=dict(settings),
             metrics=metrics,
@@ -217,16 +218,14 @@ def rank(
     job = _job(workspace, dataset, scorers, options or RankOptions())
     _check_own_pairs(job, cross_encoder)
     choice = partial(parse_inputs, layers, workspace.config.model.num_hidden_layers)
-    poolings = poolings if scorers else ()
-    with extracted(
-        *(workspace, tags, dataset, SPLITS, poolings, choice, extraction),
-        *(job.folder, f"ranking {dataset}"),
-    ):
+    if scorers:
+        ensure_inputs(workspace, tags, dataset, SPLITS, poolings, choice, extraction)
+    with locked(job.folder, f"ranking {dataset}"):
         baseline = _baseline(job)
         precision = extraction.get("precision", "auto")
         whole = {tag: _rank_together(job, tag, precision) for tag in tags if cross_encoder}
         records: dict[System, Ranking] = {}
-        for tag, pooling in product(tags, poolings):
+        for tag, pooling in product(tags, poolings if scorers else ()):
             records |= _rank_systems(job, tag, pooling, scorers, choice, seeds)
     groups: dict[System, list[Ranking]] = {}
     for system, record in records.items():
@@ -277,10 +276,10 @@ def _job(workspace: Workspace, name: str, scorers: Sequence[str], training: Rank
     candidates = {
         part: Candidates.of(data, part) for part in PARTS if part in there or part in needed
     }
-    for part, of in candidates.items():
-        if not of.label.any():
+    for part, found in candidates.items():
+        if not found.label.any():
             raise InputError(
-                f"no question of {part} has a positive passage among its {len(of):,} "
+                f"no question of {part} has a positive passage among its {len(found):,} "
                 f"candidates: nothing can be learned or scored there; check the labels of {part}"
             )
     return Job(workspace, name, data, candidates, training)

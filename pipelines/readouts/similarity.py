@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +21,11 @@ from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.pipelines.readouts.batched import (
-    EarlyStopping,
     Floats,
     Ints,
     Readout,
-    Stack,
-    TorchOptimiser,
+    train_patiently,
 )
-from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
 from bertvision.pipelines.readouts.options import SimilarityOptions
 from bertvision.pipelines.tasks.data import Sentence
@@ -313,16 +309,9 @@ def train_scorer(
         for rows in order.split(options.batch_size, dim=1):
             yield _Batch(x[rows], y[rows])
 
-    adam = partial(torch.optim.AdamW, lr=options.lr, weight_decay=options.weight_decay)
-    stack = Stack(
-        _Regressions(options.seeds, x.shape[1], targets.shape[1], quality),
-        0,
-        lambda parameters: TorchOptimiser(parameters, adam),
-        EarlyStopping(options.seeds, options.patience, in_a_row=True),
-        device=where,
-        leaves=False,
-    )
-    train_batched([stack], batches, lambda: [_Batch(chosen_on)], epochs=options.epochs)
+    readout = _Regressions(options.seeds, x.shape[1], targets.shape[1], quality)
+    held_out = [_Batch(chosen_on)]
+    stack = train_patiently(readout, 0, options, where, batches, lambda: held_out)
     return Trained(_probabilities(stack.best, scored), stack.top.tolist(), stack.epochs.tolist())
 
 

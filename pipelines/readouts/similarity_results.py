@@ -20,7 +20,8 @@ from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
     Float32s,
-    extracted,
+    ensure_inputs,
+    locked,
     read_inputs,
     with_twin,
 )
@@ -41,7 +42,7 @@ from bertvision.pipelines.tasks.sentences.metrics import pearson, spearman
 from bertvision.pipelines.tasks.sentences.similarity import SPLIT
 from bertvision.pipelines.tasks.sentences.similarity_data import ENTAILMENT
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import format_table, interval, number
 from bertvision.pipelines.uncertainty import (
     percentiles,
     resampled,
@@ -125,7 +126,8 @@ class SimilarityFile(Measurements):
     scored_part: str
     """``test``, or ``dev`` of data whose test has no scores."""
     pairs: dict[str, Count]
-    """How many are scored; where there is a training part, how many train and are chosen on."""
+    """Number of scored pairs; where there is a training part, also of those that train and that
+    epochs are chosen on."""
     unscored: dict[str, Count]
     """Pairs that nobody judged and that are left out, by sub-set."""
     missing: list[str]
@@ -150,7 +152,7 @@ class SimilarityFile(Measurements):
 
     @property
     def doubts(self) -> str | None:
-        """What trained scorers may have learned by heart, where there is a training part."""
+        """Pairs and sentences that trained scorers may know by heart; None without any."""
         if "train" not in self.pairs:
             return None
         parts = [doubts(self.soundness)] if is_doubtful(self.soundness) else []
@@ -220,10 +222,8 @@ def similarity(
     snapshots = with_twin(tags, untrained)
     folder = workspace.root / SimilarityFile.folder / data.name
     files: list[SimilarityFile] = []
-    with extracted(
-        *(workspace, snapshots, dataset, (SPLIT,), poolings, choice, extraction),
-        *(folder, f"measuring the similarity of {data.name}"),
-    ):
+    ensure_inputs(workspace, snapshots, dataset, (SPLIT,), poolings, choice, extraction)
+    with locked(folder, f"measuring the similarity of {data.name}"):
         for pooled in (
             PooledSplit(workspace, tag, dataset, SPLIT, pooling)
             for tag in snapshots
@@ -561,10 +561,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             (row["layers"] or "-") + (" *" if row["best"] else ""),
             f"{row['pairs']:,}",
             *_with_interval(row, "spearman"),
-            _number(means.get((*key(row), MEAN))),
-            _number(means.get((*key(row), WEIGHTED))),
+            number(means.get((*key(row), MEAN))),
+            number(means.get((*key(row), WEIGHTED))),
             *_with_interval(row, "pearson"),
-            _number(row["mse"], "{:.3f}"),
+            number(row["mse"], "{:.3f}"),
             *_with_interval(row, "accuracy"),
         ]
         for row in rows
@@ -576,10 +576,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _with_interval(row: Mapping[str, Any], name: str) -> tuple[str, str]:
-    value, low, high, sd = (row[f"{name}{end}"] for end in ("", "_low", "_high", "_sd"))
-    shown = _number(value) + ("" if sd is None else f" ± {sd:.1f}")
-    return shown, "-" if low is None else f"{low:.1f} to {high:.1f}"
-
-
-def _number(value: float | None, form: str = "{:.1f}") -> str:
-    return "-" if value is None else form.format(value)
+    spread = row[f"{name}_sd"]
+    shown = number(row[name]) + ("" if spread is None else f" ± {spread:.1f}")
+    return shown, interval(row, name)

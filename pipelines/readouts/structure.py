@@ -77,7 +77,7 @@ _BETTER = 1e-4  # by how much a loss must fall to be a new minimum, as in the au
 
 
 class StructuralProbes(Readout[Batch]):
-    """What distance and depth probes share: a projection of each layer."""
+    """Base of distance and depth probes: a projection of each layer."""
 
     def __init__(self, layers: int, hidden: int, rank: int) -> None:
         """One probe for each layer.
@@ -220,7 +220,7 @@ class EdgeProbes(Readout[Batch]):
         return -likely.squeeze(-1).sum(1), len(known)
 
     def right(self, parameters: list[Tensor], batch: Batch) -> Ints:
-        """How many labels of each sentence all probes tell.
+        """Number of labels of each sentence that each probe gets right.
 
         Args:
             parameters: Parameters of all probes.
@@ -393,8 +393,7 @@ def train(
             seed,
             partial(StackedAdam, lr=options.lr),
             EarlyStopping(kind.count, _MISSES, margin=_BETTER),
-            device=device(),
-            slows_down=True,
+            device(),
         )
         for name, kind in kinds.items()
     }
@@ -485,15 +484,15 @@ def structural(
         gold: Tree of the sentence.
 
     Returns:
-        (4, systems): right edges, correlation of distances, whether the root is found, correlation
+        (4, systems): right edges, correlation of distances, whether the root is scores, correlation
         of depths; correlations are 0 of sentences whose length does not count.
     """
-    found = np.zeros((4, len(between)))
-    found[0], found[2] = right_edges(between, gold), finds_root(deep, gold)
+    scores = np.zeros((4, len(between)))
+    scores[0], scores[2] = right_edges(between, gold), finds_root(deep, gold)
     if SHORTEST <= len(gold.depths) <= LONGEST:
-        found[1] = distance_correlation(between, gold)
-        found[3] = rank_correlation(deep, gold.depths)
-    return found
+        scores[1] = distance_correlation(between, gold)
+        scores[3] = rank_correlation(deep, gold.depths)
+    return scores
 
 
 def structural_scores(found: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
@@ -513,26 +512,29 @@ def structural_scores(found: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
     }
 
 
+def labels_of(states: TreeStates, task: Metric) -> list[tuple[str, ...]]:
+    """(sentences,) labels of each."""
+    return [EDGE_PROBES[task].labels(sentence) for sentence in states.sentences]
+
+
 def classes_of(states: TreeStates, task: Metric) -> tuple[str, ...]:
     """The labels that training sentences have, in the order of their names.
 
     Raises:
         InputError: there are fewer than two.
     """
-    labels = EDGE_PROBES[task].labels
-    found = sorted({label for sentence in states.sentences for label in labels(sentence)})
-    if len(found) < 2:
+    classes = sorted(set().union(*labels_of(states, task)))
+    if len(classes) < 2:
         raise InputError(
-            f"{states.split.name} has {len(found)} different labels of {task}: a classifier needs "
-            "two or more; give a treebank with more sentences"
+            f"{states.split.name} has {len(classes)} different labels of {task}: a classifier "
+            "needs two or more; give a treebank with more sentences"
         )
-    return tuple(found)
+    return tuple(classes)
 
 
 def n_labels(states: TreeStates, task: Metric) -> Floats:
-    """(sentences,) how many labels each has."""
-    labels = EDGE_PROBES[task].labels
-    return np.array([len(labels(sentence)) for sentence in states.sentences], np.float64)
+    """(sentences,) number of labels of each."""
+    return np.array([len(labels) for labels in labels_of(states, task)], np.float64)
 
 
 def tree_baselines(scored: TreeStates, seed: int) -> dict[Baseline, Scored]:
@@ -560,13 +562,13 @@ def tree_baselines(scored: TreeStates, seed: int) -> dict[Baseline, Scored]:
 
 def majority(train: TreeStates, scored: TreeStates) -> Scored:
     """Accuracy of the label that training has most often: (1, sentences)."""
-    found: Scored = {}
-    for task, kind in EDGE_PROBES.items():
-        counts = Counter(label for s in train.sentences for label in kind.labels(s))
+    scores: Scored = {}
+    for task in EDGE_PROBES:
+        counts = _counts(train, task)
         most = min(counts, key=lambda label: (-counts[label], label))
-        right = [kind.labels(sentence).count(most) for sentence in scored.sentences]
-        found[task] = Share(np.array([right], np.float64), n_labels(scored, task))
-    return found
+        right = [labels.count(most) for labels in labels_of(scored, task)]
+        scores[task] = Share(np.array([right], np.float64), n_labels(scored, task))
+    return scores
 
 
 class Unlearned(NamedTuple):
@@ -580,15 +582,15 @@ class Unlearned(NamedTuple):
 
 def unlearned(train: TreeStates, scored: TreeStates, task: Metric) -> Unlearned:
     """The labels of a task without examples on one side."""
-    kind = EDGE_PROBES[task]
-    learned, asked = (
-        Counter(label for sentence in states.sentences for label in kind.labels(sentence))
-        for states in (train, scored)
-    )
-    lacking = [
-        {label: n for label, n in one.items() if label not in other}
-        for one, other in ((asked, learned), (learned, asked))
-    ]
-    return Unlearned(
-        *(tuple(sorted(one.items(), key=lambda item: (-item[1], item[0]))) for one in lacking)
-    )
+    learned, asked = _counts(train, task), _counts(scored, task)
+    return Unlearned(_lacking(asked, learned), _lacking(learned, asked))
+
+
+def _counts(states: TreeStates, task: Metric) -> Counter[str]:
+    return Counter(label for labels in labels_of(states, task) for label in labels)
+
+
+def _lacking(one: Counter[str], other: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Labels of one side that the other has not, most frequent first."""
+    lacking = [(label, n) for label, n in one.items() if label not in other]
+    return tuple(sorted(lacking, key=lambda item: (-item[1], item[0])))

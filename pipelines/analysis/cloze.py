@@ -1,0 +1,487 @@
+"""Cloze tests: does the right word come first where it is masked?
+
+Facts as in Petroni et al. (2019), *Language models as knowledge bases?* (LAMA): candidates are a
+fixed set of words, and P@k says how often the right one is among the first k of them. Number
+agreement as in Goldberg (2019), *Assessing BERT's syntactic abilities*: two candidates, the verb in
+either number. Negation as in Kassner & Schütze (2020), *Negated and misprimed probes*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from bertvision.errors import InputError
+from bertvision.pipelines.analysis.cloze_items import (
+    MASK,
+    Item,
+    Items,
+    Prompts,
+    Vocabulary,
+    prompts,
+)
+from bertvision.pipelines.analysis.fields import Axes, Names
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.loading import dimensions
+from bertvision.pipelines.plotting import Chart, points
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.uncertainty import paired_bootstrap
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.records import read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import load_snapshot
+from bertvision.pipelines.workspace.workspace import Workspace
+
+States = Callable[[Prompts], Floats]
+"""Prompts → (windows, hidden) last state of each masked token."""
+_ALL = "all"
+OfGroups = Annotated[Array, Axes.of("groups")]
+_SHOWN = 8
+_SYSTEMS = {
+    "p1": "P@1",
+    "chance": "guessing",
+    "majority": "commonest answer",
+    "shuffled": "P@1, shuffled words",
+    "negated": "P@1, negated",
+}
+"""Names that are told of what was left out; the rest are in the JSON."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClozeResult(AnalysisResult):
+    """Shares of items whose right word is preferred to the others it may be chosen from.
+
+    All shares are of items, by group; NaN where a group has no such item.
+
+    Attributes:
+        p1: (groups,) share of items whose answer comes first.
+        p1_low: (groups,) lower end of its 95 % interval.
+        p1_high: (groups,) its upper end.
+        pk: (groups,) share whose answer is among the first ``k``, of items with more candidates.
+        mrr: (groups,) mean of 1 / rank of the answer.
+        chance: (groups,) ``p1`` of guessing.
+        majority: (groups,) ``p1`` of always giving the candidate that is most often the answer
+            where the same candidates are to be chosen from.
+        shuffled: (groups,) ``p1`` where the other words stand in a random order, of items with two
+            words or more.
+        negated: (groups,) how often the answer comes first in the negated text.
+        negated_same: (groups,) how often the same word comes first in both.
+        groups: Names of the groups; ``all`` is the last where there are several.
+        n_items: items of each.
+        n_negated: items of each with a negated text.
+        n_candidates: (groups,) mean number of candidates.
+        name: Name of the set of items, for titles.
+        model: Name of the model, for titles.
+        note: A sentence about the model.
+        k: Number of first words of ``pk``.
+        left_out: Items that were left out, and candidates that are not one token, each with its
+            reason.
+        resamples: Number of draws of items by the bootstrap.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
+    """
+
+    kind = "cloze"
+    heading = "The missing word (cloze tests)"
+    caption = "How often the right word comes first where one word is masked"
+    reading = (
+        "P@1: share of items whose answer the MLM head prefers to all other candidates, with a 95 "
+        "% interval from drawing items again. Guessing and the commonest answer see no text. "
+        "Shuffled: the other words of the text in a random order; what stays right there needs no "
+        "syntax. Negated: P@1 of the same answer where the text denies it, which should be low; "
+        "same: how often both texts get the same word."
+    )
+    seen = "A row for each group: P@1 with its interval, beside guessing and the controls."
+
+    p1: OfGroups
+    p1_low: OfGroups
+    p1_high: OfGroups
+    pk: OfGroups
+    mrr: OfGroups
+    chance: OfGroups
+    majority: OfGroups
+    shuffled: OfGroups
+    negated: OfGroups
+    negated_same: OfGroups
+    groups: Names
+    n_items: Annotated[tuple[Count, ...], Axes.of("groups")]
+    n_negated: Annotated[tuple[Count, ...], Axes.of("groups")]
+    n_candidates: OfGroups
+    name: str
+    model: str
+    note: str
+    k: Count
+    left_out: tuple[str, ...]
+    resamples: Count
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        return f"Cloze, {self.model}, {self.name}, {self.n_items[-1]:,} items"
+
+    def columns(self) -> list[Column]:
+        """The columns of a group; controls that no item has are left out."""
+        rows = self.rows()
+        columns = [
+            Column("group", "group", "text"),
+            Column("items", "items", "count"),
+            Column("candidates", "candidates", digits=0),
+            Column("p1", "P@1", digits=3, interval=True),
+            Column("pk", f"P@{self.k}", digits=3),
+            Column("mrr", "MRR", digits=3),
+            Column("chance", "guessing", digits=3),
+            Column("majority", "commonest answer", digits=3),
+            Column("shuffled", "shuffled", digits=3),
+            Column("negated", "negated", digits=3),
+            Column("negated_same", "same", digits=3),
+        ]
+        return [c for c in columns if any(row[c.key] is not None for row in rows)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each group, as ``--csv`` writes them; NaN becomes None."""
+        values = self.to_json()
+        shares = ("p1", "p1_low", "p1_high", "pk", "mrr", "chance", "majority", "shuffled")
+        return [
+            {
+                "name": self.name,
+                "model": self.model,
+                "group": group,
+                "items": self.n_items[i],
+                "candidates": values["n_candidates"][i],
+                **{key: values[key][i] for key in (*shares, "negated", "negated_same")},
+                "negated_items": self.n_negated[i],
+            }
+            for i, group in enumerate(self.groups)
+        ]
+
+    def remarks(self) -> list[str]:
+        """Facts about the model, and the items that were left out."""
+        told = [self.note]
+        if self.left_out:
+            more = len(self.left_out) - _SHOWN
+            shown = "; ".join(self.left_out[:_SHOWN]) + (
+                f"; and {more:,} more, in the JSON" if more > 0 else ""
+            )
+            told.append(f"Left out: {shown}.")
+        return told
+
+    def charts(self) -> dict[str, Chart]:
+        """A row of points for each group: P@1 with its interval, and the controls there are."""
+        names = {name: key for key, name in _SYSTEMS.items()}
+        rows = [row | {"group": f"{row['group']} (n = {row['items']:,})"} for row in self.rows()]
+        chart = points(rows, names, "items answered (share)", name="group")
+        return {"p1": replace(chart, span=(0, 1))}
+
+
+def cloze(
+    workspace: Workspace,
+    tag: str,
+    items: Items,
+    *,
+    source: str,
+    k: int = 10,
+    resamples: int = 10_000,
+    seed: int = 0,
+    plot: Path | None = None,
+) -> ClozeResult:
+    """Ask a snapshot for masked words, through the MLM head of the pretrained encoder.
+
+    Args:
+        workspace: Workspace of the snapshot.
+        tag: The snapshot; ``0e`` and ``untrained`` are made where they are missing.
+        items: Items to ask for.
+        source: Source of the items, as it is typed.
+        k: Number of first words of P@k.
+        resamples: Number of draws of items by the bootstrap.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, the pretrained encoder has no MLM head, or no
+            item can be asked.
+    """
+    folder = ensure_snapshot(workspace, tag)
+    options = {
+        "items": Given(source, "agreement", named=items.name),
+        "k": Given(k, 10),
+        "resamples": Given(resamples, 10_000),
+        "seed": Given(seed, 0),
+    }
+
+    def measure() -> ClozeResult:
+        decoder, _, note = mlm_head(workspace, tag)
+        snapshot = load_snapshot(folder)
+        config = snapshot.model.config
+        last = int(config.num_hidden_layers)
+        alone = cast(PreTrainedModel, snapshot.model.base_model)
+        encoder = Encoder(alone, {"all": [last]}, "32")
+
+        def states(made: Prompts) -> Floats:
+            windows, found = made.windows, []
+            rows = np.arange(len(windows))
+            for batch in encoder.batches(windows.n_tokens):
+                (of_tokens,) = encoder(windows, rows[batch])
+                lengths = windows.n_tokens[batch].astype(np.int64)
+                first = np.cumsum(lengths) - lengths
+                found.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
+            return np.concatenate(found)
+
+        return cloze_of_items(
+            items,
+            states,
+            decoder,
+            snapshot.tokenizer,
+            longest=dimensions(config, snapshot.tokenizer).max_length,
+            k=k,
+            resamples=resamples,
+            seed=seed,
+            model=tag,
+            note=note,
+        )
+
+    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
+    files = {items.name: items.sha256}
+    job = Job(ClozeResult, (tag,), (), options, (), runs=runs, files=files)
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+class _Asked(NamedTuple):
+    """An item whose answer is one token."""
+
+    item: Item
+    words: tuple[str, ...]
+    """Its candidates, each another token."""
+    tokens: tuple[int, ...]
+    """The token of each candidate."""
+
+    @property
+    def answer(self) -> int:
+        """Place of the answer among them."""
+        return self.words.index(self.item.answer)
+
+
+class _Answered(NamedTuple):
+    """Candidates that came first, (items,) each; NaN and -1 where nothing was asked."""
+
+    rank: Array
+    """Rank of the answer, from 1; candidates with the same logit stand before it."""
+    first: NDArray[np.int64]
+    """Index of the candidate with the largest logit."""
+
+
+def cloze_of_items(
+    items: Items,
+    states: States,
+    decoder: Decoder,
+    tokenizer: Any,
+    *,
+    longest: int,
+    k: int = 10,
+    resamples: int = 10_000,
+    seed: int = 0,
+    model: str = "model",
+    note: str = "",
+) -> ClozeResult:
+    """Ask for the masked word of every item.
+
+    Args:
+        items: Items to ask for.
+        states: an encoder.
+        decoder: reads its last states over the vocabulary.
+        tokenizer: Tokenizer of the encoder, a fast one.
+        longest: Number of tokens that it takes at most.
+        k: Number of first words of P@k.
+        resamples: Number of draws of items by the bootstrap, for the interval of P@1.
+        seed: Seed of the bootstrap, and of the order of shuffled words.
+        model: Name of the model, for titles.
+        note: A sentence about the model.
+
+    Raises:
+        InputError: no item can be asked, ``k`` is below 2, or the tokenizer has no mask.
+    """
+    if k < 2 or resamples < 1:
+        raise InputError(f"k is {k} and resamples {resamples}: give 2 or more, and 1 or more")
+    vocabulary = Vocabulary(tokenizer)
+    asked, left_out = _askable(items, vocabulary)
+
+    def answered(texts: Sequence[str | None]) -> _Answered:
+        given = [i for i, text in enumerate(texts) if text is not None]
+        found = _Answered(np.full(len(texts), np.nan), np.full(len(texts), -1))
+        if given:
+            made = prompts([texts[i] for i in given], tokenizer, longest)  # type: ignore[misc]
+            if rows := [given[i] for i in made.windows.item_index]:
+                features = decoder.features(0, states(made))
+                _rank([asked[i] for i in rows], rows, features, decoder, found)
+        return found
+
+    plain = answered([found.item.text for found in asked])
+    fits = np.isfinite(plain.rank)
+    left_out += [
+        f"{found.item.id}: its text is longer than {longest} tokens, or has two masks"
+        for found, fitting in zip(asked, fits, strict=True)
+        if not fitting
+    ]
+    if not fits.any():
+        raise InputError(
+            f"no item of {items.name} can be asked ({left_out[0]}): take answers that are one "
+            "token of the encoder's tokenizer"
+        )
+    asked = [asked[i] for i in np.flatnonzero(fits)]
+    plain = _Answered(plain.rank[fits], plain.first[fits])
+    random = np.random.default_rng(seed)
+    shuffled = answered([_shuffled(found.item.text, random) for found in asked])
+    negated = answered([_negated(found, vocabulary) for found in asked])
+    left_out += [
+        f"{found.item.id}: its negated text, where a candidate is not the same token, or too long"
+        for found, rank in zip(asked, negated.rank, strict=True)
+        if found.item.negated is not None and np.isnan(rank)
+    ]
+    same = np.where(np.isnan(negated.rank), np.nan, negated.first == plain.first)
+    scores = {
+        "p1": _first(plain.rank),
+        "pk": np.where([len(f.words) > k for f in asked], plain.rank <= k, np.nan),
+        "mrr": 1 / plain.rank,
+        "chance": np.array([1 / len(found.words) for found in asked]),
+        "majority": _majority(asked),
+        "shuffled": _first(shuffled.rank),
+        "negated": _first(negated.rank),
+        "negated_same": same,
+        "n_candidates": np.array([float(len(found.words)) for found in asked]),
+    }
+    members = _members(asked)
+    means = {
+        name: np.array([_mean(of[rows]) for rows in members.values()])
+        for name, of in scores.items()
+    }
+    ends = [
+        paired_bootstrap(p1, np.zeros_like(p1), resamples=resamples, seed=seed)
+        for p1 in (scores["p1"][rows] for rows in members.values())
+    ]
+    return ClozeResult(
+        **means,
+        p1_low=np.array([end.low for end in ends]),
+        p1_high=np.array([end.high for end in ends]),
+        groups=tuple(members),
+        n_items=tuple(map(len, members.values())),
+        n_negated=tuple(int(np.isfinite(negated.rank[rows]).sum()) for rows in members.values()),
+        name=items.name,
+        model=model,
+        note=note,
+        k=k,
+        left_out=tuple(left_out),
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _askable(items: Items, vocabulary: Vocabulary) -> tuple[list[_Asked], list[str]]:
+    """The items whose answer and another candidate are one token; what is left out, and why."""
+    asked, unanswered = [], []
+    dropped: Counter[str] = Counter()
+    for item, words in zip(items.items, items.choices(), strict=True):
+        tokens = vocabulary.tokens(item.text, words)
+        if tokens[item.answer] is None:
+            unanswered.append(f"{item.id}: its answer {item.answer!r} is not one token")
+            continue
+        by_token = {tokens[item.answer]: item.answer}
+        chosen: dict[str, int] = {}
+        for word in words:
+            if (token := tokens[word]) is None:
+                dropped[f"candidate {word!r}, not one token"] += 1
+            elif (same := by_token.setdefault(token, word)) != word:
+                dropped[f"candidate {word!r}, the same token as {same!r}"] += 1
+            else:
+                chosen[word] = token
+        if len(chosen) < 2:
+            unanswered.append(f"{item.id}: no candidate beside its answer is one token")
+            continue
+        asked.append(_Asked(item, tuple(chosen), tuple(chosen.values())))
+    told = [f"{what} (of {times:,} items)" for what, times in sorted(dropped.items())]
+    return asked, unanswered + told
+
+
+def _rank(
+    asked: Sequence[_Asked],
+    rows: Sequence[int],
+    features: Floats,
+    decoder: Decoder,
+    found: _Answered,
+) -> None:
+    """Fill in ranks, of all items with the same candidates at a time."""
+    alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, of in enumerate(asked):
+        alike[of.tokens].append(i)
+    for tokens, members in alike.items():
+        index = np.array(tokens)
+        logits = features[members] @ decoder.weight[index].T + decoder.bias(0)[index]
+        own = np.array([asked[i].answer for i in members])
+        as_large = logits >= np.take_along_axis(logits, own[:, None], axis=1)
+        places = [rows[i] for i in members]
+        found.rank[places] = as_large.sum(axis=1)
+        found.first[places] = logits.argmax(axis=1)
+
+
+def _shuffled(text: str, random: np.random.Generator) -> str | None:
+    """The text with the words beside the mask in another order; None where there is none."""
+    words = text.split()
+    others = [i for i, word in enumerate(words) if MASK not in word]
+    if len({words[i] for i in others}) < 2:
+        return None
+    mixed = list(words)
+    while mixed == words:
+        for i, j in zip(others, random.permutation(others), strict=True):
+            mixed[i] = words[j]
+    return " ".join(mixed)
+
+
+def _negated(found: _Asked, vocabulary: Vocabulary) -> str | None:
+    """The negated text, where the candidates are the same tokens in it."""
+    text = found.item.negated
+    if text is None or tuple(vocabulary.tokens(text, found.words).values()) != found.tokens:
+        return None
+    return text
+
+
+def _majority(asked: Sequence[_Asked]) -> Array:
+    """(items,) the chance that the commonest answer of the same candidates is the right one."""
+    answers: defaultdict[frozenset[str], Counter[str]] = defaultdict(Counter)
+    for found in asked:
+        answers[frozenset(found.words)][found.item.answer] += 1
+    scores = []
+    for found in asked:
+        counts = answers[frozenset(found.words)]
+        most = max(counts.values())
+        tied = sum(times == most for times in counts.values())
+        scores.append((counts[found.item.answer] == most) / tied)
+    return np.array(scores)
+
+
+def _members(asked: Sequence[_Asked]) -> dict[str, list[int]]:
+    """By group its items, and all of them where there are several groups."""
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for i, found in enumerate(asked):
+        groups[found.item.group].append(i)
+    if len(groups) > 1:
+        groups[_ALL if _ALL not in groups else "all groups"] = list(range(len(asked)))
+    return dict(groups)
+
+
+def _first(rank: Array) -> Array:
+    """1 where the answer came first, 0 where not, NaN where nothing was asked."""
+    return np.where(np.isnan(rank), np.nan, rank == 1)
+
+
+def _mean(values: Array) -> float:
+    """Mean of what is a number; NaN where nothing is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan

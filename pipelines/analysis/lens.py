@@ -1,0 +1,523 @@
+"""The lens: words that a head over the vocabulary reads from the hidden states of every layer.
+
+The states of a layer go through the head that was made for those of the last (nostalgebraist 2020,
+*interpreting GPT: the logit lens*), or through one of their own (`train_lens`). The head is asked
+for the word that the token is.
+
+A vocabulary has tens of thousands of words, and a block of tokens has a logit for each of them in
+each layer: together they would be gigabytes. So the vocabulary is gone through in tiles. The
+logarithm of the sum of exponentials is carried along with the largest logit so far, as in Milakov
+& Gimelshein (2018), *Online normalizer calculation for softmax*, algorithm 3, and so is the
+divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast
+
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+from numpy.typing import NDArray
+from torch import nn
+
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.analysis.fields import Axes, Numbers
+from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.reduce import (
+    Blocks,
+    aligned_blocks,
+    gathered_blocks,
+    tree_reduce,
+)
+from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.encoders.mlm_head import MlmHead, load_mlm_head
+from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.readouts.lens import train_lens, words_of
+from bertvision.pipelines.readouts.options import LensOptions
+from bertvision.pipelines.records import Count
+from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.scheduler import compute, use_scheduler
+from bertvision.pipelines.workspace.pretrained import pretrained
+from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
+from bertvision.pipelines.workspace.workspace import Workspace
+
+Floats = NDArray[np.float32]
+TILE, TOKENS = 4096, 512
+"""Words and tokens whose logits are held at a time: 8 MB for each of a few matrices."""
+Words = NDArray[np.int64]
+OfLayers = Annotated[Array, Axes.of("layers")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LensResult(AnalysisResult):
+    """Accuracy of reading the word of each token from its state in each layer.
+
+    Attributes:
+        top1: (layers,) share of tokens whose own word gets the largest logit.
+        top1_rare: (layers,) the same of rare words: those beside the most frequent ones that make
+            up half of the tokens; NaN where there are none.
+        mrr: (layers,) mean of 1 / rank of the own word.
+        log_p: (layers,) mean log-probability of the own word, nats.
+        kl: (layers,) mean KL(p ‖ q), nats: p what the last of the layers says, q what this one
+            does.
+        name: Name of the split, for titles.
+        head: Name of the head, for titles.
+        note: A sentence about the head.
+        layers: layer numbers (0 = embedding output).
+        n_words: size of the vocabulary.
+        n_tokens: tokens that entered.
+        n_rare: tokens of rare words among them.
+        n_available: tokens that the split holds, without special ones.
+        majority: share of the most frequent word: the top-1 of who always gives it.
+        unigram_log_p: mean log-probability, in nats, by the frequencies of the split themselves.
+        seed: Seed of the sample of tokens.
+    """
+
+    kind = "lens"
+    heading = "The word that a state gives (lens)"
+    caption = "Reading the word of each token from its state in every layer"
+    reading = (
+        "No token was masked: the encoder saw each word that is asked for. So the numbers say how "
+        "well the word that stands there can still be read from a layer's state by the head, not "
+        "how well hidden words are guessed. Top-1: share of tokens whose own word comes first; of "
+        "rare words: without the frequent words that make up half of the tokens. MRR: mean of 1 / "
+        "rank. Log p: mean log-probability of the own word, nats. KL: how far what the layer says "
+        "of all words is from what the last one says, nats."
+    )
+    seen = (
+        "Panels over the layers: how often the token's own word comes first, of all words and of "
+        "rare ones, its mean 1 / rank and log-probability, and the divergence from the last layer."
+    )
+
+    top1: OfLayers
+    top1_rare: OfLayers
+    mrr: OfLayers
+    log_p: OfLayers
+    kl: OfLayers
+    name: str
+    head: str
+    note: str
+    layers: Numbers
+    n_words: Count
+    n_tokens: Count
+    n_rare: Count
+    n_available: Count
+    majority: float
+    unigram_log_p: float
+    seed: int
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        of = f"{self.n_tokens:,} of {self.n_available:,} tokens"
+        return f"Lens, {self.name}, {self.head}, {of}"
+
+    def columns(self) -> list[Column]:
+        """The columns of a layer."""
+        return [
+            Column("layer", "layer", "text"),
+            Column("top1", "top-1", digits=3),
+            Column("top1_rare", "of rare words", digits=3),
+            Column("mrr", "MRR", digits=3),
+            Column("log_p", "log p", digits=2),
+            Column("kl", "KL to the last", digits=2),
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
+        values = self.to_json()
+        keys = ("top1", "top1_rare", "mrr", "log_p", "kl")
+        return [
+            {
+                "name": self.name,
+                "head": self.head,
+                "layer": layer,
+                **{key: values[key][i] for key in keys},
+            }
+            for i, layer in enumerate(self.layers)
+        ]
+
+    def remarks(self) -> list[str]:
+        """The head, and what one scores who looks at no state."""
+        return [
+            self.note,
+            f"Without looking at a state: always giving the most frequent of {self.n_words:,} "
+            f"words scores top-1 {self.majority:.3f}; giving each its frequency in the split log p "
+            f"{self.unigram_log_p:.2f}.".replace("-", "−").replace("top−1", "top-1"),
+        ]
+
+    def charts(self) -> dict[str, Chart]:
+        """A line for each measure."""
+        rows, by = self.rows(), ["name", "head"]
+        most = {"most frequent word": self.majority}
+        often = {"by frequency": self.unigram_log_p}
+        return {
+            "top1": curves(rows, "top1", "top-1 (share of tokens)", by=by, levels=most),
+            "top1_rare": curves(rows, "top1_rare", "top-1 (share of rare words)", by=by),
+            "mrr": curves(rows, "mrr", "mean 1 / rank of the own word", by=by),
+            "log_p": curves(rows, "log_p", "log p of the own word (nats)", by=by, levels=often),
+            "kl": curves(rows, "kl", "KL to the last layer (nats)", by=by),
+        }
+
+
+def lens(
+    workspace: Workspace,
+    tag: str,
+    *,
+    split: str = "dev",
+    trained: LensOptions | None = None,
+    train_split: str = "train",
+    max_tokens: int | None = 10_000,
+    seed: int = 0,
+    scheduler: str = "threads",
+    plot: Path | None = None,
+) -> LensResult:
+    """Read the word of each token from every stored layer of a snapshot, by a head.
+
+    Args:
+        workspace: Workspace with the activations.
+        tag: The snapshot.
+        split: Split of it with the states of all tokens.
+        trained: Settings of a head for each layer; None takes the MLM head of the pretrained
+            encoder.
+        train_split: Split that heads are trained on.
+        max_tokens: Size at most of a seeded sample of tokens; None uses all.
+        seed: Seed of the sample, and of training.
+        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
+        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+
+    Raises:
+        InputError: ``plot`` does not end in ``.svg``, the pretrained encoder has no MLM head, the
+            split does not hold all tokens, or heads would be trained on it.
+    """
+    x = workspace.split(tag, split).require_complete()
+    options = {
+        "trained": Given(trained is not None, False, named=True),
+        "max_tokens": Given(max_tokens, 10_000),
+        "seed": Given(seed, 0),
+    }
+    splits = [x]
+    if trained is not None:
+        if split == train_split:
+            raise InputError(
+                f"--trained: the heads would be trained on {split}, where they are then asked: "
+                "name another split with --split or --train-split"
+            )
+        splits.append(workspace.split(tag, train_split).require_complete())
+        usual = LensOptions()
+        options |= {
+            "train_split": Given(train_split, "train"),
+            "steps": Given(trained.steps, usual.steps),
+            "dropout": Given(trained.dropout, usual.dropout),
+            "lr": Given(trained.lr, usual.lr),
+        }
+
+    def measure() -> LensResult:
+        folder = workspace.require_snapshot(tag)
+        special = load_snapshot_tokenizer(folder).all_special_ids
+        words = words_of(x)
+        decoder: Decoder
+        if trained is None:
+            decoder, head, note = mlm_head(workspace, tag)
+        else:
+            learned = splits[1]
+            asked = words_of(learned)
+            asked[np.isin(asked, special)] = -1
+            embeddings = cast(nn.Embedding, load_snapshot(folder).model.get_input_embeddings())
+            decoder = train_lens(learned, asked, embeddings.weight, trained._replace(seed=seed))
+            head = "heads trained by layer"
+            note = (
+                f"Each layer has an affine map of its own onto the input embeddings of {tag}, "
+                f"trained on {train_split} for {trained.steps:,} steps with dropout "
+                f"{trained.dropout:g}."
+            )
+        return lens_of_array(
+            x.dask(),
+            words,
+            decoder,
+            special=special,
+            max_tokens=max_tokens,
+            seed=seed,
+            scheduler=scheduler,
+            name=x.name,
+            head=head,
+            note=note,
+            layers=x.record.layers,
+        )
+
+    job = Job(LensResult, (tag,), (split,), options, splits)
+    return kept_or_measured(workspace, job, measure, plot)
+
+
+def mlm_head(workspace: Workspace, tag: str) -> tuple[MlmHead, str, str]:
+    """The MLM head of the pretrained encoder, what it is called, and what is to be known of it."""
+    checkpoint = pretrained(workspace)
+    name = Path(checkpoint.name_or_path).name
+    head = load_mlm_head(checkpoint.folder, checkpoint.name_or_path)
+    snapshot = SnapshotTag(tag)
+    if snapshot.is_untrained:
+        note = f"{tag} has random weights, which the MLM head of {name} was never trained with."
+    elif snapshot.fraction == 0:
+        note = f"The MLM head is the one that {name} was pretrained with."
+    else:
+        note = (
+            f"{tag} was fine-tuned without an MLM head. The states are read by that of {name}, the "
+            "encoder it began as: what it reads less well may be there still, in other coordinates."
+        )
+    return head, f"MLM head of {name}", note
+
+
+def lens_of_array(
+    x: da.Array,
+    words: NDArray[np.integer],
+    decoder: Decoder,
+    *,
+    special: Collection[int] = (),
+    max_tokens: int | None = 10_000,
+    tile: int = TILE,
+    seed: int = 0,
+    scheduler: str = "threads",
+    name: str = "x",
+    head: str = "head",
+    note: str = "",
+    layers: Sequence[int] | None = None,
+) -> LensResult:
+    """Read the word of each token from every layer, by a decoder.
+
+    Costs 2 · tokens · layers · vocabulary · width operations in float32, and as many exponentials
+    as logits; what is held of these is bounded by ``tile``. Sums over tokens are in float64.
+
+    Args:
+        x: (token, layer, hidden) float32 activations, chunked along the tokens.
+        words: (token,) vocabulary index of each token.
+        decoder: reads states over the vocabulary.
+        special: vocabulary indices whose tokens are left out: no head was ever asked for them.
+        max_tokens: size of the uniform sample of the other tokens; None takes all of them.
+        tile: words whose logits are held at a time.
+        seed: Seed of that sample.
+        scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
+        name: Name of x, for titles.
+        head: Name of the decoder, for titles.
+        note: A sentence about the decoder.
+        layers: layer numbers of x; 0, 1, … by default.
+
+    Raises:
+        InputError: no token is left, a word is not in the vocabulary, or an option is out of range.
+        NonFiniteError: NaN or infinity in the logits of a layer.
+    """
+    if tile < 1 or (max_tokens is not None and max_tokens < 1):
+        raise InputError(f"tile is {tile} and max_tokens {max_tokens}: give 1 or more of each")
+    asked = np.asarray(words).astype(np.int64)
+    n_words = len(decoder.weight)
+    if asked.shape != x.shape[:1] or asked.min() < 0 or asked.max() >= n_words:
+        raise InputError(
+            f"{len(asked):,} words up to index {asked.max()} for {x.shape[0]:,} tokens and a head "
+            f"over {n_words:,} words: take the tokenizer and the head of the encoder itself"
+        )
+    asked[np.isin(asked, np.array([*special], np.int64))] = -1
+    entering = np.flatnonzero(asked >= 0)
+    if not len(entering):
+        raise InputError(f"{name} holds special tokens alone: there is no word to be read")
+    counts = np.bincount(asked[entering], minlength=n_words)
+    with use_scheduler(scheduler, "lens"):
+        blocks = _blocks(x, asked, entering, max_tokens, seed)
+        reads = delayed(decoder)  # sent to workers once, not with each block
+        leaf = partial(_sums, rare=_rare(counts), tile=tile)
+        sums: LensSums = compute(
+            tree_reduce([(*block, reads) for block in blocks], leaf, LensSums.merge)
+        )
+    shares = counts[counts > 0] / len(entering)
+    with np.errstate(invalid="ignore"):  # no rare word: NaN
+        top1_rare = sums.top1_rare / np.float64(sums.n_rare)
+    return LensResult(
+        top1=sums.top1 / sums.n,
+        top1_rare=top1_rare,
+        mrr=sums.reciprocal_rank / sums.n,
+        log_p=sums.log_p / sums.n,
+        kl=sums.kl / sums.n,
+        name=name,
+        head=head,
+        note=note,
+        layers=tuple(range(x.shape[1]) if layers is None else layers),
+        n_words=n_words,
+        n_tokens=sums.n,
+        n_rare=sums.n_rare,
+        n_available=len(entering),
+        majority=float(shares.max()),
+        unigram_log_p=float((shares * np.log(shares)).sum()),
+        seed=seed,
+    )
+
+
+def _rare(counts: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether a word is rare: none of the most frequent ones, which make up half of the tokens."""
+    order = np.argsort(-counts, kind="stable")
+    before = np.cumsum(counts[order]) - counts[order]
+    rare = np.empty(len(counts), np.bool_)
+    rare[order] = before >= counts.sum() / 2
+    return rare
+
+
+def _blocks(
+    x: da.Array, asked: Words, entering: Words, max_tokens: int | None, seed: int
+) -> Blocks:
+    """Blocks of states and their words: of a sample, or of all tokens where there are no more."""
+    chunks = (x.chunks[0], 1, 1)
+    arrays = (x, da.from_array(asked[:, None, None], chunks=chunks))  # type: ignore[no-untyped-call]
+    if max_tokens is None or len(entering) <= max_tokens:
+        return aligned_blocks(arrays)
+    random = np.random.default_rng(seed)
+    drawn = np.sort(random.choice(entering, max_tokens, replace=False, shuffle=False))
+    return gathered_blocks(arrays, (drawn, drawn))
+
+
+def _sums(
+    states: NDArray[np.float32],
+    words: Words,
+    decoder: Decoder,
+    *,
+    rare: NDArray[np.bool_],
+    tile: int,
+) -> LensSums:
+    return lens_sums(states, words[:, 0, 0], rare, decoder, tile)
+
+
+class Decoder(Protocol):
+    """Reads states over a vocabulary: logits of a layer are weight · features + bias."""
+
+    weight: Floats
+    """(vocabulary, width), the same for all layers."""
+
+    def features(self, place: int, states: Floats) -> Floats:
+        """(tokens, width) of (tokens, hidden) states, ``place`` on the layer axis."""
+
+    def bias(self, place: int) -> Floats:
+        """(vocabulary,) of the layer at ``place``."""
+
+
+@dataclass(frozen=True)
+class LensSums:
+    """Sums over tokens; of rare tokens those whose word is rare.
+
+    Attributes:
+        n: tokens.
+        n_rare: rare ones among them.
+        top1: (layers,) tokens whose own word has the largest logit, and shares it with none.
+        top1_rare: (layers,) rare ones among them.
+        reciprocal_rank: (layers,) of 1 / rank; words with the same logit stand before it.
+        log_p: (layers,) of the log-probability of the own word, nats.
+        kl: (layers,) of KL(p ‖ q) in nats, p what the last layer says and q what this one does.
+    """
+
+    n: int
+    n_rare: int
+    top1: Array
+    top1_rare: Array
+    reciprocal_rank: Array
+    log_p: Array
+    kl: Array
+
+    @classmethod
+    def empty(cls, layers: int) -> LensSums:
+        """The sums of no token."""
+        return cls(0, 0, *(np.zeros(layers) for _ in range(5)))
+
+    def merge(self, other: LensSums) -> LensSums:
+        """The sums of the tokens of both."""
+        return LensSums(
+            self.n + other.n,
+            self.n_rare + other.n_rare,
+            self.top1 + other.top1,
+            self.top1_rare + other.top1_rare,
+            self.reciprocal_rank + other.reciprocal_rank,
+            self.log_p + other.log_p,
+            self.kl + other.kl,
+        )
+
+
+def lens_sums(
+    states: Floats, words: NDArray[np.int64], rare: NDArray[np.bool_], decoder: Decoder, tile: int
+) -> LensSums:
+    """The sums of a block of tokens.
+
+    Args:
+        states: (tokens, layers, hidden).
+        words: (tokens,) vocabulary index of each token; negative ones are left out.
+        rare: (vocabulary,) which words are rare.
+        decoder: Decoder of the layers.
+        tile: words at a time.
+
+    Raises:
+        NonFiniteError: a logit is NaN or infinite.
+    """
+    used = np.flatnonzero(words >= 0)
+    sums = LensSums.empty(states.shape[1])
+    for start in range(0, len(used), TOKENS):
+        part = used[start : start + TOKENS]
+        sums = sums.merge(_part(states[part], words[part], rare, decoder, tile))
+    return sums
+
+
+def _part(
+    states: Floats, words: NDArray[np.int64], rare: NDArray[np.bool_], decoder: Decoder, tile: int
+) -> LensSums:
+    tokens, layers = states.shape[:2]
+    order = [layers - 1, *range(layers - 1)]  # what the others are compared with comes first
+    rows = np.arange(tokens)
+    biases = [decoder.bias(i) for i in range(layers)]
+    features = [decoder.features(i, states[:, i]) for i in range(layers)]
+    own = np.stack(
+        [
+            np.einsum("tw,tw->t", f, decoder.weight[words]) + b[words]
+            for f, b in zip(features, biases, strict=True)
+        ]
+    )
+    above = np.zeros((layers, tokens), np.int64)
+    largest = np.full((layers, tokens), -np.inf, np.float32)
+    total = np.zeros((layers, tokens))
+    apart = np.zeros((layers, tokens))  # Σ exp(last − its largest) · (last − this)
+    for start in range(0, len(decoder.weight), tile):
+        weight = decoder.weight[start : start + tile]
+        inside = (words >= start) & (words < start + len(weight))
+        last = shares = np.empty(0, np.float32)
+        rescale = np.empty(0)
+        for i in order:
+            logits = features[i] @ weight.T
+            logits += biases[i][start : start + tile]
+            before = largest[i].copy()
+            np.maximum(before, logits.max(axis=1), out=largest[i])
+            shrink = np.exp(before - largest[i], dtype=np.float64)
+            exp = np.exp(logits - largest[i][:, None])
+            total[i] = total[i] * shrink + exp.sum(axis=1, dtype=np.float64)
+            if i == layers - 1:
+                last, shares, rescale = logits, exp, shrink
+            else:
+                more = (shares * (last - logits)).sum(axis=1, dtype=np.float64)
+                apart[i] = apart[i] * rescale + more
+            as_large = logits >= own[i][:, None]
+            as_large[rows[inside], words[inside] - start] = False
+            above[i] += as_large.sum(axis=1)
+    logsumexp = largest + np.log(total)
+    if not np.isfinite(logsumexp).all():
+        place = int(np.flatnonzero(~np.isfinite(logsumexp).all(axis=1))[0])
+        raise NonFiniteError(
+            f"the logits of the layer at place {place} of those stored hold NaN or infinity; check "
+            "the activations with `bertvision store verify`"
+        )
+    kl = apart / total[-1] - logsumexp[-1] + logsumexp
+    is_rare = rare[words]
+    return LensSums(
+        tokens,
+        int(is_rare.sum()),
+        (above == 0).sum(axis=1).astype(np.float64),
+        (above == 0)[:, is_rare].sum(axis=1).astype(np.float64),
+        (1 / (1 + above)).sum(axis=1),
+        (own - logsumexp).sum(axis=1, dtype=np.float64),
+        kl.sum(axis=1),
+    )
