@@ -12,8 +12,8 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sums.moments import Array
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.text import fill
 
 PLACE = ("snapshots", "sets", "layers")
 OfLayers = Annotated[Array, Axes.of(*PLACE)]
@@ -231,9 +231,8 @@ class IsotropyResult(AnalysisResult):
         columns = [Column("layer", "layer", "text"), *self._measures()]
         for snapshot in self.snapshots:
             for name in self.sets:
-                of = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
-                lines = [[column.text(row) for column in columns] for row in of]
-                text = format_table([column.label for column in columns], lines, stacked=True)
+                own = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
+                text = table_of(columns, own, stacked=True)
                 parts.append(f"{snapshot}, {name}\n{text}")
         return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
 
