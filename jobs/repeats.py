@@ -13,7 +13,7 @@ from bertvision.jobs.show import RowsField, ShownRecord, Values
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, Plotted, check_suffix
 from bertvision.pipelines.repeats.folder import find_seeds
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ def spread(
 def spread_table(result: Values) -> str:
     """A line for each method, best read from the left; then what is unfinished."""
     from bertvision.pipelines.repeats.table import LEGEND, basis, columns, remarks, shown
+    from bertvision.pipelines.results.columns import table_of
 
-    held = columns(result)
-    lines = [[column.text(row) for column in held] for row in shown(result)]
-    table = format_table([column.label for column in held], lines)
+    table = table_of(columns(result), shown(result))
     below = "\n".join(map(fill, remarks(result)))
     return "\n\n".join(filter(None, [basis(result), table, fill(LEGEND), below]))

@@ -15,7 +15,7 @@ import os
 import textwrap
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,6 +232,9 @@ def curves(
     levels: Mapping[str, float | None] | None = None,
     over: str = "",
     title: str = "",
+    names: Sequence[str] = (),
+    looks: Mapping[str, Look] | None = None,
+    tip: Callable[[Row], str] | None = None,
 ) -> Curves:
     """Lines over layers, or over another column of numbers, from rows.
 
@@ -245,21 +248,28 @@ def curves(
         places: Column of the places.
         of_places: Name of the axis of places.
         levels: Level lines by name; None and NaN are left out.
-        over: Sample of a standard deviation, such as ``seeds``.
+        over: Sample of a standard deviation, such as ``seeds``; it goes before an interval.
         title: Heading of the chart, where it stands beside others.
+        names: Values of the first of ``by`` that have series, in order, so that panels give a
+            series the same colour; without it all, in the order in which they come.
+        looks: Looks of series other than lines, by name.
+        tip: Text where the pointer rests on the point of a row.
     """
     shown = [row for row in rows if row.get(places) is not None and key in row]
-    varying = [name for name in by if len({row[name] for row in shown}) > 1]
-    by_name: dict[str, list[Row]] = {}
+    varying = [name for name in by if len({row[name] for row in shown}) > 1 and not names]
+    by_name: dict[str, list[Row]] = {str(name): [] for name in names}
     for row in shown:
         name = ", ".join(str(row[column]) for column in varying or by[:1])
-        by_name.setdefault(name, []).append(row)
-    series = {
-        name: series_of(sorted(own, key=lambda row: float(row[places])), key, places)
-        for name, own in by_name.items()
-    }
-    known = _known(levels)
-    return Curves(of_places, of_values, series, known, _bars(shown, key, over), title=title)
+        if not names or name in by_name:
+            by_name.setdefault(name, []).append(row)
+    series = {}
+    for name, own in by_name.items():
+        ordered = sorted(own, key=lambda row: float(row[places]))
+        made = _series(ordered, key, places, over)
+        look: Look = (looks or {}).get(name, "line")
+        series[name] = made._replace(look=look, tips=[tip(row) for row in ordered] if tip else ())
+    bars = _ends(shown, key, over)[2]
+    return Curves(of_places, of_values, series, _known(levels), bars, title=title)
 
 
 def points(
@@ -283,50 +293,39 @@ def points(
         name: Column of the rows' names.
         of_places: Name of the axis of rows; often plain from their names.
         levels: Level lines by name; None and NaN are left out.
-        over: Sample of a standard deviation.
+        over: Sample of a standard deviation; it goes before an interval.
         title: Heading of the chart, where it stands beside others.
     """
     names = list(dict.fromkeys(str(row[name]) for row in rows))
     placed = [{**row, "": names.index(str(row[name]))} for row in rows]
     drawn = {
-        label: series_of(own, key, "", "points")
+        label: _series(own, key, "", over)._replace(look="points")
         for label, key in series.items()
         if (own := [row for row in placed if row.get(key) is not None])
     }
-    bars = next((text for key in series.values() if (text := _bars(rows, key, over))), "")
+    bars = next((text for key in series.values() if (text := _ends(rows, key, over)[2])), "")
     return Curves(of_places, of_values, drawn, _known(levels), bars, names, title)
 
 
-def series_of(
-    rows: Sequence[Row], key: str, places: str, look: Look = "line", tips: Sequence[str] = ()
-) -> Series:
-    """A series of a column of rows, with its intervals or deviations.
-
-    Args:
-        rows: Rows in the order in which their points are joined.
-        key: Column of the values.
-        places: Column of the places.
-        look: Whether points are joined.
-        tips: Texts where the pointer rests.
-    """
-    at, values = _column(rows, places), _column(rows, key)
-    low, high = _column(rows, f"{key}_low"), _column(rows, f"{key}_high")
-    if not any(map(math.isfinite, low)):
-        sds = _column(rows, f"{key}_sd")
-        low = [value - sd for value, sd in zip(values, sds, strict=True)]
-        high = [value + sd for value, sd in zip(values, sds, strict=True)]
-    if not any(map(math.isfinite, low)):
-        return Series(at, values, look=look, tips=tips)
-    return Series(at, values, low, high, look, tips)
+def _series(rows: Sequence[Row], key: str, places: str, over: str) -> Series:
+    """A series of a column of rows, with its intervals or deviations."""
+    low, high, _ = _ends(rows, key, over)
+    return Series(_column(rows, places), _column(rows, key), low, high)
 
 
-def _bars(rows: Sequence[Row], key: str, over: str) -> str:
-    """The meaning of bars in words."""
-    if any(row.get(f"{key}_low") is not None for row in rows):
-        return INTERVAL
-    if any(row.get(f"{key}_sd") is not None for row in rows):
-        return "± standard deviation" + (f" over {over}" if over else "")
-    return ""
+def _ends(rows: Sequence[Row], key: str, over: str) -> tuple[Numbers | None, Numbers | None, str]:
+    """The lower and upper ends of bars, and their meaning; None where there are none."""
+    values, sds = _column(rows, key), _column(rows, f"{key}_sd")
+    ends = _column(rows, f"{key}_low"), _column(rows, f"{key}_high")
+    deviates, has_ends = (any(map(math.isfinite, numbers)) for numbers in (sds, ends[0]))
+    if has_ends and not (over and deviates):
+        return *ends, INTERVAL
+    if not deviates:
+        return None, None, ""
+    low, high = (
+        [value + side * sd for value, sd in zip(values, sds, strict=True)] for side in (-1, 1)
+    )
+    return low, high, "± standard deviation" + (f" over {over}" if over else "")
 
 
 def _column(rows: Sequence[Row], key: str) -> list[float]:

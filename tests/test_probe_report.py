@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, as_printed, measure
+from figures import Drawing
 from reports import Page, read_table
 
 from bertvision.errors import WorkspaceError
@@ -335,7 +336,6 @@ def test_a_mark_says_its_score_and_what_was_gained() -> None:
     assert probe_tip(row).endswith(", −0.5 [−2.0, +1.0] against untrained")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
 @pytest.mark.parametrize(
     ("tasks", "poolings", "layers"),
     [(PROBING, ("cls", "sep", "mean", "max"), 7), (PROBING[-3:], ("mean",), 25)],
@@ -348,6 +348,10 @@ def test_it_fits_every_page(
     report = write_report(copy)
     gains = [f for f in report.figures if f.startswith("probe-gains")]
     assert len(gains) == (2 if len(tasks) > 6 else 1)
+    for path in (report.page.parent / "figures").iterdir():
+        assert Drawing(path).faults() == []
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on the PATH")
     page = report.page.read_text(encoding="utf-8")
     *shown, printed = measure(tmp_path, (page, 360), (page, 1000), (as_printed(page), 688))
     for width, found in zip((360, 1000), shown, strict=True):

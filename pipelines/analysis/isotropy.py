@@ -47,9 +47,9 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import Column, table_of
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.workspace import Workspace
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -381,9 +381,8 @@ class IsotropyResult(AnalysisResult):
         columns = [Column("layer", "layer", "text"), *self._measures()]
         for snapshot in self.snapshots:
             for name in self.sets:
-                of = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
-                lines = [[column.text(row) for column in columns] for row in of]
-                text = format_table([column.label for column in columns], lines, stacked=True)
+                own = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
+                text = table_of(columns, own, stacked=True)
                 parts.append(f"{snapshot}, {name}\n{text}")
         return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
 

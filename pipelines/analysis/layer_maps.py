@@ -12,8 +12,8 @@ from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.text import fill
 
 Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
 
@@ -74,9 +74,7 @@ class LayerByLayer(AnalysisResult):
         """Text for a terminal: for each measure a row per layer of x, a column per layer of y."""
         parts, rows = [self.title()], self.shown()
         for name, label in self.measures().items():
-            columns = self._columns(name)
-            lines = [[c.text(row) for c in columns] for row in rows]
-            text = format_table([c.label for c in columns], lines, stacked=True)
+            text = table_of(self._columns(name), rows, stacked=True)
             parts.append(f"{label}\n{text}")
         return "\n\n".join([*parts, fill(self.reading), *map(fill, self.footnotes())])
 

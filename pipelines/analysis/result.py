@@ -17,8 +17,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from bertvision.pipelines.analysis.fields import read_fields, values_model, values_of
 from bertvision.pipelines.plotting import Chart, Figure, Plotted, figure
-from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.text import fill, format_table, html_of
+from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.text import fill, html_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +84,7 @@ class AnalysisResult(Plotted):
 
     def table(self) -> str:
         """Text for a terminal."""
-        columns = self.columns()
-        lines = [[column.text(row) for column in columns] for row in self.shown()]
-        table = format_table([column.label for column in columns], lines)
+        table = table_of(self.columns(), self.shown())
         return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.footnotes()))])
 
     def drawn(self) -> list[Chart]:

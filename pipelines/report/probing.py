@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.plotting import (
-    INTERVAL,
-    LAYER,
-    MOST_PANELS,
-    SERIES,
-    Curves,
-    HeatMap,
-    Look,
-    Series,
-)
+from bertvision.pipelines.plotting import MOST_PANELS, SERIES, Curves, HeatMap, curves
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
 from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
 from bertvision.pipelines.report.section import Figure, Reading, Section
@@ -215,19 +207,24 @@ def _layer_chart(
         names: Names of the lines in order, of which the task has one at least.
         value: ``accuracy``, beside the majority, or ``difference``, beside zero.
     """
+    there = [
+        r | {"accuracy_low": r["low"], "accuracy_high": r["high"]}
+        for r in rows
+        if r["dataset"] == task and r[by] in names and r[value] is not None
+    ]
     gains = value == "difference"
-    ends = ("difference_low", "difference_high") if gains else ("low", "high")
-    there = [r for r in rows if r["dataset"] == task and r[by] in names and r[value] is not None]
-    series = {}
-    for name in names:
-        line = sorted((r for r in there if r[by] == name), key=lambda r: int(r["layers"]))
-        places = [int(r["layers"]) for r in line]
-        values, low, high = ([r[key] for r in line] for key in (value, *ends))
-        look: Look = "dashed" if name == "untrained" else "line"
-        series[str(name)] = Series(places, values, low, high, look, [probe_tip(r) for r in line])
-    levels = {"as the untrained twin": 0.0} if gains else {"majority": there[0]["majority"]}
-    label = "difference from untrained (points)" if gains else "accuracy (%)"
-    return Curves(LAYER, label, series, levels, INTERVAL, title=task)
+    return curves(
+        there,
+        value,
+        "difference from untrained (points)" if gains else "accuracy (%)",
+        by=[by],
+        names=names,
+        looks={"untrained": "dashed"},
+        places="layers",
+        levels={"as the untrained twin": 0.0} if gains else {"majority": there[0]["majority"]},
+        tip=probe_tip,
+        title=task,
+    )
 
 
 def shown_lines(names: Sequence[str]) -> list[str]:
@@ -237,7 +234,7 @@ def shown_lines(names: Sequence[str]) -> list[str]:
     return [*others[-(SERIES - len(twin)) :], *twin]
 
 
-def probe_tip(r: Row) -> str:
+def probe_tip(r: Mapping[str, Any]) -> str:
     """The text where the pointer rests on a probe's mark."""
     gain = ""
     if r["difference"] is not None:

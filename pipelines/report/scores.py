@@ -13,14 +13,12 @@ from safetensors import SafetensorError, safe_open
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import (
-    LAYER,
     MOST_PANELS,
     SERIES,
     Curves,
     HeatMap,
     Look,
-    Series,
-    series_of,
+    curves,
 )
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import (
@@ -53,7 +51,6 @@ _MAPS = 6
 """Heads with a heat map."""
 _MOST_LINES = 6
 """Series in one panel: more could not be told apart."""
-_SD = "± standard deviation over seeds"
 
 
 def learning_curve(reading: Reading) -> Section:
@@ -107,26 +104,27 @@ def learning_curve(reading: Reading) -> Section:
 def _learning_chart(bert: Sequence[Row], heads: Sequence[Row], label: str) -> Curves:
     """BERT's scores over epochs; heads as points where they were evaluated."""
     own = [r for r in heads if r["trained_on"] == r["checkpoint"]]
-    lines: dict[str, tuple[list[Row], Look]] = {"BERT": (_by_epoch(bert), "line")}
-    if own:
-        lines["best head of the same snapshot"] = _by_epoch(own), "line"
+    lines = {"BERT": _by_epoch(bert), "best head of the same snapshot": _by_epoch(own)}
+    looks: dict[str, Look] = {"any other head": "faint"}
     for tag in sorted({SnapshotTag(r["trained_on"]) for r in heads if r not in own})[:3]:
-        best = _by_epoch([r for r in heads if r["trained_on"] == tag])
-        lines[f"best head trained on {tag}"] = best, "dashed"
-    named = {id(r) for rows, _ in lines.values() for r in rows}
-    lines["any other head"] = [r for r in heads if id(r) not in named], "faint"
-    series = {
-        name: _score_series(
-            [r | {"epoch": SnapshotTag(r["checkpoint"]).fraction} for r in rows], "epoch", look
-        )
-        for name, (rows, look) in lines.items()
-    }
-    return Curves("epochs of fine-tuning at the snapshot", label, series, bars=_bars(bert, heads))
+        name = f"best head trained on {tag}"
+        lines[name] = _by_epoch([r for r in heads if r["trained_on"] == tag])
+        looks[name] = "dashed"
+    named = {id(r) for rows in lines.values() for r in rows}
+    lines["any other head"] = [r for r in heads if id(r) not in named]
+    points = [
+        r | {"line": name, "epoch": SnapshotTag(r["checkpoint"]).fraction}
+        for name, rows in lines.items()
+        for r in rows
+    ]
+    axis = {"places": "epoch", "of_places": "epochs of fine-tuning at the snapshot"}
+    return _score_curves(points, label, by=["line"], names=list(lines), looks=looks, **axis)
 
 
-def _bars(*groups: Sequence[Row]) -> str:
-    """The meaning of bars of scores, whose intervals are in the tables alone."""
-    return _SD if any(r["score_sd"] for rows in groups for r in rows) else ""
+def _score_curves(rows: Sequence[Row], label: str, **options: Any) -> Curves:
+    """Scores with their deviation over seeds; intervals are in the tables alone."""
+    plain = [{k: v for k, v in r.items() if k not in ("score_low", "score_high")} for r in rows]
+    return curves(plain, "score", label, over="seeds", tip=tip, **options)
 
 
 def cross_checkpoint(reading: Reading) -> Section:
@@ -275,28 +273,24 @@ def _fraction_charts(rows: Sequence[Row], label: str) -> list[Curves]:
     names = _best_names(rows, _MOST_LINES)
     last = max(SnapshotTag(r["checkpoint"]) for r in rows)
     pairs = {(r["trained_on"], r["checkpoint"]): None for r in rows}
+    drawn = [places for places in pairs if places[0] == places[1] or places[1] == last]
     charts = []
-    for on, at in [places for places in pairs if places[0] == places[1] or places[1] == last][
-        -MOST_PANELS:
-    ]:
+    for on, at in drawn[-MOST_PANELS:]:
         there = [r for r in rows if (r["trained_on"], r["checkpoint"]) == (on, at)]
-        series = {}
-        for name in names:
-            line = sorted((r for r in there if r["name"] == name), key=lambda r: r["fraction"])
-            points = [r | {"percent": 100 * r["fraction"]} for r in line]
-            series[name] = _score_series(points, "percent")
         bert = next((r["bert"] for r in there if r["bert"] is not None), None)
-        levels = {} if bert is None else {"BERT at the snapshot": bert}
-        title = f"trained on {on}, evaluated on {at}"
-        axis = "training examples (%)"
-        charts.append(Curves(axis, label, series, levels, _bars(there), title=title))
+        charts.append(
+            _score_curves(
+                [r | {"percent": 100 * r["fraction"]} for r in there],
+                label,
+                by=["name"],
+                names=names,
+                places="percent",
+                of_places="training examples (%)",
+                levels={"BERT at the snapshot": bert},
+                title=f"trained on {on}, evaluated on {at}",
+            )
+        )
     return charts
-
-
-def _score_series(rows: Sequence[Row], places: str, look: Look = "line") -> Series:
-    """Scores with their deviation over seeds: intervals are in the tables alone."""
-    plain = [{key: r[key] for key in ("score", "score_sd", places)} for r in rows]
-    return series_of(plain, "score", places, look, [tip(r) for r in rows])
 
 
 def _at_epochs(rows: Iterable[Row]) -> list[Row]:
@@ -387,19 +381,27 @@ def pooling_section(reading: Reading) -> Section:
 
 def _pooling_charts(rows: Sequence[Row]) -> list[Curves]:
     """A panel for each head, a line for each snapshot."""
-    names = list(dict.fromkeys(r["name"] for r in rows))[:MOST_PANELS]
     tags = sorted({SnapshotTag(r["trained_on"]) for r in rows})[-SERIES:]
     charts = []
-    for name in names:
+    for name in list(dict.fromkeys(r["name"] for r in rows))[:MOST_PANELS]:
         own = [r for r in rows if r["name"] == name]
-        series = {f"trained on {tag}": Series([], []) for tag in tags}
-        for r in (r for r in own if r["trained_on"] in tags):
-            weights = [100 * w for w in r["weights"]]
-            where = f"{name} trained on {r['trained_on']}: layer"
-            tips = [f"{where} {i}, {w:.1f} %" for i, w in zip(r["layers"], weights, strict=True)]
-            series[f"trained on {r['trained_on']}"] = Series(r["layers"], weights, tips=tips)
-        levels = {"all layers alike": 100 / len(own[0]["weights"])}
-        charts.append(Curves(LAYER, "weight (%)", series, levels, title=name))
+        weights = [
+            {"line": f"trained on {r['trained_on']}", "layer": layer, "weight": 100 * weight}
+            for r in own
+            for layer, weight in zip(r["layers"], r["weights"], strict=True)
+        ]
+        charts.append(
+            curves(
+                weights,
+                "weight",
+                "weight (%)",
+                by=["line"],
+                names=[f"trained on {tag}" for tag in tags],
+                levels={"all layers alike": 100 / len(own[0]["weights"])},
+                tip=lambda r: f"{r['line']}: layer {r['layer']}, {r['weight']:.1f} %",
+                title=name,
+            )
+        )
     return charts
 
 

@@ -132,7 +132,7 @@ def floor_of(results: Results) -> str:
     return results.trivial[0]["name"].strip("()") if results.trivial else ""
 
 
-def tip(r: Row) -> str:
+def tip(r: Mapping[str, Any]) -> str:
     """The text where the pointer rests on a system's mark."""
     where = r["checkpoint"]
     if r["trained_on"] != where:

@@ -11,8 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, Column, lack_oracle
-from bertvision.pipelines.text import csv_text, fill, format_table
+from bertvision.pipelines.results.columns import (
+    FOOTNOTE,
+    MARK,
+    ORACLE_NOTE,
+    Column,
+    lack_oracle,
+    table_of,
+)
+from bertvision.pipelines.text import csv_text, fill
 
 DIFFERENT = (
     "The workspaces have different data (the column says which): their scores are of other items "
@@ -73,8 +80,7 @@ class Table:
     def text(self) -> str:
         """The rows as people read them, for a terminal, with the caption above and notes below."""
         columns = [Column(self.group, "", "text")] * bool(self.group) + list(self.columns)
-        lines = [[column.text(row) for column in columns] for row in self.rows]
-        table = format_table([column.label for column in columns], lines)
+        table = table_of(columns, self.rows)
         above = [fill(text) for text in (self.title, self.basis) if text]
         return "\n".join([*above, "", table, *map(fill, self.notes)])
 

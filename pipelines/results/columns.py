@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bertvision.pipelines.text import signed, size
+from bertvision.pipelines.text import format_table, signed, size
 
 MARK = " *"
 """Stands behind the name of a system whose no-answer threshold was not tuned."""
@@ -92,6 +92,20 @@ def columns(kind: Kind = "number", /, *, decimals: int = 1, **labels: str) -> li
         **labels: Headers by the keys of the values.
     """
     return [Column(key, label, kind, digits=decimals) for key, label in labels.items()]
+
+
+def table_of(
+    shown: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, stacked: bool = False
+) -> str:
+    """Rows as a table for a terminal, see `format_table`.
+
+    Args:
+        shown: Columns in order.
+        rows: Values by the keys of the columns.
+        stacked: Whether columns that do not fit follow below.
+    """
+    lines = [[column.text(row) for column in shown] for row in rows]
+    return format_table([column.label for column in shown], lines, stacked=stacked)
 
 
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
