@@ -172,7 +172,7 @@ class _Group(CommandGroup):
             raise typer.Exit(status)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """What click does, and for functions that read results, the command that shows these."""
+        """Resolve as click does, and name the command that shows what a function reads."""
         try:
             return super().resolve_command(ctx, args)
         except Exception as error:

@@ -70,7 +70,7 @@ class FormatVersionError(StoreError):
 
 
 class ProvenanceError(StoreError):
-    """What is stored was made from something else than what was asked."""
+    """Stored data were made from something else than what was asked for."""
 
 
 class IncompleteSplitError(StoreError):

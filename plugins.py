@@ -27,7 +27,7 @@ def is_dotted_path(name: str) -> bool:
 
 
 def offered(group: str) -> dict[str, str]:
-    """What installed packages offer: name → dotted path ``package.module:Class``.
+    """Offers of installed packages: name → dotted path ``package.module:Class``.
 
     Args:
         group: of the entry points, such as ``bertvision.heads``.

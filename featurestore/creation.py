@@ -37,7 +37,7 @@ from bertvision.featurestore.storage.storage import Storage
 
 @dataclass(frozen=True, eq=False)
 class SplitContents:
-    """What a split will hold beside the activations, all known before the encoder runs.
+    """Content of a split beside the activations, all known before the encoder runs.
 
     Attributes:
         plan: where each example goes.

@@ -241,7 +241,7 @@ def check_same_rows(x: SplitReader, y: SplitReader) -> None:
 
 
 def provenance_of(split: SplitReader) -> dict[str, Any]:
-    """What a split was made from, as far as it is known: the attributes of a dataset."""
+    """Origin of a split, as far as it is known, as attributes of a dataset."""
     return {k: v for k, v in split.record.provenance.items() if v is not None}
 
 

@@ -1,4 +1,4 @@
-"""What a stream holds ready: threads, the open shards of its next batches, and their memory."""
+"""Readahead of a stream: threads, the open shards of its next batches, and their memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BufferPool:
 
 @cache
 def idle_references() -> int | None:
-    """What `sys.getrefcount` says of a buffer to which nothing but a list refers.
+    """Reference count of a buffer to which nothing but a list refers.
 
     It differs between versions of CPython, and other interpreters may not count at all, so it is
     tried once: None where a view of the buffer, or a view of that, is not told by the count.

@@ -98,7 +98,7 @@ class SplitReader(StoredSplit):
 
     @cached_property
     def encoding_error(self) -> dict[str, npt.NDArray[np.float32]]:
-        """What the encoding loses, by kind of token, (layers,) each (see `calibration`).
+        """Relative error of the encoding by kind of token, (layers,) each (see `calibration`).
 
         Measured on the calibration sample; empty of float encodings and where an earlier version
         wrote the split.
@@ -190,7 +190,7 @@ class SplitReader(StoredSplit):
         return self
 
     def lacking(self) -> str | None:
-        """What an incomplete split lacks and how to finish it, in a line; None of a complete one.
+        """Sentence on the missing shards and how to finish the split; None of a complete one.
 
         Raises:
             CorruptStoreError: the plan is damaged.
@@ -205,7 +205,7 @@ class SplitReader(StoredSplit):
 
     @property
     def _remedy(self) -> str:
-        """What finishes the split."""
+        """Command that finishes the split."""
         origin = self.record.provenance
         command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
         if self.record.is_shuffled:

@@ -66,7 +66,7 @@ class Sampler(ABC):
 
     @property
     def identity(self) -> str:
-        """What is compared where a stream is resumed: the ``repr``, of a dataclass this one's.
+        """Identity that is compared where a stream is resumed: the ``repr``.
 
         That which a dataclass makes for itself shows no more than the ends of a long array.
         """
@@ -160,7 +160,7 @@ def piece_of_rank(
 def checked_sequence(
     sampler: Sampler, plan: ShardPlan, epoch: int, world_size: int
 ) -> npt.NDArray[np.int64]:
-    """What a sampler gives for an epoch, if it is an order of the split's examples.
+    """Check that a sampler's sequence for an epoch is an order of the split's examples.
 
     Raises:
         InputError: it is not; the message names the sampler and an example.

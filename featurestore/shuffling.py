@@ -315,7 +315,7 @@ def _begin(ledger: Ledger, source: ActivationSplit, seed: int) -> None:
 
 
 def _values(source: ActivationSplit, seed: int) -> Values:
-    """What makes each array of the copy, and its dimensions."""
+    """Maker and dimensions of each array of the copy."""
     plan = source.plan
     order = np.random.default_rng(seed).permutation(plan.total_tokens)
     on_axis = _on_axis(plan)

@@ -148,7 +148,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         return i % len(self)
 
     def text(self, example: int) -> list[str]:
-        """What each token of an example stands for in the text that it was made from.
+        """Text that each token of an example stands for.
 
         Args:
             example: its position in the split, negative from the end.

@@ -64,7 +64,7 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
         return html_table(["snapshot", "splits"], rows, title=title)
 
     def _contents(self) -> tuple[str, list[tuple[str, str]]]:
-        """What it is, and the splits of each snapshot."""
+        """Name of the store, and the splits of each snapshot."""
         held: dict[str, list[str]] = {}
         for tag, split in split_names(self.storage):
             held.setdefault(tag, []).append(split)
@@ -222,7 +222,7 @@ class SnapshotSplits(Mapping[str, "ActivationSplit"]):
         return html_table(["split", ""], rows, title=title)
 
     def _contents(self) -> tuple[str, list[tuple[str, str]]]:
-        """What it is, and what the first of its splits hold."""
+        """Name of the snapshot, and the content of its first splits."""
         names = self.splits()
         rows = [(name, self._describe(name)) for name in names[:_MOST_ROWS]]
         rows += [(name, "") for name in names[_MOST_ROWS:]]

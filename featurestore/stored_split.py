@@ -92,7 +92,7 @@ class StoredSplit:
         return len(self.committed_shards()) == self.record.shards
 
     def info(self) -> dict[str, Any]:
-        """What a split holds, in JSON types: sizes in bytes, completeness, provenance.
+        """Facts about the split in JSON types: sizes in bytes, completeness, provenance.
 
         ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames
         padded to ``dense_length`` tokens, the layout of the original research.

@@ -1,4 +1,4 @@
-"""What every verb checks before anything heavy is imported: a wrong name costs no seconds."""
+"""Checks of jobs before anything heavy is imported: a wrong name costs no seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell offers behind an option: names of the workspace, and names that are fixed.
+"""Completion in the shell: names in the workspace, and fixed names.
 
 Of a workspace only names of files and folders are looked at, so that an answer takes no longer than
 the command line itself; whatever goes wrong, nothing is offered.

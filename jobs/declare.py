@@ -266,7 +266,7 @@ _ENTRY = re.compile(r"^ {8}\*{0,2}(\w+): ", re.MULTILINE)
 
 
 def told(doc: str) -> dict[str, str]:
-    """What the section ``Args`` of a docstring says, by name."""
+    """Texts of the section ``Args`` of a docstring, by name."""
     parts = _SECTION.split(doc)
     if "Args" not in parts:
         return {}

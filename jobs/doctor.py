@@ -27,7 +27,7 @@ class Examined(BaseModel):
 
 
 class Examination(ShownRecord):
-    """What the doctor found."""
+    """Findings of the doctor."""
 
     rows_in: ClassVar[str] = "findings"
     usable: bool

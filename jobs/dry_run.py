@@ -49,7 +49,7 @@ class DryRun(ShownRecord):
     measured: list[str]
     """Records of the workspace that the seconds are from."""
     notes: list[str]
-    """What the numbers do not say, in sentences."""
+    """Sentences on the limits of the numbers."""
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""

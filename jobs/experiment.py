@@ -40,7 +40,7 @@ class SnapshotStatus(BaseModel):
 
 
 class Status(ShownRecord):
-    """What a workspace holds and what can be run next."""
+    """Content of a workspace, and the commands to run next."""
 
     rows_in: ClassVar[str] = "snapshots"
 
@@ -65,7 +65,7 @@ class Status(ShownRecord):
     next: list[str]
     """Commands."""
     seconds: float = 0.0
-    """What fine-tuning took in this call."""
+    """Seconds of fine-tuning in this call."""
     steps: int = 0
     """Steps of fine-tuning in this call."""
 
@@ -87,7 +87,7 @@ class Scored(ShownRecord):
 
 
 class Quickstart(ShownRecord):
-    """What the quickstart came to."""
+    """Scores and times of the quickstart."""
 
     workspace: str
     rows: RowsField
@@ -227,7 +227,7 @@ def report(
 
 
 def status_table(status: Values) -> str:
-    """What a workspace holds and what can be run next."""
+    """Content of a workspace, and the commands to run next."""
     items = ", ".join(f"{split} {n:,}" for split, n in status["items"].items())
     stored = {tag: list(splits) for tag, splits in status["stored"].items()}
     for key, mark in (("unfinished", "unfinished"), ("growing", "being written")):

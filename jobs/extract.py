@@ -148,7 +148,7 @@ def check_names(
 
 
 def extracted_table(splits: Sequence[Values]) -> str:
-    """What an extraction wrote, and what of it was pooled from stored tokens."""
+    """Table of the splits that an extraction wrote or pooled from stored tokens."""
     remarks = [
         f"{s['tag']}/{s['split']}: pooled from {s['pooled_from']}, without the encoder"
         for s in splits

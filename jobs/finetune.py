@@ -157,7 +157,7 @@ def logits(
 
 
 def logits_table(kept: Sequence[Values]) -> str:
-    """What is kept of each split, and what it took."""
+    """Table of the kept logits by split."""
     return format_table(
         ["snapshot", "split", "windows", "size", "seconds", "file"],
         [

@@ -24,10 +24,10 @@ _NAMED = 5
 
 
 class Imported(ShownRecord):
-    """What `import_states` did (see `pipelines.foreign.importing.Imported`)."""
+    """Result of `import_states` (see `pipelines.foreign.importing.Imported`)."""
 
     def table(self, values: Values) -> str:
-        """What was added, and what was left out."""
+        """Lines on the added and the skipped samples."""
         name = f"{values['tag']}/{values['split']}"
         skipped: dict[str, str] = values["skipped"]
         lines = [
@@ -133,10 +133,10 @@ def import_states(
 
 
 class Exported(ShownRecord):
-    """What `export_states` did (see `pipelines.foreign.exporting.Exported`)."""
+    """Result of `export_states` (see `pipelines.foreign.exporting.Exported`)."""
 
     def table(self, values: Values) -> str:
-        """What was written, and where."""
+        """Line on the written files."""
         return (
             f"{values['split']}: {counted(values['examples'], 'example')} in {values['folder']}, "
             f"{values['format']}, {values['dtype']}, {size(values['bytes'])}; "

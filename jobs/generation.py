@@ -27,10 +27,10 @@ _DEEPEST = 1000
 
 
 class Generated(ShownRecord):
-    """What `generate` did (see `pipelines.generation.generate.Generated`)."""
+    """Result of `generate` (see `pipelines.generation.generate.Generated`)."""
 
     def table(self, values: Values) -> str:
-        """What was added, and how the texts ended."""
+        """Lines on the generated texts and how they ended."""
         reasons = ", ".join(f"{n:,} by {name}" for name, n in values["finish_reasons"].items() if n)
         return "\n".join(
             [

@@ -343,7 +343,7 @@ def _millions(head: Values) -> str:
 
 
 def trained_table(heads: Sequence[Values]) -> str:
-    """What a training made."""
+    """Table of the trained heads."""
     return format_table(
         [
             "head",

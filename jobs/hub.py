@@ -31,10 +31,10 @@ _KINDS: dict[str, RepositoryKind] = {
 
 
 class Pushed(ShownRecord):
-    """What `push` sent, and where it is."""
+    """Result of `push`."""
 
     def table(self, values: Values) -> str:
-        """What is where, and how it is brought from there."""
+        """Lines on the pushed files and how to pull them."""
         return (
             f"{values['what']}: {counted(values['files'], 'file')}, {size(values['bytes'])}, in "
             f"{values['url']} at {values['commit'][:12]}\n"
@@ -43,10 +43,10 @@ class Pushed(ShownRecord):
 
 
 class Pulled(ShownRecord):
-    """What `pull` brought, and where it lies."""
+    """Result of `pull`."""
 
     def table(self, values: Values) -> str:
-        """What was brought, from which commit, to which folder."""
+        """Line on the pulled files, their commit and their folder."""
         what = ", ".join(values.get("splits", [])) or values["name"]
         return (
             f"{what} of {values['repository']} at {values['commit'][:12]}: in {values['folder']}, "

@@ -116,7 +116,7 @@ def latency(
 
 
 class QuantisedTable(Shown, QuantisedScores):
-    """What an encoder scores with 8-bit linear layers, and its size."""
+    """Scores and size of an encoder with 8-bit linear layers."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as ``--json`` prints them."""

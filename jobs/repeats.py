@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Spread(ShownRecord, Plotted):
-    """What fine-tunings with several seeds come to, methods beside each other."""
+    """Methods compared over the seeds of their fine-tunings."""
 
     task: str
     metric: str
@@ -30,7 +30,7 @@ class Spread(ShownRecord, Plotted):
     """Score of always giving the commonest answer; None where the metric has none to tell: 0 then
     counts as failed."""
     baseline_name: str
-    """What that answer is called: ``majority class``, ``never answering``, …."""
+    """Name of that answer: ``majority class``, ``never answering``, …."""
     rows: RowsField
     """For each method ``method``, ``variant``, ``system``, ``runs``, ``unfinished``, ``score``,
     ``score_sd``, ``lowest``, ``highest``, ``failed`` (a share), ``trained_parameters``,

@@ -1,4 +1,4 @@
-"""What came out: every score of a workspace, a system's answers, the tables of the report."""
+"""Results: every score of a workspace, a system's answers, the tables of the report."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Rows(Sequence[R], Plotted, Generic[R]):
         return html_of(self.__repr__)
 
     def charts(self) -> Mapping[str, Chart]:
-        """What `plot` draws, by measure: of scores and probes.
+        """Charts by measure, of scores and probes.
 
         Raises:
             InputError: the rows are neither.
@@ -249,7 +249,7 @@ def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]
 
 
 def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
-    """What always giving the commonest answer scores, so that a system that learned nothing shows.
+    """Name and cells of the baseline that always gives the commonest answer.
 
     Args:
         score: of the commonest answer, in per cent: of no answer, or of the largest class.
@@ -265,7 +265,7 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def meanings(keys: Iterable[str]) -> str:
-    """What some of the metrics that are shown mean, to stand behind a legend."""
+    """Explanations of the shown metrics, to follow a legend."""
     from bertvision.pipelines.tasks.scores import MEANINGS
 
     return "".join(f"  {MEANINGS[key]}" for key in keys if key in MEANINGS)
@@ -370,7 +370,7 @@ def mapping_table(values: Values) -> str:
 
 
 def flat_rows(values: Any) -> list[dict[str, Any]]:
-    """What ``--json`` prints as rows of a table: names inside of a field follow it with a dot.
+    """Rows of a table out of JSON: names inside of a field follow it with a dot.
 
     Args:
         values: a mapping, which is one row, or a list of them.

@@ -141,7 +141,7 @@ def verify(
 
 
 class Repairs(Rows[Row]):
-    """What was done to each split."""
+    """Results of a repair, a row for each split."""
 
     @property
     def exit_status(self) -> int:
@@ -233,10 +233,10 @@ def rm(
 
 
 class Audited(ShownRecord):
-    """What `audit` found (see `pipelines.audit.audit.Audit`)."""
+    """Result of `audit` (see `pipelines.audit.audit.Audit`)."""
 
     def table(self, values: Values) -> str:
-        """What is wrong, and what that says of the whole split."""
+        """Lines on the wrong examples, and the bound that they give for the whole split."""
         sampled, examples, wrong = values["sampled"], values["examples"], values["wrong"]
         of = f"{sampled:,} of {counted(examples, 'example')} of {values['split']} computed again"
         shared = [found["what"] for found in values["deviations"]]
@@ -332,10 +332,10 @@ def audit(
 
 
 class ShuffledTokens(ShownRecord):
-    """What `shuffle_tokens` wrote."""
+    """Result of `shuffle_tokens`."""
 
     def table(self, values: Values) -> str:
-        """What was copied, and how it is read."""
+        """Line on the copy, and how to read it."""
         return (
             f"{values['split']}: {counted(values['tokens'], 'token')} of {values['source']} in the "
             f"order of seed {values['seed']}, {counted(values['shards'], 'shard')}; "
@@ -437,7 +437,7 @@ def _growing(store: ActivationStore) -> list[Values]:
 
 
 def splits_table(splits: Sequence[Values]) -> str:
-    """What a store holds."""
+    """Table of the splits of a store."""
     if not splits:
         return "the store is empty"
     table = format_table(
@@ -467,13 +467,13 @@ def _completeness(split: Values) -> str:
 
 
 def removed_table(splits: Sequence[Values]) -> str:
-    """What was removed, and what that freed."""
+    """Lines on the removed splits and the freed space."""
     lines = [f"removed {s['tag']}/{s['split']}, {size(s['bytes'])}" for s in splits]
     return "\n".join([*lines, f"{size(sum(s['bytes'] for s in splits))} freed"])
 
 
 def repaired_table(splits: Sequence[Values]) -> str:
-    """What a repair found and did."""
+    """Lines on the damage and the repaired shards."""
     if not splits:
         return "the store is empty"
     return "\n".join(line for s in splits for line in _repaired(s))

@@ -102,7 +102,7 @@ def sweep(
 
 
 class AskedSweep(NamedTuple):
-    """What a sweep is asked for, as it was read."""
+    """Arguments of a sweep, as they were read."""
 
     heads: Sequence[str]
     trained_on: Sequence[str]
@@ -120,7 +120,7 @@ def asked_sweep(
     seeds: int,
     split: str,
 ) -> AskedSweep:
-    """What a sweep is asked for, with all that needs nothing heavy checked.
+    """Read the arguments of a sweep, and check all that needs nothing heavy.
 
     Args:
         space: the workspace.

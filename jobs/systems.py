@@ -63,9 +63,9 @@ class Comparison(ShownRecord):
     threshold_tuned_on: str | None = None
     """Split that tuned the no-answer threshold of both; None where it was left at 0."""
     by: str
-    """What was drawn."""
+    """Unit of the bootstrap."""
     words: tuple[str, str]
-    """What clusters and items are called."""
+    """Names of clusters and items."""
     first_score: float
     second_score: float
     baseline: float | None = None
@@ -80,12 +80,12 @@ class Comparison(ShownRecord):
     standard_error: float
     questions: int
     clusters: int
-    """What was drawn: contexts, or questions where each stands alone."""
+    """Number of drawn units: contexts, or questions where each stands alone."""
     resamples: int
     seeds: tuple[int, int] = (1, 1)
     """Trainings of each system that were drawn too."""
     sentence: str
-    """What it says, in words."""
+    """The comparison in a sentence."""
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""

@@ -1,4 +1,4 @@
-"""What is learned: heads on hidden states, as plain torch modules.
+"""Heads on hidden states, as plain torch modules.
 
 Nothing here knows a disk, a store or Lightning.
 """
@@ -6,4 +6,4 @@ Nothing here knows a disk, a store or Lightning.
 from typing import Literal
 
 Kind = Literal["span", "classification"]
-"""What the logits of a head are of: the tokens of a span, or the classes of an example."""
+"""Subject of a head's logits: the tokens of a span, or the classes of an example."""

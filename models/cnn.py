@@ -63,7 +63,7 @@ class CNNSpanHead(SpanHead):
         self.dropout = nn.Dropout(dropout)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """What the convolutions make of each token: (tokens, 320 × width / 32)."""
+        """Features of each token: (tokens, 320 × width / 32)."""
         return [self.dropout(flatten(self.body(to_image(self.reduction(hidden_states)))))]
 
 
@@ -121,7 +121,7 @@ class NxNSpanHead(SpanHead):
         self.dropout = nn.Dropout(dropout)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """What the convolutions make of each token: (tokens, 320 × width / 32)."""
+        """Features of each token: (tokens, 320 × width / 32)."""
         rows = Rows.between(lengths, len(hidden_states), 3, hidden_states.device)
         image = self.bank(to_image(self.reduction(hidden_states)), rows)
         image = self.second(F.relu(self.norm(image)), rows)

@@ -1,4 +1,4 @@
-"""What a head costs: its parameters, and its arithmetic beside that of the encoder."""
+"""Costs of a head: its parameters, and its arithmetic beside that of the encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all heads share, and the span heads of pooling and adapters."""
+"""Base classes of heads, and the span heads of pooling and adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Head(nn.Module, ABC):
     """
 
     kind: ClassVar[Kind]
-    """What the logits are of: the tokens of a span, or the classes of an example."""
+    """Subject of the logits: the tokens of a span, or the classes of an example."""
 
     def __init__(self, *, layers: int, hidden: int, width: int, outputs: int = 2) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ class InceptionSpanHead(SpanHead):
                 inputs = module.outputs
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """What the body makes of each token: (tokens, 1024 × width / 32)."""
+        """Features of each token: (tokens, 1024 × width / 32)."""
         rows = Rows.between(lengths, len(hidden_states), 3, hidden_states.device)
         image = _halve(F.relu(self.first(to_image(self.reduction(hidden_states)), rows)))
         image = F.relu(self.third(F.relu(self.second(image)), rows))

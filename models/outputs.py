@@ -1,4 +1,4 @@
-"""What heads return, how packed tokens become a padded batch, and the losses."""
+"""Outputs of heads, the padding of packed tokens, and the losses."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class HeadInfo(NamedTuple):
     percent: float
     """``total`` in per cent of `BERT_LARGE_PARAMETERS`."""
     kind: Kind
-    """What its logits are of: ``span`` or ``classification``."""
+    """Subject of its logits: ``span`` or ``classification``."""
     multiplications: int | None
     """Multiplications of a forward pass, per token."""
     costly: bool
@@ -130,7 +130,7 @@ def describe_heads(
 
 
 def kind_of(head: nn.Module) -> Kind:
-    """What a head's logits are of: its class attribute ``kind``, ``span`` without one.
+    """Subject of a head's logits: its class attribute ``kind``, ``span`` without one.
 
     Raises:
         InputError: the attribute is something else.

@@ -95,7 +95,7 @@ class XceptionSpanHead(SpanHead):
         self.last = SeparableNorm(1024, 1536, square)
 
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
-        """What the body makes of each token: (tokens, 1536 × width / 8)."""
+        """Features of each token: (tokens, 1536 × width / 8)."""
         rows = Rows.between(lengths, len(hidden_states), 1, hidden_states.device)
         image = F.relu(self.first(to_image(self.reduction(hidden_states)), rows))
         image = F.relu(self.second(image, rows))

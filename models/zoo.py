@@ -30,7 +30,7 @@ class HeadSpec:
     source: str = field(default=_PAPER)
     """Where the head was described."""
     kind: Kind = "span"
-    """What its logits are of."""
+    """Subject of its logits."""
 
     @property
     def convolves(self) -> bool:

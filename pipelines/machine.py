@@ -35,9 +35,9 @@ class Finding(NamedTuple):
     verdict: Verdict
     """``warning`` where something could be better, ``error`` where bertvision cannot be used."""
     found: str
-    """What there is, with numbers."""
+    """Observation, with numbers."""
     advice: str = ""
-    """What to change, in one sentence; empty where nothing is."""
+    """Advice in one sentence; empty where nothing is to change."""
 
 
 _MAIN = ("torch", "transformers", "pytorch-lightning", "zarr", "datasets", "dask", "numpy")
@@ -99,7 +99,7 @@ def _libraries(required: list[str], version_of: Callable[[str], str]) -> Finding
 
 
 def _needed(required: list[str]) -> Iterator[Requirement]:
-    """What is required without any extra."""
+    """Requirements without any extra."""
     for text in required:
         try:
             requirement = Requirement(text)

@@ -1,4 +1,4 @@
-"""What was measured of snapshots, kept by what it was made from: added to where it still is that.
+"""Measurements of snapshots, kept by what they were made from.
 
 A command that is given again measures only what is missing. So a file says what its results were
 made from, and is refused instead of being added to where they would be made from something else.
@@ -38,7 +38,7 @@ class OfSnapshots(Protocol):
         """Snapshots, and the digests of their weights that were measured."""
 
     def mend(self, path: Path) -> str:
-        """What makes the file at ``path`` again, where its weights are not the snapshot's."""
+        """Advice on a file whose weights are not the snapshot's."""
 
 
 _T = TypeVar("_T", bound=OfSnapshots)
@@ -92,7 +92,7 @@ class Measurements(Record):
         write_record(path, self)
 
     def resume(self, root: Path) -> Self:
-        """What was kept of the same snapshot, pooling and settings; these where nothing was.
+        """Kept measurements of the same snapshot, pooling and settings; these where there are none.
 
         Args:
             root: of the workspace.

@@ -30,7 +30,7 @@ LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
 class Option(NamedTuple):
-    """What the annotation of a field says of an option beside its type."""
+    """Declaration of an option beside its type."""
 
     help: str = ""
     """One sentence, also that of the command line; without one the option is Python's alone."""

@@ -79,7 +79,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Rate(NamedTuple):
-    """What a unit of work took before."""
+    """Measured rate of a unit of work."""
 
     seconds: float
     """For a window that is extracted, or a step of a head."""
@@ -154,7 +154,7 @@ def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
 
 
 def _work(run: RunConfig) -> tuple[object, ...]:
-    """What decides how long a step of a run takes."""
+    """Work of a step of a run, which decides how long it takes."""
     training = run.training
     return run.head, len(run.layers), run.hidden_size, training.batch_size, training.precision
 
@@ -173,7 +173,7 @@ def _seen(workspace: Workspace, path: Path) -> str:
 
 
 State = Literal["new", "begun", "there"]
-"""What there is of a thing before a job begins."""
+"""State of a thing before a job begins."""
 
 
 class PlannedSplit(NamedTuple):
@@ -205,7 +205,7 @@ class PlannedSplit(NamedTuple):
 
 
 class ExtractionPlan(NamedTuple):
-    """What an extraction would do."""
+    """Plan of an extraction."""
 
     splits: list[PlannedSplit]
     store: str
@@ -216,7 +216,7 @@ class ExtractionPlan(NamedTuple):
 def plan_extraction(
     workspace: Workspace, data: Dataset, tags: Sequence[str], options: ExtractOptions
 ) -> ExtractionPlan:
-    """What `extract` would do for each of some snapshots; nothing is computed or written.
+    """Plan `extract` for some snapshots; nothing is computed or written.
 
     The data are read and cut into windows by the tokenizer, so that the counts are exact.
 
@@ -329,7 +329,7 @@ class _Split:
     kept: TokenPooling
 
     def planned(self, storage: Storage, windows: Windows) -> PlannedSplit:
-        """What is there of it, and what would be written."""
+        """Plan of a split: its state, and the bytes to write."""
         job, options = self.job or self.asked, self.asked.options
         sites = options.sites or ()
         name = StoredName(job.split, self.kept, self.data.name, bool(sites)).name
@@ -416,7 +416,7 @@ class PlannedRun(NamedTuple):
 
 
 class TrainingPlan(NamedTuple):
-    """What a training, or a sweep, would do."""
+    """Plan of a training or a sweep."""
 
     runs: list[PlannedRun]
     passes: int
@@ -433,7 +433,7 @@ def plan_training(
     *,
     overwrite: bool = False,
 ) -> TrainingPlan:
-    """What `train` would do; nothing is computed or written.
+    """Plan `train`; nothing is computed or written.
 
     Args:
         workspace: with the activations.
@@ -465,7 +465,7 @@ def plan_sweep(
     options: TrainOptions,
     split: str,
 ) -> TrainingPlan:
-    """What `sweep` would do; nothing is computed or written.
+    """Plan `sweep`; nothing is computed or written.
 
     Args:
         workspace: with the activations.

@@ -132,7 +132,7 @@ class _Bar(auto_tqdm):  # type: ignore[type-arg]
 
     @property
     def format_dict(self) -> Any:
-        """What the bar is written of."""
+        """Fields of the bar."""
         values = super().format_dict
         if self.part is not None and self.part.place[1] > 1 and self.total:
             left = self.part.left(self.n / self.total)

@@ -52,7 +52,7 @@ class Rank:
         return self.count == 1
 
     def part(self, items: Sequence[_T]) -> list[_T]:
-        """What of independent work is this process's own: a run of neighbours, all in one part.
+        """Part of independent work that is this process's own: a run of neighbours.
 
         Args:
             items: the same on every rank.
@@ -95,7 +95,7 @@ class Rank:
 
 
 def this_rank() -> Rank:
-    """What ``torchrun`` says of this process; the only one where it was not started by it.
+    """Rank of this process by ``torchrun``; the only one where it was not started by it.
 
     Raises:
         InputError: the variables of the environment are not those of ``torchrun``, or the machines

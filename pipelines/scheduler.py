@@ -177,7 +177,7 @@ def compute(value: Any) -> Any:
 
 
 def map_here(function: Callable[[A], B], items: Sequence[A], desc: str | None = None) -> list[B]:
-    """What a function makes of each item, in threads of this process, one of BLAS in each.
+    """Map a function over items in threads of this process, with one BLAS thread each.
 
     For what would take longer to send than to compute.
 

@@ -59,7 +59,7 @@ def format_table(
 
 
 def html_of(text: Callable[[], str]) -> str:
-    """What a function makes for the terminal, as HTML: its tables as tables, the rest as text.
+    """HTML of a text for the terminal: its tables as tables, the rest as text.
 
     Args:
         text: makes it, by `format_table` where there are tables.

@@ -37,7 +37,7 @@ POOLED = "pooled"
 """Kind of the vectors of a pooling. None of them is left out: those far from the others may well be
 the smaller of two classes, and nothing else is stored of them."""
 ERROR = "error_"
-"""What names of arrays with a kind's error begin with."""
+"""Prefix of the arrays with the error of a kind of token."""
 _MIDDLE_TOKENS = 128
 _SAMPLE = 256
 """Tokens of each kind that the error is measured on: they are kept in memory."""
@@ -47,7 +47,7 @@ and [SEP] 1.8 and 21 % at most, but for the last layer fine-tuned."""
 
 
 class Calibration(NamedTuple):
-    """What a quantised encoding takes from a sample.
+    """Channel statistics and errors that a quantised encoding takes from a sample.
 
     Attributes:
         stats: to encode with.
@@ -65,7 +65,7 @@ class Calibration(NamedTuple):
         return self if kinds or self.plain is None else Calibration(self.plain)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """What is stored of it, by name: (layers, hidden) or (layers,) each."""
+        """Stored arrays by name, (layers, hidden) or (layers,) each."""
         mean, std = (values.numpy() for values in self.stats)
         errors = {f"{ERROR}{kind}": of for kind, of in self.errors.items()}
         return {"channel_mean": mean, "channel_std": std, **errors}
@@ -133,7 +133,7 @@ class Calibrator:
 def encoding_error(
     hidden_states: Tensor, encoding: Encoding, stats: ChannelStats, spread: Tensor
 ) -> npt.NDArray[np.float32]:
-    """What is lost of each token in each layer, (tokens, layers).
+    """Relative error of each token in each layer, (tokens, layers).
 
     Args:
         hidden_states: (tokens, layers, hidden).

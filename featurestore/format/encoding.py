@@ -200,7 +200,7 @@ class ChannelStats(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What `encode` gives.
+    """Codes and scales of encoded hidden states.
 
     Attributes:
         codes: (tokens, layers, `Encoding.codes_size`) in the encoding's torch dtype.

@@ -50,7 +50,7 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 
 class _Begun(Header):
-    """What is looked at of a record whose split may be growing."""
+    """Fields of a record whose split may be growing."""
 
     final: Any = None
 

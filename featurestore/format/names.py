@@ -13,7 +13,7 @@ from bertvision.errors import InputError
 EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 CompressionName = Literal["none", "zstd", "pcodec"]
 NonFinite = Literal["error", "record"]
-"""What to do about NaN and infinity: refuse them, or replace and count them (see `encode`)."""
+"""Treatment of NaN and infinity: refuse them, or replace and count them (see `encode`)."""
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
 _UNTRAINED = "untrained"

@@ -26,18 +26,18 @@ split it belongs to."""
 ROOT = "arrays.zarr"
 """Folder of a store's Zarr hierarchy."""
 FEATURES = frozenset({"split_sha256", "table_digest"})
-"""What this version knows of the names that a split's ``requires`` may hold, and writes there: its
+"""Known names among those that a split's ``requires`` may hold, and writes there: its
 shards are bound to it, and the digest of its examples is of columns."""
 
 MOVES = "moves"
-"""What ``requires`` names beside `GROWING` while examples move to other shards."""
+"""Name in ``requires`` beside `GROWING` while examples move to other shards."""
 
 GROWING = "growing"
-"""What ``requires`` names beside `FEATURES` while examples are still added to a split: its record
+"""Name in ``requires`` beside `FEATURES` while examples are still added to a split: its record
 has no plan yet (see `writing.growing`)."""
 
 SHUFFLED = "shuffled_tokens"
-"""What ``requires`` names beside `FEATURES` where the tokens of a split were permuted, so that its
+"""Name in ``requires`` beside `FEATURES` where the tokens of a split were permuted, so that its
 examples do not lie where its plan says (see `shuffling`)."""
 
 PLACES = ("token_example", "token_position")
@@ -67,7 +67,7 @@ class ShardFile(_Record):
 
 
 class ShardRecord(_Record):
-    """What the ledger says of one committed shard.
+    """Record of a committed shard.
 
     Attributes:
         shard: its number in the plan.
@@ -109,7 +109,7 @@ class ArrayRecord(_Record):
 
 
 class Header(_Record):
-    """What a reader must know to read the rest of a split's record.
+    """Header of a split's record, which says how to read the rest.
 
     Attributes:
         format: of the store.
@@ -121,11 +121,11 @@ class Header(_Record):
 
 
 Provenance = dict[str, str | int | float | bool | None]
-"""What activations, or anything else, were made from; any difference is refused."""
+"""Origin of activations, or of anything else; any difference is refused."""
 
 
 class Layout(Header):
-    """What a split is of and how its shards lie, which is known before its examples are.
+    """Layout of a split and its shards, which is known before its examples are.
 
     Attributes:
         tag: the snapshot.
@@ -166,7 +166,7 @@ class Layout(Header):
 
 
 class SplitRecord(Layout):
-    """What the ledger says of a split: written once, before the first shard or after the last.
+    """Record of a split: written once, before the first shard or after the last.
 
     Attributes:
         examples: how many the split has.
@@ -249,7 +249,7 @@ class SplitRecord(Layout):
         return unbound or shard.split_sha256 == self.identity
 
     def describe(self) -> str:
-        """What it holds in a line, with the size of its codes before any compression."""
+        """Content in a line, with the size of the codes before any compression."""
         encoding = get_encoding(self.encoding)
         width = encoding.codes_size(self.hidden_size) * encoding.code_bytes
         size = self.tokens * len(self.layers) * width

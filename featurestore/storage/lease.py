@@ -183,7 +183,7 @@ def _is_over(there: Stored) -> bool:
 
 
 def _fields(there: Stored) -> dict[str, object]:
-    """What the lock says; nothing where it is damaged, and then it is over by its age alone."""
+    """Fields of the lock; none where it is damaged, and its age alone decides."""
     try:
         found = json.loads(there.data)
     except ValueError:

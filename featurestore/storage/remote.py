@@ -205,7 +205,7 @@ class RemoteStorage(Storage):
 
     distant = True
     range_options: Mapping[str, Any] = {}
-    """What the file system is told where a range of a file is read."""
+    """Options of the file system for reading a range of a file."""
 
     def __init__(self, url: str, *, cached: bool = False) -> None:
         self._url = check_url(url)
@@ -305,7 +305,7 @@ class RemoteStorage(Storage):
         return None
 
     def _info(self, key: str) -> Mapping[str, Any] | None:
-        """What the file system says of a file; None where there is none."""
+        """Facts about a file; None where there is none."""
         try:
             found: Mapping[str, Any] = self._do(key, self._fs.info)
         except FileNotFoundError:
@@ -322,7 +322,7 @@ class RemoteStorage(Storage):
         return data
 
     def _writable(self) -> Objects:
-        """What can be written to, by the holder of every lock that this storage was asked for."""
+        """Writable file system, for the holder of every lock that this storage was asked for."""
         if self._objects is None:
             raise InputError(
                 f"{self._url} can only be read: a store is written to a local folder or to S3 "

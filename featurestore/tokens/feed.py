@@ -367,7 +367,7 @@ class TokenFeed:
             epoch, drawn = epoch + 1, 0
 
     def _pieces(self, epoch: int, group: int) -> Iterator[Piece]:
-        """What the ring is filled with, from a group of an epoch on."""
+        """Pieces that fill the ring, from a group of an epoch on."""
         while True:
             order = self._order(epoch)
             for number in range(order.pieces_of(group).start, len(order.shards)):

@@ -204,7 +204,7 @@ class Ids(Whole):
 
 
 def _indices(key: Any, size: int) -> Indices:
-    """What an integer, a slice or an array names on an axis of that size."""
+    """Indices that an integer, a slice or an array selects on an axis of that size."""
     return np.arange(*key.indices(size)) if isinstance(key, slice) else np.asarray(key)
 
 

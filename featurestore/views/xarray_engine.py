@@ -1,4 +1,4 @@
-"""What ``engine="bertvision"`` opens in xarray; found by the entry point in pyproject.toml.
+"""Engine ``bertvision`` of xarray, found by the entry point in pyproject.toml.
 
 xarray imports every installed engine before it opens anything: nothing heavy is imported here.
 """

@@ -33,7 +33,7 @@ _LARGEST = 1e8
 
 @dataclass
 class Losses:
-    """What small values lost in the examples of a writer.
+    """Losses of small values in the examples of a writer.
 
     Attributes:
         said: Whether it was said.
@@ -155,7 +155,7 @@ class ShardBuffer:
 
     @property
     def batch(self) -> object:
-        """What tells the examples that it holds from those that it will hold after `clear`."""
+        """Batch number, which `clear` increases."""
         return self._examples
 
     @property
@@ -256,7 +256,7 @@ class ShardBuffer:
         self._examples, self.stats = encoded, stats
 
     def content(self, shard: int) -> ShardContent:
-        """What it holds, as the content of a shard."""
+        """Content of the buffer as that of a shard."""
         tokens = self.tokens
         self._codes[:, tokens:].zero_()  # the fill of each chunk
         codes = self._codes.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""What is given of an example, checked; what lies beside its states is kept for each shard."""
+"""Fields of an example, checked; those beside its states are kept for each shard."""
 
 from __future__ import annotations
 

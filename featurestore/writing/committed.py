@@ -1,4 +1,4 @@
-"""What the shards of a growing split hold so far: the keys of their examples and their arrays."""
+"""Committed shards of a growing split: the keys of their examples and their arrays."""
 
 from __future__ import annotations
 

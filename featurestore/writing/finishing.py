@@ -362,7 +362,7 @@ def _values(
     plan: ShardPlan,
     order: npt.NDArray[np.int64],
 ) -> Values:
-    """What makes each array beside the hidden states, and its dimensions."""
+    """Maker and dimensions of each array beside the hidden states."""
     found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     group = arrays.group_key(growing)
     for name, record in growing.arrays.items():

@@ -48,7 +48,7 @@ class Column(BaseModel):
 
 
 class GrowingRecord(Layout):
-    """What the ledger says of a split as long as examples are added to it.
+    """Record of a split as long as examples are added to it.
 
     Attributes:
         writing: drawn at random when the split was begun; its shards are bound to it.
@@ -66,7 +66,7 @@ class GrowingRecord(Layout):
 
     @property
     def identity(self) -> str:
-        """What the records of its shards name."""
+        """Identity that the records of its shards name."""
         return hashlib.sha256(f"{self.tag}/{self.split} {self.writing}".encode()).hexdigest()
 
 
@@ -74,7 +74,7 @@ _Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARACTERS)]
 
 
 class GrowingShard(ShardRecord):
-    """What the ledger says of a committed shard of a growing split.
+    """Record of a committed shard of a growing split.
 
     Attributes:
         keys: (examples,) of its examples.
@@ -151,7 +151,7 @@ class GrowingLedger(Ledger):
         return record
 
     def info(self) -> dict[str, Any] | None:
-        """What is known of a split that grows, named as in `StoredSplit.info`.
+        """Facts about a growing split, named as in `StoredSplit.info`.
 
         Returns:
             None where it does not grow, or does no more.

@@ -1,4 +1,4 @@
-"""What a split was made from: who goes on with one must come from the same."""
+"""Origin of a split: resuming one requires the same."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from bertvision.featurestore.format.shardfile import compress
 
 
 class ShardContent:
-    """What one shard holds.
+    """Content of a shard.
 
     Args:
         layout: of the split.

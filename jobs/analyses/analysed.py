@@ -1,4 +1,4 @@
-"""What every analysis of stored activations is given beside its own arguments."""
+"""Arguments that all analyses of stored activations share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def analysed(
     workspace: StrPath | None,
     store: StrPath | None,
 ) -> R:
-    """What an analysis gives, after every check that needs nothing heavy; its rows are written.
+    """Run an analysis after all checks that need nothing heavy.
 
     Args:
         run: imports what it needs, and analyses: called with the workspace and the figure's file.

@@ -1,4 +1,4 @@
-"""What leaving the encoder early saves, and costs."""
+"""Early exits from the encoder: savings and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of a snapshot are like."""
+"""Statistics of the layers of a snapshot."""
 
 from __future__ import annotations
 

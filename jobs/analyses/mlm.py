@@ -1,4 +1,4 @@
-"""What layers say over the vocabulary: the lens on stored states, and cloze tests."""
+"""Layers read over the vocabulary: the lens on stored states, and cloze tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each layer knows, by linear probes."""
+"""Linear probes on every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention heads look at, as it is read: a table of layers, rows of heads, heat maps.
+"""Attention of every head: a table of layers, rows of heads, heat maps.
 
 What each attention head looks at: entropy, and shares of tokens that stand in a fixed place.
 
@@ -40,7 +40,7 @@ from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
 MEASURES = ("entropy", "cls", "sep", "previous", "next", "same")
-"""What is measured of each head, in this order."""
+"""Measures of each head, in this order."""
 TITLES = {
     "entropy": "entropy",
     "cls": "to the first token",
@@ -54,7 +54,7 @@ TITLES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionResult(AnalysisResult):
-    """What each attention head looks at, in the mean over windows.
+    """Attention of each head, averaged over windows.
 
     Attributes:
         values: (measures, layers, heads) means over windows of the mean over their tokens: the
@@ -169,7 +169,7 @@ def attention(
     n_available: int | None = None,
     seed: int = 0,
 ) -> AttentionResult:
-    """What each attention head looks at.
+    """Measure what each attention head looks at.
 
     Args:
         maps: of `attention_maps`; one window is held at a time.

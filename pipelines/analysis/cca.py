@@ -50,7 +50,7 @@ NULL = 1e-12
 
 
 class WhiteLayer(NamedTuple):
-    """What is left to know of a layer when its coordinates are computed.
+    """Facts about a layer that remain when its coordinates are computed.
 
     Attributes:
         loadings: (hidden, hidden) see `Whitening`.
@@ -112,7 +112,7 @@ class Whitening(NamedTuple):
         return cls(moments.mean, directions, loadings, tuple(ranks), tuple(kept))
 
     def layer(self, i: int) -> WhiteLayer:
-        """What is to be known of a layer.
+        """Facts about a layer.
 
         Args:
             i: its place.
@@ -183,7 +183,7 @@ class CcaResult(LayerByLayer):
 
 
 def too_few(tokens: int, hidden: int) -> str:
-    """What is said of correlations that are too high by chance.
+    """Sentence on correlations that are too high by chance.
 
     Args:
         tokens: that entered.

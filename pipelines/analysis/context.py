@@ -1,4 +1,4 @@
-"""What `context` gives back: how much of a token's state is its word, and how much its context.
+"""Context in hidden states: how much of a token's state is its word, and how much its context.
 
 How contextual the hidden states of each layer are.
 
@@ -191,7 +191,7 @@ class ContextResult(AnalysisResult):
         ]
 
     def remarks(self) -> list[str]:
-        """What entered, and what did not."""
+        """Remarks on the words that entered, and those that did not."""
         left = {
             "pieces of longer words": self.n_pieces,
             "punctuation and other marks": self.n_marks,

@@ -20,7 +20,7 @@ Kept = Literal["values", "course", "unmeasured"]
 
 
 class Keeps(NamedTuple):
-    """What an analysis keeps of its statistics on tokens.
+    """Accuracy of an analysis on tokens, by encoding.
 
     Attributes:
         int8: In int8 stores.

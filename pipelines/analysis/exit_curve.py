@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What the answer of each output layer to each window adds to the score of its item.
+    """Contribution of each output layer's answer to each window to the score of its item.
 
     Of an item with several windows the one of highest rank answers, with what its own output layer
     said. Where the null rank, the lowest of its windows', is above that by more than the threshold,
@@ -283,7 +283,7 @@ Labels = npt.NDArray[np.int64]
 def outcomes_of(
     task: Task, logits: Sequence[Logits], metric: str, threshold: float | None
 ) -> Outcomes:
-    """What is counted of each window at each output layer.
+    """Counts of each window at each output layer.
 
     Args:
         task: that was learned.

@@ -1,4 +1,4 @@
-"""What `exits` gives back: score against layers for each way to decide where to leave.
+"""Early exits: score against layers for each criterion.
 
 From the logits of output layers to the curves of all criteria.
 
@@ -58,7 +58,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 OfPoints = Annotated[Array, Axes.of("criteria", "points")]
 OfLayers = Annotated[Array, Axes.of("layers")]
 _LIMITS = {"entropy": "at most", "probability": "at least", "patience": "in a row"}
-"""What a threshold is called, by the criterion."""
+"""Name of a threshold, by criterion."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -420,7 +420,7 @@ def _output_layers(
 def _of_the_last(
     workspace: Workspace, tag: str, split: str, windows: WindowIndex, stored: ActivationSplit
 ) -> tuple[Logits, float | None]:
-    """What the last layer says, and the threshold of no answer that it answers with."""
+    """Logits of the last layer, and the threshold of no answer that it answers with."""
     folder, name = workspace.bert_dir(tag), f"{split}.safetensors"
     kept = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
     if kept.weights_sha256 != stored.record.provenance.get("weights_sha256"):

@@ -39,7 +39,7 @@ class Axes(NamedTuple):
 
 
 class _FieldOfResult(NamedTuple):
-    """What the annotation of a field says."""
+    """Annotation of a field."""
 
     hint: Any
     """Its type, with what pydantic reads of the annotation."""
@@ -50,7 +50,7 @@ class _FieldOfResult(NamedTuple):
 
 @cache
 def described(result: Any) -> dict[str, _FieldOfResult]:
-    """What the annotations of a result's fields say, by name, in order.
+    """Annotations of a result's fields by name, in order.
 
     Raises:
         TypeError: an array has no axes.

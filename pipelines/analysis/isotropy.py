@@ -1,4 +1,4 @@
-"""What the moments of vectors say of how they spread: variance, correlation, outlier channels.
+"""Spread of vectors by their moments: variance, correlation, outlier channels.
 
 What `isotropy` gives back: how tokens and [CLS] spread in each layer of some snapshots.
 
@@ -53,7 +53,7 @@ from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.workspace import Workspace
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""What is told of the channels of a layer: the least, the quartiles, the largest."""
+"""Quantiles over the channels of a layer: the least, the quartiles, the largest."""
 
 
 class Spread(NamedTuple):
@@ -97,7 +97,7 @@ class Spread(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """What an encoding's rounding adds to the variance of each channel.
+    """Variance that an encoding's rounding adds to each channel.
 
     Attributes:
         variance: (layers, hidden) of a quantised encoding, or 0.
@@ -453,7 +453,7 @@ ROWS = 2048
 
 
 class _Measured(NamedTuple):
-    """What the passes over a set of vectors give."""
+    """Results of the passes over a set of vectors."""
 
     moments: Moments
     spread: Spread
@@ -653,7 +653,7 @@ def run_isotropy(
 
 
 def _rounding(split: ActivationSplit, *, first: bool) -> Rounding:
-    """What the encoding of a split adds to the variance of its tokens, or of its first ones."""
+    """Variance that the encoding of a split adds to its tokens, or to its first ones."""
     variance = split.rounding_variance(first=first)
     if variance is None:
         return Rounding(relative=RELATIVE_ROUNDING[split.encoding.name])

@@ -33,7 +33,7 @@ class Given(NamedTuple):
     what their files are called by."""
 
     def called(self, keyword: str) -> str:
-        """What stands in the names of files; nothing where such results are not kept apart."""
+        """Part of the names of files; empty where such results are not kept apart."""
         if isinstance(self.named, str) or not self.named:
             return self.named or ""
         return keyword if self.value is True else f"{keyword}-{self.value}"
@@ -55,7 +55,7 @@ class Job(Generic[R]):
     """
 
     result: type[R]
-    """What it gives."""
+    """Type of its result."""
     tags: Sequence[str]
     """The snapshots, as they are typed."""
     names: Sequence[str]
@@ -63,15 +63,15 @@ class Job(Generic[R]):
     options: Mapping[str, Given]
     """By keyword what decides its result beside the splits; where it computes does not."""
     splits: Sequence[ActivationSplit]
-    """What it reads of the workspace's store."""
+    """Splits that it reads of the workspace's store."""
     runs: Mapping[str, str] = field(default_factory=dict)
     """Snapshots that it runs, with the digests of their weights."""
     names_option: str = "--split"
-    """What the names are given as."""
+    """Flag of the names."""
     tags_between: str = " "
-    """What stands between the snapshots."""
+    """Separator of the snapshots."""
     others: Mapping[str, Other] = field(default_factory=dict)
-    """What it reads of other workspaces, by a name that tells them apart."""
+    """Splits that it reads of other workspaces, by a name that tells them apart."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files that it reads, by name with their digests."""
 
@@ -82,7 +82,7 @@ class Job(Generic[R]):
 
     @property
     def name(self) -> str:
-        """What its files are called, without suffix."""
+        """Name of its files, without suffix."""
         named = [of.called(k) for k, of in self.options.items() if of.value != of.default]
         parts = [self.result.kind, *self.tags, "+".join(self.names), *named]
         return "-".join(filter(None, parts))
@@ -96,7 +96,7 @@ class Job(Generic[R]):
 
     @property
     def command(self) -> str:
-        """What makes it again."""
+        """Command that makes it again."""
         words = ["bertvision", self.result.kind, self.tags_between.join(self.tags)]
         words += [self.names_option, ",".join(self.names)] if self.names else []
         for keyword, given in self.options.items():
@@ -172,7 +172,7 @@ def _check_weights(workspace: Workspace, split: ActivationSplit) -> None:
 
 
 def _find(path: Path, job: Job[R], made: Mapping[str, object]) -> R | None:
-    """What is kept, where it is the result of the same job."""
+    """The kept result, where it is of the same job."""
     if not path.exists():
         return None
     try:

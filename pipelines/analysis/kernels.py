@@ -42,7 +42,7 @@ from bertvision.pipelines.analysis.reduce import SAMPLE_ROWS, Blocks, check_fini
 from bertvision.pipelines.scheduler import compute
 
 PRODUCTS: Any = np.float32
-"""What products are computed in; sums of them are float64."""
+"""Type that products are computed in; sums of them are float64."""
 CHUNK = 4096
 """Products of at most so many tokens are summed in `PRODUCTS`."""
 

@@ -1,4 +1,4 @@
-"""What tells groups of vectors apart, before and after each group is moved to the same centre.
+"""Separation of groups of vectors, before and after each group is moved to the same centre.
 
 Libovický, Rosa and Fraser (2019), *How Language-Neutral is Multilingual BERT?* (arXiv:1911.03310):
 a language's states are those of all languages moved by a vector of its own, so that taking away
@@ -244,7 +244,7 @@ class LanguagesResult(AnalysisResult):
         ]
 
     def remarks(self) -> list[str]:
-        """What chance gives."""
+        """Remarks on the level of chance."""
         return [
             f"Always naming the largest group is right on {100 * self.majority:.1f} % of the "
             f"{self.n_scored:,} texts that classifiers were scored on."
@@ -496,5 +496,5 @@ def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:
 
 
 def name_of(data: Dataset) -> str:
-    """What a data set is called: the workspace's own by its task."""
+    """Name of a data set: the workspace's own by its task."""
     return data.name or data.task.name

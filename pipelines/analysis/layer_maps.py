@@ -1,4 +1,4 @@
-"""What results of layer × layer share: a table, rows and a heat map for each measure."""
+"""Shared parts of results of layer × layer: a table, rows and a heat map for each measure."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def _tile(
 
 
 def _known(cosines: NDArray[Any]) -> NDArray[Any]:
-    """What has no direction is nobody's nearest."""
+    """Zero vectors have no neighbours."""
     cosines[np.isnan(cosines)] = -np.inf
     return cosines
 

@@ -126,7 +126,7 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
 
 
 class Replay:
-    """What the layers of an encoder gave in the last whole pass.
+    """Outputs of an encoder's layers in the last whole pass.
 
     Args:
         layers: of the encoder, from the bottom up.
@@ -142,7 +142,7 @@ class Replay:
         self._kept: list[Any] = [None] * len(layers)
 
     def layer(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        """What a layer gives, in the place of its own forward pass."""
+        """Output of a layer, in the place of its own forward pass."""
         if self.start is None:
             self._kept[number] = self._computed[number](*args, **kwargs)
         elif number >= self.start:
@@ -182,7 +182,7 @@ def _restore(layer: nn.Module, own: Any) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PruningResult(AnalysisResult):
-    """What an encoder loses without some of its attention heads.
+    """Loss of an encoder without some of its attention heads.
 
     Attributes:
         rise: (layers, heads) by how much the mean loss rises where this head alone is masked;

@@ -31,7 +31,7 @@ class Analysis(Record, Generic[R]):
     files_sha256: dict[str, str] = {}
     """By name the digest of what else was read."""
     settings: dict[str, JsonValue] = {}
-    """What decides the result beside the splits."""
+    """Settings that decide the result beside the splits."""
     notes: tuple[str, ...] = ()
     """Sentences on the encodings of the splits, where they change what is told."""
     kind: str

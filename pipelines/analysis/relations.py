@@ -157,7 +157,7 @@ class RelationsResult(AnalysisResult):
         ]
 
     def remarks(self) -> list[str]:
-        """What was left out, with counts."""
+        """Remarks on the items that were left out."""
         found = []
         if self.few:
             named = ", ".join(

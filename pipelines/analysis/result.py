@@ -1,4 +1,4 @@
-"""What every analysis gives back: a table for the eye, rows for CSV and pandas, JSON, a figure.
+"""Results of analyses: a table for the eye, rows for CSV and pandas, JSON, a figure.
 
 A result says once what its fields are (`fields`), how its rows are read (`columns`) and which
 charts it has. The command, the file that is kept and the section of the report all come from that.
@@ -42,7 +42,7 @@ class AnalysisResult(Plotted):
     reading: ClassVar[str]
     """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
-    """What one should see in its figure."""
+    """Sentence on what its figure shows."""
     noted: ClassVar[tuple[str, ...]] = ()
     """Sentences on the encodings of the splits that were read, where they change what is told."""
 
@@ -67,7 +67,7 @@ class AnalysisResult(Plotted):
         return self.rows()
 
     def remarks(self) -> list[str]:
-        """What is to be said below the table of this result alone."""
+        """Sentences below the table of this result alone."""
         return []
 
     def footnotes(self) -> list[str]:

@@ -17,9 +17,9 @@ from bertvision.errors import InputError
 
 Rows = NDArray[np.int64]
 MARKERS = ("Ġ", "▁")
-"""What tokens that begin a word begin with, where the tokenizer marks these and not the others."""
+"""Prefixes of tokens that begin a word, where the tokenizer marks these and not the others."""
 NO_LETTER = "\N{REPLACEMENT CHARACTER}"
-"""What a token is read as that is a part of the bytes of a letter."""
+"""Reading of a token that is a part of the bytes of a letter."""
 SURROUNDINGS = 8
 """Tokens on either side by which two uses are known to be of the same text."""
 CONTEXTS = 5
@@ -27,7 +27,7 @@ CONTEXTS = 5
 
 
 class Vocabulary(NamedTuple):
-    """What the ids of a tokenizer are.
+    """Kinds of the ids of a tokenizer.
 
     Attributes:
         special: (ids,) whether a token is special, or not known.
@@ -41,7 +41,7 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """What the ids of a tokenizer are.
+        """Kinds of the ids of a tokenizer.
 
         Args:
             tokenizer: a fast one.

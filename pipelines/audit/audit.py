@@ -78,7 +78,7 @@ class Finding(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """What an audit found.
+    """Findings of an audit.
 
     Attributes:
         split: ``tag/split``.
@@ -160,7 +160,7 @@ def audit_split(
 
 
 class _Comparison:
-    """What is stored beside what it should be, a few examples at a time."""
+    """Stored states beside those they should be, a few examples at a time."""
 
     def __init__(
         self, split: ActivationSplit, reference: Reference, chosen: Sequence[int], tolerance: float
@@ -183,12 +183,12 @@ class _Comparison:
         return of.states([of.ids[i] for i in examples], [of.types[i] for i in examples])
 
     def look(self, examples: Sequence[int]) -> list[Finding]:
-        """What is wrong with some examples."""
+        """Findings on some examples."""
         pairs = zip(examples, self._states(examples), strict=True)
         return [found for pair in pairs if (found := self._look(*pair)) is not None]
 
     def _look(self, example: int, computed: Tensor) -> Finding | None:
-        """What is wrong with an example; None where nothing is."""
+        """Finding on an example; None where nothing is wrong."""
         stored = self._split[example].transpose(1, 2)  # (tokens, stored layers, hidden)
         due = computed[:, self._layers]
         ids, far, limit = self._reference.ids[example], None, 3 * self.tolerance

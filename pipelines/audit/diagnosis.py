@@ -1,4 +1,4 @@
-"""What is wrong with an example whose stored states are not those of its tokens."""
+"""Diagnosis of an example whose stored states are not those of its tokens."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _OF_ENCODING = 1.5
 
 
 class Yardstick(NamedTuple):
-    """What distances are measured in.
+    """Unit of distances.
 
     Attributes:
         mean: (hidden states, hidden) of the computed states of the sample. States of most encoders
@@ -102,7 +102,7 @@ _SURE, _SURE_OF_MANY = 5.0, 9.0
 """Standard errors that a deviation of a layer has at least, and one of thousands of channels."""
 _FLOOR = 0.005
 _ROUNDED = 2.0**-8
-"""What bfloat16 may move a channel by that is nearly constant, in parts of its mean."""
+"""Rounding of bfloat16 in a channel that is nearly constant, in parts of its mean."""
 _NAMED = 5
 
 
@@ -226,7 +226,7 @@ class Drift:
 
 
 class _Fit(NamedTuple):
-    """What a regression gives: (layers,) slopes, and by (layers, hidden) the rest."""
+    """Result of a regression: (layers,) slopes, and by (layers, hidden) the rest."""
 
     layer: Tensor
     channels: Tensor

@@ -1,4 +1,4 @@
-"""What a split should hold: the encoder again, over the windows that its examples are of.
+"""Reference of an audit: the encoder again, over the windows that the examples are of.
 
 Each is computed by itself, by the model's own forward pass, so that nothing of how an extraction
 batches windows goes into what it is compared with.
@@ -34,7 +34,7 @@ from bertvision.pipelines.workspace.reproduce import not_extracted, stored_optio
 from bertvision.pipelines.workspace.workspace import Workspace
 
 EXACT, ROUGH = 0.01, 0.1
-"""What the encoder may give otherwise than before, in parts of a state's distance from the mean:
+"""Deviations that the encoder may have from before, in parts of a state's distance from the mean:
 in float32 on any machine, and in arithmetic of 16 bits or one that nobody recorded."""
 Ids = npt.NDArray[np.int32]
 

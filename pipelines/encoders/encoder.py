@@ -37,12 +37,12 @@ from bertvision.pipelines.tasks.windows import Windows
 
 
 class HiddenStateSource(Protocol):
-    """What gives the hidden states of windows: an `Encoder`, or the store (`StoredTokens`)."""
+    """Source of the hidden states of windows: an `Encoder`, or the store (`StoredTokens`)."""
 
     device: torch.device
     """Where it computes."""
     tokens: tuple[TokenPooling, ...]
-    """What it gives out of each window."""
+    """Poolings that it gives of each window."""
     attention: str
     """Name of the attention that is computed, for the provenance of a split."""
 

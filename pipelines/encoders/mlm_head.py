@@ -49,7 +49,7 @@ class MlmHead:
         self._bias: Floats = bias.numpy()
 
     def features(self, place: int, states: Floats) -> Floats:
-        """What the decoder reads, (tokens, width), of (tokens, hidden) states.
+        """Input of the decoder, (tokens, width), from (tokens, hidden) states.
 
         Args:
             place: of their layer on the layer axis; this head is the same for all.

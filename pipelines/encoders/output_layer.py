@@ -34,7 +34,7 @@ _SHOWN = 6
 
 
 class OutputChoice(NamedTuple):
-    """What becomes of the output layer of a checkpoint.
+    """Choice of the output layer of a checkpoint.
 
     Attributes:
         origin: Whether it is kept, reordered or made new; None where the checkpoint has none.

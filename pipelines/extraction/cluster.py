@@ -276,7 +276,7 @@ class _Dealer:
         future.add_done_callback(self._finished.put)  # type: ignore[no-untyped-call]
 
     def _again(self, future: Future[Any], piece: Piece) -> list[Piece]:
-        """What is to be tried again after a failure; raises where that would not help."""
+        """Shards to try again after a failure; raises where that would not help."""
         from distributed import KilledWorker
 
         if future.status != "error":

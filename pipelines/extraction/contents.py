@@ -1,4 +1,4 @@
-"""What a stored split is made of beside the activations: layers, labels, text, provenance."""
+"""Content of a stored split beside the activations: layers, labels, text, provenance."""
 
 from __future__ import annotations
 

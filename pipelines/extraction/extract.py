@@ -186,7 +186,7 @@ def wanted_splits(
 
 
 class Repaired(NamedTuple):
-    """What a repair did to one split.
+    """Result of a repair of one split.
 
     Attributes:
         name: ``tag/split``.

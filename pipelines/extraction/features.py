@@ -135,7 +135,7 @@ class _Wanted(NamedTuple):
 
     pooled: PooledSplit
     found: ActivationSplit | None
-    """What is stored of it, whole or begun."""
+    """The stored split, whole or begun."""
     tokens: ActivationSplit | None
     """Where nothing is: the stored tokens that it can be taken of."""
 

@@ -1,4 +1,4 @@
-"""What decides the activations of a split, small enough to send to another process."""
+"""Job of an extraction, small enough to send to another process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 
 class LoadedSource(NamedTuple):
-    """What gives the hidden states of a snapshot, ready to extract."""
+    """Source of the hidden states of a snapshot, ready to extract."""
 
     source: HiddenStateSource
     """The encoder, or the stored tokens."""
@@ -120,7 +120,7 @@ def check_lengths(longest: int, windows: Windows) -> None:
 
 
 class Extracted(NamedTuple):
-    """What an extraction did to one split.
+    """Result of an extraction of one split.
 
     Attributes:
         tag: the snapshot.

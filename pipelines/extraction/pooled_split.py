@@ -52,7 +52,7 @@ class PooledSplit:
         return StoredName(self.split, self.pooling, self.data.name).name
 
     def find(self) -> ActivationSplit | None:
-        """What is stored, whole or begun; None where nothing is."""
+        """The stored split, whole or begun; None where there is none."""
         try:
             return self.workspace.split(self.tag, self.name)
         except (StoreNotFoundError, UnknownNameError):
@@ -60,7 +60,7 @@ class PooledSplit:
 
     @cached_property
     def stored(self) -> ActivationSplit:
-        """What is stored, whole.
+        """The stored split, whole.
 
         Raises:
             StoreNotFoundError: nothing was extracted yet.

@@ -33,7 +33,7 @@ class Written(NamedTuple):
     """A committed shard of one split."""
 
     tokens: TokenPooling
-    """What the split keeps of a window."""
+    """Tokens that the split keeps of a window."""
     record: ShardRecord
 
 

@@ -336,7 +336,7 @@ def plan_jobs(
 def load_sources(
     workspace: Workspace, jobs: Sequence[ExtractionJob]
 ) -> dict[ExtractionJob, LoadedSource]:
-    """What gives the hidden states of each extraction; the encoder is loaded once, or not at all.
+    """Sources of the hidden states of each extraction; the encoder is loaded once, or not at all.
 
     Args:
         workspace: with the snapshot and the store.

@@ -107,7 +107,7 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
 
 
 def _items(config: WorkspaceConfig) -> dict[str, object]:
-    """What decides which items of the data are trained on, and what their classes are."""
+    """Choice of the items that are trained on, and their classes."""
     task = config.task.model_dump()
     if load_task(config.task.name).kind != "span":  # a window is an item, however it is cut
         del task["max_length"]

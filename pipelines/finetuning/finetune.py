@@ -120,7 +120,7 @@ def finetune(
 
 
 def _follow(root: Path | None, resume_every_seconds: float) -> dict[str, Any]:
-    """What another rank than the first does: its part of every step, and nothing else.
+    """Run a rank other than the first: its part of every step, and nothing else.
 
     The first makes the workspace, holds its lock, writes and scores.
     """

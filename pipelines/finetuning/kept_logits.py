@@ -174,7 +174,7 @@ def _made_by(snapshot: Snapshot, seconds: str) -> dict[str, str]:
 
 
 def _seconds(path: Path, weights_sha256: str) -> float | None:
-    """What a file of logits says of their cost; None where it is absent or of other weights."""
+    """Seconds recorded in a file of logits; None where it is absent or of other weights."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -1,4 +1,4 @@
-"""What is kept of how long answers take: ``latency/<tag>.json``.
+"""Records of the time that answers take: ``latency/<tag>.json``.
 
 What is kept of an encoder with 8-bit linear layers: ``quantised/<tag>/metrics.json``.
 """
@@ -80,7 +80,7 @@ def latency_file(workspace: Workspace, tag: str) -> Path:
 
 
 def read_latencies(workspace: Workspace, left_out: list[str]) -> list[Latencies]:
-    """What was measured in a workspace, a record for each snapshot.
+    """Measured latencies of a workspace, a record for each snapshot.
 
     Args:
         workspace: where it was measured.

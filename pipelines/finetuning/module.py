@@ -136,7 +136,7 @@ class FinetuneModule(pl.LightningModule):
         return int.from_bytes(hashlib.sha256(of.encode()).digest()[:8], "big")
 
     def _loss(self, batch: Batch, rows: Int64Array) -> Tensor:
-        """What is minimised, summed over the windows of a batch."""
+        """Loss, summed over the windows of a batch."""
         output = self._output(batch, rows)
         loss = self.task.loss(output, batch)
         if self.teacher is not None:

@@ -19,7 +19,7 @@ from bertvision.pipelines.workspace.config import Order
 
 
 class Step(NamedTuple):
-    """What one optimiser step is computed from."""
+    """Batches of one optimiser step."""
 
     number: int
     """Steps taken before this one, over all epochs."""

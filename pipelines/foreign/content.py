@@ -1,4 +1,4 @@
-"""What is exported of a split: its examples as others take them, a shard after another.
+"""Content of an export: the examples of a split as others take them, a shard after another.
 
 The record of a folder of exported files: what they are of, and whether all are there.
 """
@@ -166,7 +166,7 @@ Format = Literal["safetensors", "npy", "arrow"]
 
 
 class ExportRecord(BaseModel):
-    """What a folder of exported files says of itself.
+    """Record of a folder of exported files.
 
     Attributes:
         split: ``tag/split``.
@@ -191,7 +191,7 @@ class ExportRecord(BaseModel):
 
 
 def read_export(folder: Path) -> ExportRecord | None:
-    """What a folder says of itself as an export; None where it is none.
+    """Record of a folder as an export; None where it is none.
 
     Raises:
         InputError: the record is damaged.

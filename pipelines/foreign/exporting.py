@@ -35,7 +35,7 @@ _TARGETS: dict[Format, type[Any]] = {
 
 
 class Exported(NamedTuple):
-    """What an export did.
+    """Result of an export.
 
     Attributes:
         split: ``tag/split``.

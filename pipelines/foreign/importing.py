@@ -171,7 +171,7 @@ _NAMED = 3  # of what is wrong, in a message
 
 
 class Imported(NamedTuple):
-    """What an import did.
+    """Result of an import.
 
     Attributes:
         tag: of the split.
@@ -335,7 +335,7 @@ def _digest(sample: Sample) -> str:
 
 
 def _bad(bad: dict[str, str]) -> str:
-    """What is wrong, the first of it by name."""
+    """Sentence on the damaged samples, the first by name."""
     named = "; ".join(list(bad.values())[:_NAMED])
     more = f"; and {len(bad) - _NAMED:,} more" if len(bad) > _NAMED else ""
     return (

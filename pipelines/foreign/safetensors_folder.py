@@ -32,7 +32,7 @@ from bertvision.pipelines.foreign.sample import (
 )
 
 KEY = "key"
-"""What an exported file calls the key of its example, among its metadata."""
+"""Name of the key of an example among the metadata of an exported file."""
 _NUMBERED = re.compile(r"hs_(0|[1-9]\d{0,17})", re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""What every source of foreign hidden states gives: samples by key, one after another."""
+"""Samples of foreign hidden states, by key, one after another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Source(ABC):
     """
 
     kind: ClassVar[str]
-    """What the files are, in a word or two; kept in the provenance."""
+    """Kind of the files, in a word or two; kept in the provenance."""
     keys: Sequence[str]
     longest: int
     bad: Mapping[str, str] = {}

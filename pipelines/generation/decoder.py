@@ -105,7 +105,7 @@ magnitude: arithmetic gives 1e-5, a wrong position or a token that should not be
 
 
 class Pass(NamedTuple):
-    """What a forward pass gives."""
+    """Result of a forward pass."""
 
     logits: Tensor
     """(rows, vocabulary) float32 behind the last token, on the device."""
@@ -250,7 +250,7 @@ class Decoder:
 
 
 class Reading:
-    """What a decoder has read of some prompts, and goes on from."""
+    """State of a decoder after some prompts, from which it continues."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder

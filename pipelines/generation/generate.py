@@ -141,7 +141,7 @@ log = logging.getLogger(__name__)
 
 
 class Generated(NamedTuple):
-    """What a generation did.
+    """Result of a generation.
 
     Attributes:
         tag: of the split.

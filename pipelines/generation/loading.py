@@ -129,7 +129,7 @@ class TextSettings:
             log.info("as generation_config.json of the model says: %s", _shown(applied))
 
     def of_prompt(self, prompt_tokens: int, longest: int) -> LogitsProcessorList:
-        """What is done to the logits of one text; called with its tokens and the logits.
+        """Processor of the logits of one text; called with its tokens and the logits.
 
         Args:
             prompt_tokens: Tokens of the prompt.
@@ -164,7 +164,7 @@ class TextSettings:
 
 
 def _warpers(of: Mapping[str, Any]) -> tuple[LogitsProcessorList, LogitsProcessorList]:
-    """What is done before tokens are drawn, to logits: in front of the nucleus, and behind it."""
+    """Processors of logits before tokens are drawn: in front of the nucleus, and behind it."""
     before = [TopKLogitsWarper(of["top_k"])] if "top_k" in of else []
     kinds: dict[str, Any] = {
         **{"min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper},
@@ -195,7 +195,7 @@ class LoadedDecoder(NamedTuple):
     stops: tuple[int, ...]
     """Tokens that end a text, ascending; none where nothing says which."""
     made_from: Provenance
-    """What it is, as the store compares it."""
+    """Its provenance, as the store compares it."""
 
 
 def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:

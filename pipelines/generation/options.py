@@ -1,4 +1,4 @@
-"""What the user asks of ``bertvision generate``: the tokens that are chosen, what is kept."""
+"""Options of ``bertvision generate``: the choice of tokens, and what is kept."""
 
 from __future__ import annotations
 

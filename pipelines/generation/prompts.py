@@ -29,7 +29,7 @@ PromptTask = Literal["text", "chat"]
 
 
 class Prompt(NamedTuple):
-    """What is gone on with."""
+    """A prompt to continue."""
 
     key: str
     """Its name: the field ``id`` of its row, else where the row stands."""

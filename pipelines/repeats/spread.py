@@ -119,7 +119,7 @@ class Unfinished(NamedTuple):
 
     seed: int
     command: str
-    """What makes it."""
+    """Command that makes it."""
 
 
 class Method(NamedTuple):
@@ -137,12 +137,12 @@ class Method(NamedTuple):
     """Score of always giving the commonest answer, in per cent; None where that has none to tell,
     as of correlations."""
     trivial_name: str
-    """What that answer is called: ``majority class``, ``never answering``, …."""
+    """Name of that answer: ``majority class``, ``never answering``, …."""
     runs: tuple[SeedRun, ...]
     """At least one."""
     unfinished: tuple[Unfinished, ...]
     compared: dict[str, Any]
-    """What methods must have in common to be compared."""
+    """Settings that methods must have in common to be compared."""
 
 
 def read_method(text: str) -> Method:

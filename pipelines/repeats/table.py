@@ -14,11 +14,11 @@ LEGEND = (
     "of the difference (Welch's t) is over seeds alone, on these examples: it does not say what "
     "other examples would give."
 )
-"""What the columns mean."""
+"""Legend of the columns."""
 
 
 def basis(found: Mapping[str, Any]) -> str:
-    """What the scores are.
+    """Sentence on the kind of the scores.
 
     Args:
         found: fields of `spread.spread`.

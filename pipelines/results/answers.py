@@ -1,4 +1,4 @@
-"""What a system answered on a split, item by item, whether each is right, and what it confuses."""
+"""Answers of a system on a split, item by item, whether each is right, and the confusions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def per_item(
 
 
 def gold_of(item: Any) -> int | float | bool | str | None:
-    """What is right of an item that is no question with answers, as predictions say it."""
+    """Gold answer of an item that is no question with answers, as predictions say it."""
     return not item.is_impossible if isinstance(item, Question) else item.label
 
 

@@ -14,14 +14,14 @@ FOOTNOTE = (
     "* The no-answer threshold was not tuned, it is 0: such scores cannot be compared with those "
     "of systems without the mark."
 )
-"""What `MARK` says, in the same words under every table."""
+"""Footnote of `MARK`, in the same words under every table."""
 
 ORACLE_NOTE = (
     "Without oracle F1 are scores of an earlier version, which did not look for it: `bertvision "
     "evaluate` scores a head again; of BERT delete its metrics.json first, then `bertvision "
     "finetune --resume`."
 )
-"""What a missing oracle F1 says, where other systems have it."""
+"""Footnote on a missing oracle F1, where other systems have it."""
 
 Kind = Literal["text", "code", "count", "number", "signed", "size", "share"]
 

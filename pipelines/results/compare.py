@@ -188,7 +188,7 @@ def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:
 def _values(
     answers: Mapping[str, Any], items: Sequence[Any], task: Task, ratio: str | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """What a metric of the whole is computed from, (items,) each.
+    """Values that a metric of the whole is computed from, (items,) each.
 
     Returns:
         The answers and the labels; of a ratio what is right of each item, and of how much.
@@ -207,7 +207,7 @@ def sentence(
     d: Difference,
     words: tuple[str, str] = ("contexts", "questions"),
 ) -> str:
-    """What a comparison says, in words; every sign is of first minus second.
+    """A comparison in words; every sign is of first minus second.
 
     Args:
         first: the first system.

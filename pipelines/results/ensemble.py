@@ -121,7 +121,7 @@ class Member(NamedTuple):
     folder: Path
     """Where its metrics and logits are."""
     command: str
-    """What makes these."""
+    """Command that makes these."""
 
 
 def ensemble(
@@ -252,7 +252,7 @@ def _members(
 
 
 def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
-    """What the members scored, after checking that all read the same encoder."""
+    """Scores of the members, after checking that all read the same encoder."""
     found: list[BertScores | HeadScores] = []
     encoders = []
     for member in members:

@@ -54,7 +54,7 @@ MOST_CLASSES = 20
 
 
 def question_word(question: str) -> str:
-    """What a question asks with: the first question word in it, or ``other``.
+    """First question word of a question, or ``other``.
 
     ``In what year`` is ``what``; ``whom`` and ``whose`` count as ``who``.
     """
@@ -153,7 +153,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def second_answers(
     workspace: Workspace, answers: Answers, questions: Sequence[Question], split: str
 ) -> list[str]:
-    """What a system would have answered had its answer not been allowed.
+    """Second answers: those a system would have given had its answer not been allowed.
 
     Candidates are the best spans with distinct texts and, where the task has it, no answer, moved
     by the no-answer threshold like the decision itself.

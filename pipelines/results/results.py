@@ -46,7 +46,7 @@ class Result(NamedTuple):
     """One system, scored on one split."""
 
     system: System
-    """What kind of system it is."""
+    """Kind of the system."""
     name: str
     """As people read it: ``BERT``, the head, or the ensemble's members."""
     run: str
@@ -62,7 +62,7 @@ class Result(NamedTuple):
     checkpoint: str
     """Snapshot whose activations it was scored on; BERT's own."""
     split: str
-    """What it was scored on."""
+    """Split that was scored."""
     rules: Rules
     """By decoding rule its ``threshold`` and its ``metrics``, in per cent."""
     folder: Path

@@ -78,14 +78,14 @@ class Costs(TypedDict):
     bytes: int | None
     """Stored activations that the heads were trained on; 0 where there is no head."""
     retention: float | None
-    """What the score is above always giving the commonest answer, in per cent of what BERT's is at
+    """Excess of the score over always giving the commonest answer, in per cent of what BERT's is at
     the last snapshot of the workspace; None where BERT's is not above it."""
     speed_up: float | None
     """BERT's fine-tuning up to that snapshot, divided by ``seconds``."""
 
 
 class _Parts(NamedTuple):
-    """What a result is made of: whether BERT answers, and the folders of its runs."""
+    """Parts of a result: whether BERT answers, and the folders of its runs."""
 
     bert: bool
     runs: tuple[Path, ...]
@@ -172,7 +172,7 @@ def _parts(workspace: Workspace, result: Result) -> _Parts:
 
 
 class _Records:
-    """What fine-tuning and extraction recorded, each file read once."""
+    """Records of fine-tuning and extraction, each file read once."""
 
     def __init__(self, workspace: Workspace, left_out: list[str] | None) -> None:
         self._workspace = workspace
@@ -204,7 +204,7 @@ class _Records:
         return info.step * last.seconds_per_step
 
     def _extraction(self, tag: str, split: str) -> ExtractionCosts | None:
-        """What the extraction of a stored split cost; None where that is known of a part alone."""
+        """Seconds of the extraction of a stored split; None where those of a part are unknown."""
         path = self._workspace.root / "extraction" / tag / f"{split}.json"
         if not path.is_file():
             return None
@@ -269,7 +269,7 @@ class Results(NamedTuple):
     questions: int | None
     """How many items were scored."""
     items: str
-    """What they are: ``questions``, or ``items`` of other tasks."""
+    """Name of the items: ``questions``, or ``items`` of other tasks."""
     quantised: Sequence[Row] = ()
     """BERT with 8-bit linear layers, a row for each snapshot."""
 
@@ -288,7 +288,7 @@ class Results(NamedTuple):
 
     @property
     def score(self) -> str:
-        """What the report compares, inside a sentence: ``F1``, ``accuracy``, …."""
+        """Name of the compared metric inside a sentence: ``F1``, ``accuracy``, …."""
         return METRICS[self.key] + (" correlation" if self.key in CORRELATIONS else "")
 
     @property

@@ -126,7 +126,7 @@ def sweep(
 
 
 class Combinations(NamedTuple):
-    """What a sweep does, by kind of head."""
+    """Combinations of a sweep, by kind of head."""
 
     kinds: dict[Kind, list[Run]]
     """The runs."""

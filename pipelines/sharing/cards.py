@@ -46,7 +46,7 @@ def on_hub(name: object) -> str | None:
 
 
 def encoder_name(provenance: Mapping[str, Any]) -> str:
-    """What the encoder is called: its name on the hub with the revision, or that it is local."""
+    """Name of the encoder on the hub with the revision, or that it is local."""
     name, revision = on_hub(provenance.get("model")), provenance.get("model_revision")
     if name is None:
         return "a local folder (its digests are below)"
@@ -337,7 +337,7 @@ def store_card(
 
 
 def _split(split: SplitReader) -> list[str]:
-    """What is recorded of one split."""
+    """Record of one split."""
     record, made_of = split.record, split.record.provenance
     about: dict[str, object] = {
         "encoder": encoder_name(made_of),
@@ -369,7 +369,7 @@ def _split(split: SplitReader) -> list[str]:
 
 
 def _command(split: StoredSplit) -> str | None:
-    """What extracts it again; None of one that was imported or written by a program."""
+    """Command that extracts it again; None of one that was imported or written by a program."""
     if "task" not in split.record.provenance:
         return None
     try:

@@ -279,7 +279,7 @@ def pull_head(
 
 
 def _scores(folder: Path) -> list[HeadScores]:
-    """What a head was scored, on the splits of any snapshots."""
+    """Scores of a head, on the splits of any snapshots."""
     found = sorted((folder / "eval").glob("[!.]*/metrics.json"))
     return [read_record(path, HeadScores, "bertvision evaluate") for path in found]
 

@@ -155,7 +155,7 @@ def sizes(api: HfApi, repository: Repository) -> dict[str, int]:
 
 
 def clear_error(what: object, error: Exception) -> BertvisionError | None:
-    """What an error of huggingface_hub means; None of one that is no error of the hub.
+    """Clear error for one of huggingface_hub; None of one that is no error of the hub.
 
     Args:
         what: was asked for or written.
@@ -247,7 +247,7 @@ def _asked_wait(error: BaseException) -> float | None:
 
 
 def _said(error: BaseException) -> str:
-    """What the server says of a refusal, unless it repeats the token."""
+    """The server's reason for a refusal, unless it repeats the token."""
     from huggingface_hub import get_token
 
     tokens = {get_token(), *(token for cause in _chain(error) for token in _sent(cause))}

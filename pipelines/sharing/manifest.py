@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FILE = "bertvision.json"
 CARD = "README.md"
 _OF_THE_HUB = {".gitattributes"}
-"""What a repository holds that is just made."""
+"""Files of a repository that is just made."""
 Kind = Literal["head", "snapshot", "store", "report"]
 
 
@@ -47,7 +47,7 @@ class SharedFile(Record):
 
 
 class Manifest(Record):
-    """What a repository holds.
+    """Content of a repository.
 
     Attributes:
         kind: of what was pushed.

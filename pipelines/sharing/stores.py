@@ -319,7 +319,7 @@ def _outdated(
     replaced: Collection[str],
     sent: Collection[str],
 ) -> set[str]:
-    """What bertvision wrote of some splits of a repository, and is not theirs any more.
+    """Files that bertvision wrote for some splits of a repository and that are outdated.
 
     Of a split that gives way to another one, its records too: they end first, so that none is of
     what is not there.

@@ -80,7 +80,7 @@ Stage = Mapping[str, Content]
 
 
 class Base(NamedTuple):
-    """What a push begins with."""
+    """State of a repository before a push."""
 
     repository: Repository
     """At a commit."""
@@ -89,7 +89,7 @@ class Base(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a push left in a repository."""
+    """State of a repository after a push."""
 
     repository: Repository
     """At the commit that it ended with."""

@@ -33,12 +33,12 @@ class Batch(NamedTuple):
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model with its output layer reads, as its keyword arguments."""
+        """Inputs of the model with its output layer, as keyword arguments."""
         return {**self.text, **self.marks}
 
     @property
     def text(self) -> dict[str, Tensor]:
-        """What the encoder alone reads, as its keyword arguments."""
+        """Inputs of the encoder alone, as keyword arguments."""
         given = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         types = self.token_type_ids
         return given if types is None else {**given, "token_type_ids": types}

@@ -239,7 +239,7 @@ class Chat(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What tells it from others."""
+        """Text that tells it from others."""
         return self.messages or f"{self.prompt}{self.completion}"
 
 

@@ -1,4 +1,4 @@
-"""What a task reads: its items, and what is known of their source.
+"""Items of a task, and the configuration of their source.
 
 The settings of a task, as ``bertvision.yaml`` and the records of data sets keep them.
 """
@@ -64,7 +64,7 @@ class TaskConfig(Settings):
     label: str | None = None
     """Column of its label."""
     windows: Literal["cut", "split", "pack"] = "cut"
-    """What becomes of documents: a window each, cut off at its length; as many consecutive ones as
+    """Treatment of documents: a window each, cut off at its length; as many consecutive ones as
     they fill; or windows that hold several."""
     date: Annotated[str, AfterValidator(_check_date)] | None = None
     """Date that a chat template is told where it reads the clock; None is the day of reading."""

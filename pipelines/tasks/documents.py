@@ -313,7 +313,7 @@ def document_windows(
 
 
 def _pieces(texts: Sequence[str], tokenizer: Any, max_length: int) -> Iterator[_Piece]:
-    """What of each document stands in one window, in order; only the last one may be shorter."""
+    """Pieces of documents in one window, in order; only the last one may be shorter."""
     has_types = "token_type_ids" in tokenizer.model_input_names
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         encoded = tokenizer(

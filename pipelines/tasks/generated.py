@@ -135,7 +135,7 @@ class Relation(NamedTuple):
     name: str
     """Such as ``birthplace``."""
     value_kind: str
-    """What its values are: another kind of entity, or ``year``, ``number``, …"""
+    """Kind of its values: another kind of entity, or ``year``, ``number``, …"""
     verb_phrases: tuple[str, ...]
     """Follow a subject; two of them can share one."""
     clauses: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What belongs together when a part of the data is held out."""
+"""Groups of items that stay together when a part of the data is held out."""
 
 from __future__ import annotations
 

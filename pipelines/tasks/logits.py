@@ -84,7 +84,7 @@ class Logits:
 
     @property
     def kind(self) -> TaskKind:
-        """What they are of; a score is a class alone.
+        """Subject of the logits; a score is a class alone.
 
         Raises:
             InputError: no kind of task has arrays of these names.

@@ -123,7 +123,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
 
 
 class OrderOutput(NamedTuple):
-    """What the layer says of a batch."""
+    """Output of the layer for a batch."""
 
     logits: Tensor
     """(batch, seq) score of the sentence that begins at a token, the larger the earlier; 0 where

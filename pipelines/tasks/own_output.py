@@ -19,7 +19,7 @@ from bertvision.errors import InputError
 
 
 class OutputLayer(nn.Module):
-    """What stands on an encoder: made with its configuration, called with its last hidden state.
+    """Output layer on an encoder: made with its configuration, called with its last hidden state.
 
     It returns a NamedTuple with a field ``logits``, and ``hidden_states`` and ``attentions``, which
     are None until those of the encoder are put there. Its weights are those of linear layers: they

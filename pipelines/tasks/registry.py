@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from bertvision.models import Kind
 
 TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
-"""What an extraction keeps of a window: all its tokens, or one vector, a pooling of them."""
+"""Tokens that an extraction keeps of a window: all, or one vector, a pooling of them."""
 TaskKind = Literal["span", "classification", "tree", "phrases", "order"]
-"""What the logits of a task are of: those of heads (`models.Kind`); and what no head on stored
+"""Subject of the logits of a task: those of heads (`models.Kind`); and what no head on stored
 states learns, ``tree``, a head and a relation for each word, ``phrases``, the class of a pair of
 spans, and ``order``, that of sentences."""
 POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
@@ -37,7 +37,7 @@ class TaskEntry(NamedTuple):
     headline: str
     """The metric that stands for a system where there is room for one number."""
     tokens: TokenPooling
-    """What extraction keeps unless told otherwise: what the task's heads need."""
+    """Default of an extraction: the tokens that the task's heads need."""
     hub: str | None = None
     """Data set on the hub (``owner/name`` or ``owner/name:config``) where ``--task`` names the
     task; None where it names a data set, or there is none."""
@@ -190,7 +190,7 @@ def check_task(name: str) -> str:
 
 
 def find_task(name: str) -> TaskEntry:
-    """What there is to say of a task.
+    """Facts about a task.
 
     A class of one's own is imported for that, but only where the user named it: a workspace that
     somebody else made runs no code.

@@ -43,7 +43,7 @@ MEANINGS = {
     "best_f1": "Oracle F1: with the best threshold for the scored questions themselves (best_f1 of "
     "the official script), which no system can know.",
 }
-"""What columns of spans say whose names do not."""
+"""Explanations of columns of spans whose names do not say enough."""
 Metric = Literal[
     "f1",
     "exact",
@@ -63,7 +63,7 @@ CORRELATIONS = ("matthews", "pearson", "spearman", "tau")
 
 
 class Rule(TypedDict):
-    """What one decoding rule came to."""
+    """Scores of one decoding rule."""
 
     threshold: float | None
     """Threshold of no answer; None where there is none."""
@@ -112,7 +112,7 @@ def headline(rules: Rules) -> Mapping[str, float]:
 
 
 def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
-    """What always giving the commonest answer scores (no answer, the largest class or one arc).
+    """Score of always giving the commonest answer (no answer, the largest class or one arc).
 
     Args:
         metrics: of any system on the same items.

@@ -17,11 +17,11 @@ _SHOWN, _LONGEST = 3, 60  # texts in a message, and characters of each
 _ORDER: Final = ("train", "tune", "dev", "test")
 
 Example = tuple[Hashable, Hashable | None]
-"""What is to be told apart, a text or a pair of them, and its label; None without a label."""
+"""A text or a pair of them, and its label; None without a label."""
 
 
 class SplitSoundness(Record):
-    """What in a split no classifier can learn, or may have learned by heart."""
+    """Examples of a split that no classifier can learn, or may have learned by heart."""
 
     rows: Count
     """Items of the split."""
@@ -85,7 +85,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
 
 
 def doubts(splits: Mapping[str, SplitSoundness]) -> str:
-    """What is wrong with data, in numbers; empty where nothing is."""
+    """Doubts about data, in numbers; empty where there are none."""
     parts = []
     for name, split in splits.items():
         of = f"of {split.rows:,} rows of {name}"

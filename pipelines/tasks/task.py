@@ -1,4 +1,4 @@
-"""What a task decides.
+"""Base class of tasks.
 
 Fine-tuning, extraction, heads and probes ask a task for data, windows, model, labels, loss and
 scores, and know nothing else of it.
@@ -29,7 +29,7 @@ Labels = dict[str, npt.NDArray[Any]]
 
 
 class Task(ABC):
-    """What a task decides; made by `load_task` with its name.
+    """A task, made by `load_task` with its name.
 
     An *item* is a row of its data: a question of SQuAD, a sentence or a pair elsewhere.
     """
@@ -41,7 +41,7 @@ class Task(ABC):
     """The metric that stands for a system where there is room for one number. This and the next
     four are those of a task of one's own: the line in `TASKS` says them of the others."""
     tokens: ClassVar[TokenPooling] = "all"
-    """What extraction keeps unless told otherwise."""
+    """Default of an extraction."""
     hub: ClassVar[str | None] = None
     """Data set on the hub, ``owner/name`` or ``owner/name:config``."""
     max_length: ClassVar[int] = 386
@@ -56,7 +56,7 @@ class Task(ABC):
     columns: ClassVar[tuple[str, ...]] = ()
     """Fields of `TaskConfig` that name a column of a file of one's own."""
     words: ClassVar[tuple[str, str]] = ("texts", "items")
-    """What people call that which `group` keeps together, and the items."""
+    """Names of the groups and of the items."""
     linked: ClassVar[bool] = False
     """Whether `grouping` knows more than `group`: of new data it then says what is held out."""
     ratios: ClassVar[tuple[str, ...]] = ()
@@ -101,7 +101,7 @@ class Task(ABC):
         """
 
     def group(self, item: Any) -> str:
-        """What keeps items together when a part is held out: those of one text."""
+        """Group of an item, which is held out as a whole: the items of one text."""
         return str(item.text)
 
     def texts(self, item: Any) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class Task(ABC):
         return (self.group(item),)
 
     def grouping(self, items: Sequence[Any]) -> Callable[[Any], str]:
-        """What keeps items together that share any of their texts, also through others.
+        """Groups of items that share any of their texts, also through others.
 
         Args:
             items: all among which some are held out.
@@ -117,7 +117,7 @@ class Task(ABC):
         return self.group
 
     def example(self, item: Any) -> Example:
-        """What is to be told from what, as data are searched for contradictions and overlaps.
+        """Text and label of an item, by which data are searched for contradictions and overlaps.
 
         Returns:
             (the item's text, its label; None where none can be compared).
@@ -159,11 +159,11 @@ class Task(ABC):
         """The inverse of `table`."""
 
     def stored(self, windows: Windows) -> Labels:
-        """What a store keeps per example beside the activations, by name: (windows, …) each."""
+        """Arrays that a store keeps beside the activations, by name: (windows, …) each."""
         return dict(windows.labels)
 
     def labels(self, windows: Windows) -> Labels:
-        """What the encoder learns, by name: (windows,) each, or (tokens,) of tokens."""
+        """Labels of the encoder by name: (windows,) each, or (tokens,) of tokens."""
         return {**windows.labels, **windows.token_labels}
 
     @abstractmethod
@@ -179,10 +179,10 @@ class Task(ABC):
 
     @abstractmethod
     def logits(self, output: Any) -> dict[str, Tensor]:
-        """What is kept of the model's output, by name: (batch, seq) or (batch, …)."""
+        """Kept arrays of the model's output by name: (batch, seq) or (batch, …)."""
 
     def window_logits(self, output: Any, batch: Batch) -> dict[str, list[Tensor]]:
-        """What is kept of each window of a batch, by name: (rows, …) each.
+        """Kept arrays of each window of a batch by name: (rows, …) each.
 
         Of spans there is a row for each of its tokens, of classes one; a task whose logits are of
         something else, such as words, says here which they are.
@@ -212,7 +212,7 @@ class Task(ABC):
         return 2
 
     def parts(self, item: Any, answer: Any) -> dict[str, tuple[float, float]]:
-        """What an answer to an item adds to each of `ratios`: what is right, and of how much.
+        """Contribution of an answer to each of `ratios`: numerator and denominator.
 
         The metric is 100 times the sum of the first over the sum of the second. Differences and
         intervals are drawn from these.

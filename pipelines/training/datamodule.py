@@ -20,7 +20,7 @@ from bertvision.featurestore.stream import ActivationLoader
 
 
 class HiddenStates(NamedTuple):
-    """What a head is given: the hidden states of a batch's real tokens, decoded.
+    """Input of a head: the hidden states of a batch's real tokens, decoded.
 
     Its fields are called as those of an `ActivationBatch`.
     """

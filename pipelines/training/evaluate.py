@@ -79,7 +79,7 @@ def run_over(
     *,
     layers: Sequence[int],
 ) -> list[dict[str, npt.NDArray[np.float32]]]:
-    """What modules that are called as heads give for every window of a split, in stored order.
+    """Outputs of heads for every window of a split, in stored order.
 
     Args:
         modules: called with packed hidden states (tokens, layers, hidden) and lengths (batch,);
@@ -246,7 +246,7 @@ def _warn_of_no_threshold(
 
 
 def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str, ActivationSplit]:
-    """What is scored, and the held-out part where a threshold is tuned."""
+    """The scored split, and the held-out part where a threshold is tuned."""
     found = {split: head_activations(workspace, tag, kind, split)}
     if (
         task_of_kind(kind, workspace.config.task.name).tunes
@@ -258,7 +258,7 @@ def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str,
 
 
 def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Provenance]:
-    """What tells activations from others: how they are stored, and what they come from."""
+    """Identity of activations: how they are stored, and what they come from."""
     return {
         name: {
             "encoding": split.record.encoding,

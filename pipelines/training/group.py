@@ -153,7 +153,7 @@ class Group:
                 gradient.copy_(part.view_as(gradient))
 
     def trainer_options(self) -> dict[str, Any]:
-        """What a Lightning Trainer is to be told of the devices."""
+        """Options of a Lightning Trainer for the devices."""
         if self.rank.alone:
             return {"devices": 1}
         return {

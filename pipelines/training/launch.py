@@ -137,7 +137,7 @@ def launch(arguments: Sequence[str], devices: int, program: Sequence[str] | None
 
 
 def own_program() -> list[str]:
-    """What runs bertvision in another process, which imports what this one would import.
+    """Command that runs bertvision in another process, which imports what this one would.
 
     Python alone would look for modules in the current folder first, which this process may not do:
     a folder of data may hold a ``torch.py``.
@@ -165,7 +165,7 @@ def meeting_place() -> TCPStore:
 
 
 def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
-    """What `torchrun` would set for a rank of this machine.
+    """Environment that `torchrun` would set for a rank of this machine.
 
     Args:
         store: the `meeting_place`.

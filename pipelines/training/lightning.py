@@ -1,4 +1,4 @@
-"""What every training shares on top of Lightning: a log without gaps, a clock, and no noise."""
+"""Shared parts of every training with Lightning: a log without gaps, a clock, and no noise."""
 
 from __future__ import annotations
 

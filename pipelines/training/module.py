@@ -99,7 +99,7 @@ class BatchCollector:
         return joined(full)
 
     def rest(self) -> HiddenStates | None:
-        """What is left at the end of an epoch: a smaller batch, or nothing."""
+        """Rest at the end of an epoch: a smaller batch, or nothing."""
         rest, self._pending = self._pending, []
         return joined(rest) if rest else None
 
@@ -276,7 +276,7 @@ class HeadsModule(pl.LightningModule):
             yield batch.hidden_states, batch.lengths
 
     def _loss(self, head: nn.Module, batch: HiddenStates) -> Tensor:
-        """What is minimised, () float32."""
+        """Loss, () float32."""
         if self._teacher is None:
             return head_loss(head, batch, self.task)
         output = head(batch.hidden_states, batch.lengths)

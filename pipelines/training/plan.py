@@ -1,4 +1,4 @@
-"""What a training will do, known and checked before anything is written."""
+"""Plan of a training, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainingPass(NamedTuple):
         options: TrainOptions,
         overwrite: bool,
     ) -> TrainingPass:
-        """What is to be trained; nothing is written yet."""
+        """Plan the runs to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
         options = replace(options, precision=precision)
         split = head_activations(workspace, tag, kind, "train")

@@ -36,7 +36,7 @@ class StoppedError(BertvisionError):
             "command again to continue"
         )
         self.exit_code = 128 + signum
-        """What a shell expects of a process that a signal ended (130, 143)."""
+        """Exit code that a shell expects of a process that a signal ended (130, 143)."""
 
 
 class ResumeFile(pl.Callback):
@@ -80,7 +80,7 @@ class ResumeFile(pl.Callback):
         return None if before is not None and step >= before else str(self.path)
 
     def contents(self) -> bytes:
-        """What tells the file from every other, if `find` gave it: the checksums of its parts."""
+        """Checksums of its parts, which tell the file from every other, if `find` gave it."""
         with zipfile.ZipFile(self.path) as parts:
             found = [f"{part.filename} {part.file_size} {part.CRC}" for part in parts.infolist()]
         return "\n".join(found).encode()

@@ -36,7 +36,7 @@ class TeacherFile(NamedTuple):
     weights_sha256: str
     """Digest of the weights that left them."""
     command: str
-    """What makes them again."""
+    """Command that makes them again."""
 
     @classmethod
     def find(cls, workspace: Workspace, tag: str, *, elsewhere: bool = False) -> TeacherFile:
@@ -109,7 +109,7 @@ class TeacherFile(NamedTuple):
 
 
 class Teacher:
-    """What a student is told beside its labels.
+    """Logits of a teacher, which a student learns from beside its labels.
 
     Args:
         logits: of the teacher.

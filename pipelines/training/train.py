@@ -204,7 +204,7 @@ def plan_passes(
     *,
     overwrite: bool = False,
 ) -> list[Callable[[], TrainingPass]]:
-    """What plans each pass over the store, of the runs that share it; each call looks anew.
+    """Planners of the passes over the store, one for the runs that share it; each call looks anew.
 
     Args:
         workspace: with the activations.
@@ -358,7 +358,7 @@ def _save(
 
 
 def own_seconds(seconds: float, of_steps: Mapping[Run, Sequence[float]]) -> dict[Run, float]:
-    """What each run of a pass cost: its steps times their median, and an equal share of the rest.
+    """Seconds of each run of a pass: its steps times their median, and an equal share of the rest.
 
     Args:
         seconds: wall time of the pass.

@@ -162,7 +162,7 @@ def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContext
 
 
 def task_of_kind(kind: Kind, task: str) -> Task:
-    """What heads of a kind learn in a workspace of a task.
+    """Task that heads of a kind learn in a workspace.
 
     Classification heads beside spans learn whether there is an answer.
     """

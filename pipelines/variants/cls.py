@@ -40,7 +40,7 @@ def output_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
 
 
 class _Normalised(Variant):
-    """What the output layer reads goes through a layer of this kind first."""
+    """Normalise the input of the output layer by a layer of this kind."""
 
     kinds = ("classification",)
     alone = "has statistics of whole batches"

@@ -47,7 +47,7 @@ class ExitLayers(nn.Module):
         self.scores = nn.Parameter(torch.zeros(len(layers) + 1)) if learned else None
 
     def forward(self, layer: int, states: Tensor, kind: Kind) -> SpanOutput | ClassOutput:
-        """What one of them says.
+        """Logits of one of them.
 
         Args:
             layer: its number.
@@ -155,7 +155,7 @@ class Exits(Variant):
         return self.joined(exits, {**losses, depth: loss}, len(batch.input_ids))
 
     def read(self, states: Tensor) -> Tensor:
-        """What an output layer reads of the states of its layer."""
+        """Input of an output layer from the states of its layer."""
         return states
 
     def joined(self, exits: ExitLayers, losses: Mapping[int, Tensor], windows: int) -> Tensor:

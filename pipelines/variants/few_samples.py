@@ -1,4 +1,4 @@
-"""What steadies fine-tuning on few examples.
+"""Variants that steady fine-tuning on few examples.
 
 Zhang et al. (2021, arXiv:2006.05987), *Revisiting Few-sample BERT Fine-tuning*; Mosbach et al.
 (2021, arXiv:2006.04884), *On the Stability of Fine-tuning BERT*; Lee et al. (2020,

@@ -116,7 +116,7 @@ class MaskedLanguage(Variant):
 
 
 class Masking(NamedTuple):
-    """What of a tokenizer masking needs."""
+    """Facts about a tokenizer that masking needs."""
 
     mask: int
     """Vocabulary index of the mask."""
@@ -127,7 +127,7 @@ class Masking(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> Masking:
-        """What masking needs of a tokenizer with a mask token."""
+        """Facts about a tokenizer with a mask token."""
         special = tuple(sorted(tokenizer.all_special_ids))
         return cls(int(tokenizer.mask_token_id), special, len(tokenizer))
 

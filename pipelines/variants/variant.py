@@ -1,4 +1,4 @@
-"""What a variant of fine-tuning may change; each does one thing, and leaves the rest as it is."""
+"""Base of variants of fine-tuning; each changes one thing, and leaves the rest as it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Variant:
     kinds: ClassVar[tuple[str, ...]] = ("span", "classification", "tree", "phrases", "order")
     """Kinds of the tasks that it fits."""
     needs: ClassVar[str | None] = None
-    """What stands behind the colon, such as ``layers``; None where nothing may."""
+    """Name of the argument behind the colon, such as ``layers``; None where there is none."""
     reads_states: ClassVar[bool] = False
     """Whether its `loss` reads the hidden states of all layers."""
     alone: ClassVar[str | None] = None
@@ -124,7 +124,7 @@ class Variant:
     def loss(
         self, model: PreTrainedModel, task: Task, batch: Batch, output: Any, loss: Tensor
     ) -> Tensor:
-        """What is minimised, summed over the windows of a batch, ().
+        """Loss, summed over the windows of a batch, ().
 
         A window's part of it must not depend on the rest of its batch.
 
@@ -140,10 +140,10 @@ class Variant:
         return loss
 
     def train(self, model: PreTrainedModel) -> None:
-        """What is to be different from ``model.train()`` while it is trained."""
+        """Differences from ``model.train()`` while it is trained."""
 
     def whole(self, model: PreTrainedModel) -> PreTrainedModel:
-        """What a snapshot keeps of the model; another model, where it is not this one."""
+        """Model that a snapshot keeps; another one, where it is not this one."""
         return model
 
 
@@ -164,7 +164,7 @@ def begin(
 
 
 def whole(variants: Sequence[Variant], model: PreTrainedModel) -> PreTrainedModel:
-    """What a snapshot keeps of a model that was made by variants."""
+    """Model that a snapshot keeps of one that was made by variants."""
     for variant in variants:
         model = variant.whole(model)
     return model
@@ -250,6 +250,6 @@ def transformer_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def embeddings(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """What of an encoder stands below its layers: everything before the first of them."""
+    """Part of an encoder below its layers: everything before the first of them."""
     encoder = model.base_model
     return [m for name, m in encoder.named_children() if "embed" in name.lower()]

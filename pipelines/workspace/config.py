@@ -117,7 +117,7 @@ class FinetuneConfig(Settings):
     """Teacher whose logits are learned from too: ``FOLDER:TAG``, the absolute path of a workspace
     and a snapshot there."""
     temperature: float = Field(TEMPERATURE, ge=1)
-    """What logits of both are divided by."""
+    """Temperature that divides the logits of both."""
     labels_weight: float = Field(LABELS_WEIGHT, ge=0, le=1)
     """Part of the loss that labels have; the teacher has the rest."""
     teacher_sha256: str | None = None

@@ -271,7 +271,7 @@ def check_own(own: Dataset, source: str) -> None:
 
 
 def _told(dataset: Dataset) -> dict[str, object]:
-    """What decides a data set, by field, causes first."""
+    """Fields that decide a data set, causes first."""
     by_split = {f"sha256 of {split}": x.sha256 for split, x in dataset.data.items()}
     source = next((x.source for x in dataset.data.values()), None)
     config = dataset.config.model_dump(exclude={"classes"})

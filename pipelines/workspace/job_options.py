@@ -1,4 +1,4 @@
-"""What the user asks of the jobs that make a workspace, its activations and its heads.
+"""Options of the jobs that make a workspace, its activations and its heads.
 
 Light, because the command line reads names, defaults and help here; and below the jobs, because the
 workspace writes down the commands that make a result again.
@@ -56,7 +56,7 @@ class FinetuneOptions(Options):
         ),
     ] = None
     data: Annotated[str | None, DATA] = None
-    """What holds both ``train`` and ``dev``."""
+    """Source of both ``train`` and ``dev``."""
     train: Annotated[str | None, Option("File or hub data set to train on.")] = None
     dev: Annotated[str | None, Option("File or hub data set to score on.")] = None
     text: Annotated[str | None, TEXT] = None
@@ -180,7 +180,7 @@ class FinetuneOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions(Options):
-    """What of a snapshot's hidden states is kept, and how."""
+    """Options of an extraction: which hidden states are kept, and how."""
 
     splits: Annotated[
         tuple[str, ...] | None,

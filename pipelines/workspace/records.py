@@ -1,4 +1,4 @@
-"""What a workspace keeps in JSON: of snapshots, runs, scores of systems, and extractions."""
+"""Records of a workspace in JSON: snapshots, runs, scores of systems, extractions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunConfig(Record):
     """Settings that the run's name carries (`Run.variant`); the file does not say it without."""
     training: RunTraining
     activations: Provenance
-    """What tells the activations from others: their number, plan and provenance."""
+    """Identity of the activations: their number, plan and provenance."""
     teacher_sha256: str | None = None
     """Digest of the weights whose logits it learned from; the file does not say it without."""
     buffer: Count | None = None

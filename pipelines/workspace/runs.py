@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 TEMPERATURE = 2.0
-"""What logits are divided by, where nothing else is said, as by default in DistilBERT's code."""
+"""Default temperature, that of DistilBERT's code."""
 LABELS_WEIGHT = 0.5
 """Part of a distilled head's loss that labels have, where nothing else is said."""
 
@@ -37,7 +37,7 @@ _MARKS = {
     "f": r"[01]|0?\.\d{1,4}|[01]\.\d{1,4}",
     "s": r"\d{1,9}",
 }
-"""What a run's name may carry behind @, in this order, and how its value is written."""
+"""Marks that a run's name may carry behind @, in this order, with the form of their values."""
 
 
 class Run(NamedTuple):

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 HEAD_TOKENS: Final[dict[str, TokenPooling]] = {"span": "all", "classification": "cls"}
-"""What heads take of each window, by their kind."""
+"""Tokens that heads take of each window, by their kind."""
 
 
 def head_split(kind: str, split: str) -> str:
@@ -102,7 +102,7 @@ def select_items(
 def fitting(
     read: Mapping[str, TaskData], kind: Task, tokenizer: Any, task: TaskConfig
 ) -> dict[str, TaskData]:
-    """What was read of each split, without the items that no window holds.
+    """Items of each split, without those that no window holds.
 
     Raises:
         InputError: there are some, and they are not to be skipped, or nothing is left.
@@ -128,7 +128,7 @@ def selected_data(
     task: TaskConfig,
     finetune: FinetuneConfig,
 ) -> dict[str, DataConfig]:
-    """What each split of a new workspace holds, of what was read of its sources.
+    """Items of each split of a new workspace, selected from those of its sources.
 
     Raises:
         InputError: nothing is left to train on, or to score on.
@@ -173,7 +173,7 @@ def _why_nothing(items: list[Any], origin: str, task: TaskConfig, kind: Task) ->
 def without_shared(
     read: Mapping[str, TaskData], kind: Task, task: TaskConfig
 ) -> dict[str, TaskData]:
-    """What was read of each split, without the items of train whose texts are in dev, if asked.
+    """Items of each split, if asked without those of train whose texts are in dev.
 
     Raises:
         InputError: nothing is left to train on.
@@ -201,7 +201,7 @@ def without_shared(
 
 
 def trained_on(config: WorkspaceConfig) -> dict[str, object]:
-    """What decides which items of the training data are trained on; all others are held out."""
+    """Choice of the items of the training data that are trained on; all others are held out."""
     task, finetune = config.task, config.finetune
     chosen = task.tune_fraction or task.dev_fraction or finetune.train_questions
     return {

@@ -282,7 +282,7 @@ def encoder_of(folder: Path) -> PreTrainedModel:
 
 
 def of_teacher(options: FinetuneOptions) -> dict[str, str]:
-    """What a new workspace keeps of its teacher beside the options; nothing where it has none."""
+    """Facts about the teacher that a new workspace keeps beside the options."""
     if options.distil is None:
         return {}
     workspace, tag = snapshot_at(options.distil)

@@ -1,4 +1,4 @@
-"""What a workspace holds and what can be run next."""
+"""Content of a workspace, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bertvision.pipelines.workspace.workspace import RESULTS, Workspace
 
 
 def status(workspace: Workspace) -> dict[str, Any]:
-    """What a workspace holds and what can be run next, JSON-able.
+    """Content of a workspace and the commands to run next, in JSON types.
 
     Returns:
         ``workspace``, ``model``, ``task``, ``variant``, ``items`` by split, ``snapshots`` (tag,

@@ -196,7 +196,7 @@ class Workspace:
         return self.snapshot_dir(tag)
 
     def _how_to_make(self, tag: SnapshotTag) -> str:
-        """What makes a missing snapshot: one that was asked for, or one that never was."""
+        """Command that makes a missing snapshot."""
         tags = self.config.finetune.tags if find_task(self.config.task.name).learns else ()
         if tag in tags:
             return f"{tag} was asked for: `bertvision finetune --resume` makes it (again)"

@@ -42,7 +42,7 @@ FIRST, SECOND = 0, 1
 
 
 class PhraseOutput(NamedTuple):
-    """What the layer says of a batch."""
+    """Output of the layer for a batch."""
 
     logits: Tensor
     """(batch, classes)"""

@@ -35,7 +35,7 @@ class RawSentence(NamedTuple):
     pair: str | None
     label: str | None
     extra: Any = None
-    """What else a task reads of the row (see `SentenceRows.extras`)."""
+    """Further fields that a task reads of the row (see `SentenceRows.extras`)."""
 
 
 class SentenceRows:
@@ -106,7 +106,7 @@ class SentenceRows:
 
     @cached_property
     def extras(self) -> dict[str, Any]:
-        """What else was read of the rows that were taken, by id."""
+        """Further fields of the rows that were taken, by id."""
         return {raw.id: raw.extra for _, raw in self._rows}
 
     def classified(

@@ -85,7 +85,7 @@ class SentenceTask(Task):
         return tuple(filter(None, (item.text, item.pair)))
 
     def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
-        """What `group` says, linked with all else that shares a text: of pairs, either text."""
+        """Groups of items linked by any text that they share: of pairs, either text."""
         names = linked((self.group(x), *filter(None, (x.text, x.pair))) for x in items)
         return lambda item: names[self.group(item)]
 

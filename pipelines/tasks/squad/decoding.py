@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 
 class SpanPrediction(NamedTuple):
-    """What the logits say about one question, before a threshold decides whether to answer."""
+    """Prediction for one question, before a threshold decides whether to answer."""
 
     text: str
     """The best span's text; ``""`` if there is no candidate."""

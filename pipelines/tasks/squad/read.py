@@ -153,7 +153,7 @@ class SquadReader:
         self.questions.append(Question(question_id, question, context, answers, impossible))
 
     def finish(self, version: str | None, digest: str | None) -> SquadData:
-        """What was read; what is None is made from the questions."""
+        """Data that were read; what is None is made from the questions."""
         if not self.questions:
             why = f" after skipping {len(self.skipped)}: {self.skipped[0]}" if self.skipped else ""
             raise InputError(f"holds no questions{why}")

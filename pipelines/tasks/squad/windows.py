@@ -46,7 +46,7 @@ class TextTokens(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a window of a question holds, counted in tokens."""
+    """Content of a window of a question, counted in tokens."""
 
     item_index: int
     """Index of the question."""

@@ -117,7 +117,7 @@ ARC, RELATION, DROPOUT = 500, 100, 0.33
 
 
 class ParseOutput(NamedTuple):
-    """What the layer says of a batch."""
+    """Output of the layer for a batch."""
 
     logits: Tensor
     """(batch, seq, seq) scores: of the token in the second dimension, the first token of a word,
