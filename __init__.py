@@ -33,15 +33,10 @@ _MODULES = {
     "jobs.hub": ("push", "pull"),
     "jobs.errors": ("error_analysis",),
     "jobs.results": ("results", "predictions", "table"),
-    "jobs.analyses.probe": ("probe",),
-    "jobs.analyses.pairs": ("rank", "similarity"),
-    "jobs.analyses.alike": ("cka", "cca", "rsa"),
-    "jobs.analyses.layers": ("isotropy", "context"),
-    "jobs.analyses.structure": ("structure",),
-    "jobs.analyses.exits": ("exits",),
-    "jobs.analyses.groups": ("languages",),
-    "jobs.analyses.heads": ("attention", "relations", "prune"),
-    "jobs.analyses.mlm": ("lens", "cloze"),
+    "jobs.readouts": ("probe", "rank", "similarity", "structure"),
+    "jobs.analyses": ("cka", "cca", "rsa", "isotropy", "context", "exits", "languages"),
+    "jobs.attention": ("attention", "relations", "prune"),
+    "jobs.vocabulary": ("lens", "cloze"),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -102,22 +97,16 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
-    from bertvision.jobs.analyses.alike import cca as cca
-    from bertvision.jobs.analyses.alike import cka as cka
-    from bertvision.jobs.analyses.alike import rsa as rsa
-    from bertvision.jobs.analyses.exits import exits as exits
-    from bertvision.jobs.analyses.groups import languages as languages
-    from bertvision.jobs.analyses.heads import attention as attention
-    from bertvision.jobs.analyses.heads import prune as prune
-    from bertvision.jobs.analyses.heads import relations as relations
-    from bertvision.jobs.analyses.layers import context as context
-    from bertvision.jobs.analyses.layers import isotropy as isotropy
-    from bertvision.jobs.analyses.mlm import cloze as cloze
-    from bertvision.jobs.analyses.mlm import lens as lens
-    from bertvision.jobs.analyses.pairs import rank as rank
-    from bertvision.jobs.analyses.pairs import similarity as similarity
-    from bertvision.jobs.analyses.probe import probe as probe
-    from bertvision.jobs.analyses.structure import structure as structure
+    from bertvision.jobs.analyses import cca as cca
+    from bertvision.jobs.analyses import cka as cka
+    from bertvision.jobs.analyses import context as context
+    from bertvision.jobs.analyses import exits as exits
+    from bertvision.jobs.analyses import isotropy as isotropy
+    from bertvision.jobs.analyses import languages as languages
+    from bertvision.jobs.analyses import rsa as rsa
+    from bertvision.jobs.attention import attention as attention
+    from bertvision.jobs.attention import prune as prune
+    from bertvision.jobs.attention import relations as relations
     from bertvision.jobs.doctor import doctor as doctor
     from bertvision.jobs.dry_run import dry_run as dry_run
     from bertvision.jobs.errors import error_analysis as error_analysis
@@ -139,6 +128,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.hub import push as push
     from bertvision.jobs.latency import latency as latency
     from bertvision.jobs.latency import quantise as quantise
+    from bertvision.jobs.readouts import probe as probe
+    from bertvision.jobs.readouts import rank as rank
+    from bertvision.jobs.readouts import similarity as similarity
+    from bertvision.jobs.readouts import structure as structure
     from bertvision.jobs.repeats import repeat as repeat
     from bertvision.jobs.repeats import spread as spread
     from bertvision.jobs.results import predictions as predictions
@@ -151,6 +144,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
+    from bertvision.jobs.vocabulary import cloze as cloze
+    from bertvision.jobs.vocabulary import lens as lens
     from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput

@@ -21,7 +21,7 @@ import bertvision
 from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.context import ContextResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult
-from bertvision.pipelines.analysis.records import read_analyses
+from bertvision.pipelines.analysis.result import read_analyses
 from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.results.results import read_results

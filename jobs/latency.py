@@ -157,7 +157,7 @@ def quantise(
     check_learns(space)
     tag = tag or only_tag(space.snapshots(), "snapshots")
     space.require_snapshot(tag)
-    from bertvision.pipelines.finetuning.quantised import quantise as run
+    from bertvision.pipelines.finetuning.latency import quantise as run
 
     return QuantisedTable.model_validate(run(space, tag).model_dump())
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from bertvision.errors import InputError
 from bertvision.models.heads import Head
 from bertvision.models.outputs import ClassOutput
-from bertvision.models.pooling import Pooling, make_pooling
-from bertvision.models.reduction import Reduction
+from bertvision.models.pooling import Pooling, Reduction, make_pooling
 
 
 class ClassificationHead(Head):

@@ -18,8 +18,7 @@ from bertvision.models.convolution import (
     to_image,
 )
 from bertvision.models.heads import SpanHead, check_dimensions
-from bertvision.models.pooling import Pooling
-from bertvision.models.reduction import Reduction
+from bertvision.models.pooling import Pooling, Reduction
 
 _DROPOUT = 0.1
 

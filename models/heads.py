@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.models import Kind
-from bertvision.models.adapters import IndependentAdapter, SharedAdapter
 from bertvision.models.outputs import SpanOutput, pad_packed, without_autocast
-from bertvision.models.pooling import Pooling, make_pooling
-from bertvision.models.reduction import Reduction
+from bertvision.models.pooling import (
+    IndependentAdapter,
+    Pooling,
+    Reduction,
+    SharedAdapter,
+    make_pooling,
+)
 
 
 class Head(nn.Module, ABC):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertvision.models.convolution import Conv, ConvNorm, Rows, flatten, same, to_image
 from bertvision.models.heads import SpanHead, check_dimensions
-from bertvision.models.reduction import Reduction
+from bertvision.models.pooling import Reduction
 
 # Channels of the branches of each module: 1×1; 1×1 → 3×3; 1×1 → 5×5; pooling → 1×1 (table 1 of
 # Szegedy et al.). An empty one halves the width by pooling.

@@ -1,4 +1,4 @@
-"""One vector per token from the hidden states of all layers."""
+"""Pooling of layers, adapters, and the reduction of a width: the parts of heads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Pooling = Literal["learned", "average", "attention", "last"]
@@ -99,3 +100,75 @@ def _weighted_sum(weights: Tensor, hidden_states: Tensor) -> Tensor:
     # Measured on CPU: bmm with expanded weights takes a tenth of the time of matmul or einsum,
     # which transpose (copy) the hidden states first, and in bfloat16 a fourth of that of mean().
     return torch.bmm(weights.to(hidden_states.dtype).unsqueeze(1), hidden_states).squeeze(1)
+
+
+_STD = 1e-3
+
+
+class SharedAdapter(nn.Module):
+    """GELU(h W + b) with one W for all layers: hidden × size + size parameters.
+
+    Args:
+        hidden: width of the hidden states.
+        size: width of the compressed states.
+    """
+
+    def __init__(self, hidden: int, size: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(hidden, size)
+        nn.init.trunc_normal_(self.down.weight, std=_STD, a=-2 * _STD, b=2 * _STD)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Compress: (tokens, layers, hidden) → (tokens, layers, size)."""
+        return F.gelu(self.down(hidden_states))
+
+
+class IndependentAdapter(nn.Module):
+    """GELU(h_l W_l + b_l), a W of its own per layer: layers × (hidden × size + size) parameters.
+
+    Args:
+        layers: number of hidden states, the embedding output included.
+        hidden: width of the hidden states.
+        size: width of the compressed states.
+    """
+
+    def __init__(self, layers: int, hidden: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(layers, size, hidden))
+        self.bias = nn.Parameter(torch.zeros(layers, size))
+        nn.init.trunc_normal_(self.weight, std=_STD, a=-2 * _STD, b=2 * _STD)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Compress: (tokens, layers, hidden) → (tokens, layers, size)."""
+        # Measured on CPU against baddbmm and einsum, forward and backward: one matmul per layer is
+        # up to 1.5 times faster in float32 and 2 to 5 times in bfloat16, as fast as the shared
+        # adapter. Batched matmul over a strided view falls back to slower kernels.
+        states = zip(
+            hidden_states.unbind(1), self.weight.unbind(0), self.bias.unbind(0), strict=True
+        )
+        return F.gelu(torch.stack([F.linear(h, w, b) for h, w, b in states], dim=1))
+
+
+class Reduction(nn.Module):
+    """Pool the layers, compress the result with an adapter, either or neither.
+
+    Args:
+        layers: number of hidden states, the embedding output included.
+        hidden: width of the hidden states.
+        pooling: how the layers become one, or None to keep them.
+        size: width of a `SharedAdapter` after that, or None to keep the width.
+    """
+
+    def __init__(self, layers: int, hidden: int, pooling: Pooling | None, size: int | None) -> None:
+        super().__init__()
+        self.channels = layers if pooling is None else 1
+        self.width = hidden if size is None else size
+        self.pooling = None if pooling is None else make_pooling(pooling, layers, hidden)
+        self.adapter = None if size is None else SharedAdapter(hidden, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Reduce: (tokens, layers, hidden) → (tokens, channels, width)."""
+        if self.pooling is not None:
+            hidden_states = self.pooling(hidden_states).unsqueeze(1)
+        return hidden_states if self.adapter is None else self.adapter(hidden_states)

@@ -25,7 +25,7 @@ from bertvision.models.convolution import (
     to_image,
 )
 from bertvision.models.heads import SpanHead, check_dimensions
-from bertvision.models.reduction import Reduction
+from bertvision.models.pooling import Reduction
 
 _SMALLEST = 9  # (9 - 3) / 3 + 1 = 3 positions after the first convolution, as the second needs
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.featurestore.storage.durable import write_durably
-from bertvision.featurestore.storage.seal import sealed, unsealed
+from bertvision.featurestore.storage.durable import sealed, unsealed, write_durably
 
 log = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=BaseModel)

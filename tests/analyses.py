@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from test_lens import WORDS, Head
 
-from bertvision.pipelines.analysis.attention import AttentionResult, attention
-from bertvision.pipelines.analysis.attention_maps import WindowMaps
+from bertvision.pipelines.analysis.attention import AttentionResult, WindowMaps, attention
 from bertvision.pipelines.analysis.cca import CcaResult, cca
 from bertvision.pipelines.analysis.cka import CkaResult, cka
 from bertvision.pipelines.analysis.cloze import ClozeResult

@@ -21,7 +21,7 @@ from stores import Made, record_path, shard_path
 
 from bertvision.errors import BertvisionError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.storage.seal import sealed
+from bertvision.featurestore.storage.durable import sealed
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 

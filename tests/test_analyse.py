@@ -18,9 +18,9 @@ from processes import warm_pool
 from stores import record_path
 
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
+from bertvision.jobs import analyses as of_layers
+from bertvision.jobs import analyses as of_pairs
 from bertvision.jobs import command
-from bertvision.jobs.analyses import alike as of_pairs
-from bertvision.jobs.analyses import layers as of_layers
 from bertvision.pipelines.analysis.cca import run_cca as run_cca
 from bertvision.pipelines.analysis.cka import run_cka as run_cka
 from bertvision.pipelines.analysis.isotropy import run_isotropy as run_isotropy

@@ -19,8 +19,7 @@ from test_hostile_records import VALUES, WHOLE_FILES
 import bertvision
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.analysis.kinds import ANALYSES
-from bertvision.pipelines.analysis.records import Analysis, read_analysis
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import Analysis, AnalysisResult, read_analysis
 from bertvision.pipelines.records import write_record
 
 

@@ -17,13 +17,11 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.analysis.attention import (
     MEASURES,
     AttentionResult,
-    attention,
-    looks,
-)
-from bertvision.pipelines.analysis.attention_maps import (
     WindowMaps,
+    attention,
     attention_maps,
     load_eager,
+    looks,
     sampled_windows,
 )
 from bertvision.pipelines.analysis.prune import gated, replayed

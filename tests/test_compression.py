@@ -22,15 +22,14 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines import precision
 from bertvision.pipelines.analysis.exits import ExitsResult
 from bertvision.pipelines.analysis.prune import PruningResult
-from bertvision.pipelines.analysis.records import Analysis
+from bertvision.pipelines.analysis.result import Analysis
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning import kept_logits
-from bertvision.pipelines.finetuning import quantised as quantising
+from bertvision.pipelines.finetuning import latency as quantising
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
-from bertvision.pipelines.finetuning.latency import measure_latency
+from bertvision.pipelines.finetuning.latency import measure_latency, quantise, quantised
 from bertvision.pipelines.finetuning.latency_record import latency_file
-from bertvision.pipelines.finetuning.quantised import quantise, quantised
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.report.build import find_table
 from bertvision.pipelines.report.compression import compared

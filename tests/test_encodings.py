@@ -15,8 +15,8 @@ from bertvision import ActivationSplit, ActivationStore
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
 from bertvision.pipelines.analysis.cca import CcaResult
 from bertvision.pipelines.analysis.cca import run_cca as cca
-from bertvision.pipelines.analysis.encodings import KEEPS, encoding_notes
 from bertvision.pipelines.analysis.isotropy import ROUNDED, IsotropyResult, Rounding, isotropy
+from bertvision.pipelines.analysis.kept import KEEPS, encoding_notes
 from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.rsa import run_rsa as rsa

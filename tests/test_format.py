@@ -13,7 +13,7 @@ from faults import contents, small
 
 from bertvision.errors import CorruptStoreError, FormatVersionError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.featurestore.storage.seal import is_sealed, sealed
+from bertvision.featurestore.storage.durable import is_sealed, sealed
 from bertvision.featurestore.store import ActivationStore
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -13,17 +13,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
-from bertvision.models.adapters import IndependentAdapter, SharedAdapter
 from bertvision.models.bilinear import BilinearSpanHead
-from bertvision.models.cost import encoder_multiplications
 from bertvision.models.heads import AdapterSpanHead, Head
 from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, pad_packed, span_loss
-from bertvision.models.pooling import AttentionPooling, AveragePooling, LearnedPooling
+from bertvision.models.pooling import (
+    AttentionPooling,
+    AveragePooling,
+    IndependentAdapter,
+    LearnedPooling,
+    SharedAdapter,
+)
 from bertvision.models.registry import (
     HEADS,
     build_head,
     count_parameters,
     describe_heads,
+    encoder_multiplications,
     kind_of,
 )
 

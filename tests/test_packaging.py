@@ -177,8 +177,8 @@ PUBLIC = """
     import_states export_states generate generated_texts audit shuffle_tokens
     train evaluate heads sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
-    probe rank similarity cka cca rsa isotropy context
-    structure exits languages attention relations prune lens cloze
+    probe rank similarity structure cka cca rsa isotropy context exits languages
+    attention relations prune lens cloze
     Row Rows ensure_features load_head Head
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenStream TokenBatch

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.readouts.rank_metrics import Candidates, score_questions
 from bertvision.pipelines.readouts.rank_systems import rank
-from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.tasks.sentences.ranking import read_ranking
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.workspace import Workspace
 

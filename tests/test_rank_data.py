@@ -11,7 +11,7 @@ from rankings import write_aligned, write_table
 from bertvision.errors import InputError
 from bertvision.pipelines.readouts.rank_metrics import Candidates
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.sentences.ranking_data import read_ranking
+from bertvision.pipelines.tasks.sentences.ranking import read_ranking
 from bertvision.pipelines.tasks.task import load_task
 
 ROWS = {

@@ -40,7 +40,7 @@ from bertvision.pipelines.readouts.rank_metrics import (
     tie_order,
 )
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.ranking import RankingData
 
 LEARNED = [name for name in SCORERS if name != "cosine"]
 QUICK = RankOptions(epochs=3)

@@ -12,7 +12,7 @@ from treebanks import drawn_sentence, write_treebank
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.pipelines.analysis.attention_maps import WindowMaps
+from bertvision.pipelines.analysis.attention import WindowMaps
 from bertvision.pipelines.analysis.relations import (
     Looked,
     RelationsResult,

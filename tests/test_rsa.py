@@ -21,9 +21,9 @@ import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis import cosines
-from bertvision.pipelines.analysis.joined import joined_rows
 from bertvision.pipelines.analysis.rsa import Paired, RsaResult, rsa
 from bertvision.pipelines.analysis.rsa import run_rsa as run_rsa
+from bertvision.pipelines.analysis.sides import joined_rows
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 

@@ -36,7 +36,7 @@ from bertvision.pipelines.readouts.similarity_results import (
     agreement,
     notes,
 )
-from bertvision.pipelines.tasks.sentences.similarity_data import ENTAILMENT, read_similarity
+from bertvision.pipelines.tasks.sentences.similarity import ENTAILMENT, read_similarity
 from bertvision.pipelines.uncertainty import weighted_pearson, weighted_ranks
 from bertvision.pipelines.workspace.dataset import Dataset, add_dataset
 

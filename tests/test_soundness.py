@@ -15,7 +15,7 @@ from test_probe_run import OPTIONS, write_probing
 from workspaces import write_squad
 
 from bertvision.errors import InputError
-from bertvision.jobs.analyses.probe import probe_table
+from bertvision.jobs.readouts import probe_table
 from bertvision.pipelines.readouts.probe_results import ProbeFile, probe, probe_rows
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.report.build import write_report

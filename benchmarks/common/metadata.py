@@ -14,7 +14,7 @@ from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardFile, ShardRecord
-from bertvision.featurestore.storage.seal import sealed
+from bertvision.featurestore.storage.durable import sealed
 from bertvision.featurestore.writer import open_writer
 from common.data import HIDDEN, LAYERS, lengths
 

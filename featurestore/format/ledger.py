@@ -39,7 +39,7 @@ from bertvision.featurestore.format.records import (
     ShardRecord,
     SplitRecord,
 )
-from bertvision.featurestore.storage.seal import SEAL, is_sealed, sealed
+from bertvision.featurestore.storage.durable import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
 
 LEDGER = "ledger"

@@ -7,6 +7,8 @@ that does not stay in the cache still drives out what others read (`benchmarks/w
 pieces are gathered in blocks of aligned memory, which the disk reads itself (O_DIRECT of open(2))
 while the next ones are gathered. The blocks are of huge pages where the system has some: to name
 a thousand small ones to the disk takes a sixth of the time of a write.
+
+Seals: a JSON record that carries its own checksum, so that each of its bytes is protected.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -379,3 +383,52 @@ def _is_locked_there(descriptor: int, path: Path) -> bool:
 def _unlink(path: Path) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
+
+
+SEAL = b"record_sha256"
+_NO_DIGITS = b"0" * 64
+_INDENT = re.compile(rb"\{\n( *)")
+
+
+def sealed(record: bytes) -> bytes:
+    """A JSON object with its own checksum as the last field.
+
+    The checksum is the sha256 of the text as it is with 64 zeros in place of the digits.
+
+    Args:
+        record: an object with a field at least, on lines of their own; ends with a line feed and a
+            brace.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    begin = _INDENT.match(record)
+    if begin is None or not record.endswith(b"\n}"):
+        raise ValueError("only an object whose fields are on lines of their own can be sealed")
+    seal = b",\n" + begin[1] + b'"' + SEAL + b'": "' + _NO_DIGITS + b'"\n}'
+    text = record.removesuffix(b"\n}") + seal
+    return _with_digits(text, hashlib.sha256(text).hexdigest().encode())
+
+
+def is_sealed(text: bytes) -> bool:
+    """Whether a text passes the checksum at its end."""
+    blank = _with_digits(text, _NO_DIGITS)
+    return _with_digits(text, hashlib.sha256(blank).hexdigest().encode()) == text
+
+
+def unsealed(text: bytes) -> bytes:
+    """A text without the seal at its end; as it is where it has none.
+
+    Raises:
+        ValueError: it does not pass its own checksum.
+    """
+    place = text.rfind(b'"' + SEAL + b'"')
+    if place < 0:
+        return text
+    if not is_sealed(text):
+        raise ValueError("it does not pass its own checksum")
+    return text[:place].rstrip().removesuffix(b",") + b"\n}"
+
+
+def _with_digits(text: bytes, digits: bytes) -> bytes:
+    return text[:-67] + digits + text[-3:]

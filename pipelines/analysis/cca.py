@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.analysis import kernels
-from bertvision.pipelines.analysis.fields import Axes
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.kernels import FEATURES, Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.moments import Array, Block, Moments, layer_slabs
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.result import Axes
 from bertvision.pipelines.analysis.sides import given_beside, sides
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler

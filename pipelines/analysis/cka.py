@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.fields import Axes
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.kernels import Centring, cheaper_form
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.moments import Block, ChannelMoments
 from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
+from bertvision.pipelines.analysis.result import Axes
 from bertvision.pipelines.analysis.sides import given_beside, sides
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, use_scheduler

@@ -27,11 +27,10 @@ from bertvision.pipelines.analysis.cloze_items import (
     Vocabulary,
     prompts,
 )
-from bertvision.pipelines.analysis.fields import Axes, Names
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import dimensions
 from bertvision.pipelines.plotting import Chart, points

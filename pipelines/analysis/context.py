@@ -24,14 +24,12 @@ import numpy as np
 
 from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
-from bertvision.pipelines.analysis.joined import in_order, joined_rows
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.likeness import Groups, alike, common, separation
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
-from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.sides import check_layers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.sides import check_layers, in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
     Rows,

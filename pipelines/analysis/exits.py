@@ -28,9 +28,8 @@ from bertvision.pipelines.analysis.exit_curve import (
     outcomes_of,
     points_of,
 )
-from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
 from bertvision.pipelines.encoders.weights import weights_of
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.records import Count, read_record

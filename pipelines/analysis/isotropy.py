@@ -31,7 +31,6 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.channel_partition import Bases, Partition, merged
-from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import (
@@ -43,7 +42,7 @@ from bertvision.pipelines.analysis.reduce import (
     sampled_rows,
     tree_reduce,
 )
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
 from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.records import Count

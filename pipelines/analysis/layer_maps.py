@@ -6,9 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count

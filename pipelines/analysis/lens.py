@@ -27,7 +27,6 @@ from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import (
@@ -36,7 +35,7 @@ from bertvision.pipelines.analysis.reduce import (
     gathered_blocks,
     tree_reduce,
 )
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.encoders.mlm_head import MlmHead, load_mlm_head
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.readouts.lens import train_lens, words_of

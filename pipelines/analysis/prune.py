@@ -37,10 +37,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.fields import Axes, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.plotting import Chart, HeatMap, curves

@@ -23,16 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.attention_maps import (
+from bertvision.pipelines.analysis.attention import (
     WindowMaps,
     attention_maps,
     load_eager,
     sampled_windows,
 )
-from bertvision.pipelines.analysis.fields import Axes, Names
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
 from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.records import Count

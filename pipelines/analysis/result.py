@@ -2,26 +2,178 @@
 
 A result says once what its fields are (`fields`), how its rows are read (`columns`) and which
 charts it has. The command, the file that is kept and the section of the report all come from that.
+
+The fields of a result, described once: their types, their axes, and what a file may hold.
+
+A result is a frozen dataclass. Its annotations say what each field is, and `Axes` how long: from
+these alone comes the model that checks what is read from a disk, value for value.
+
+Analyses as a workspace keeps them, in ``analysis/<name>.json`` beside the figure.
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import GetCoreSchemaHandler, TypeAdapter
+import numpy as np
+from pydantic import (
+    BaseModel,
+    Field,
+    GetCoreSchemaHandler,
+    JsonValue,
+    TypeAdapter,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
-from bertvision.pipelines.analysis.fields import read_fields, values_model, values_of
+from bertvision.pipelines.files import to_json
+from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.plotting import Chart, Figure, Plotted, figure
+from bertvision.pipelines.records import Count, Record, read_record
 from bertvision.pipelines.results.columns import Column, table_of
 from bertvision.pipelines.text import fill, html_of
+from bertvision.pipelines.workspace.config import Tag
+from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
+"""Numbers of layers, of which there is at least one."""
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+"""Names of what stands side by side."""
+
+
+class Axes(NamedTuple):
+    """The axes of an array or of tuples in one another, as a part of the field's annotation.
+
+    An axis that is called like another field of the result is as long as that field; any other is
+    as long wherever its name stands.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *names: str) -> Axes:
+        """The axes with these names, from the outermost."""
+        return cls(names)
+
+
+class _FieldOfResult(NamedTuple):
+    """Annotation of a field."""
+
+    hint: Any
+    """Its type, with what pydantic reads of the annotation."""
+    axes: tuple[str, ...]
+    """Names of its axes; none of what is no sequence, or as long as it likes."""
+    is_array: bool
+
+
+@cache
+def described(result: Any) -> dict[str, _FieldOfResult]:
+    """Annotations of a result's fields by name, in order.
+
+    Raises:
+        TypeError: an array has no axes.
+    """
+    found = {}
+    hints = get_type_hints(result, include_extras=True)
+    for field in fields(result):
+        hint = hints[field.name]
+        bare, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        axes = next((extra.names for extra in extras if isinstance(extra, Axes)), ())
+        is_array = get_origin(bare) is np.ndarray
+        if is_array and not axes:
+            raise TypeError(f"{result.__name__}.{field.name} is an array: name its Axes")
+        found[field.name] = _FieldOfResult(hint, axes, is_array)
+    return found
+
+
+@cache
+def values_model(result: Any) -> type[BaseModel]:
+    """The model of a result's JSON: arrays are lists of numbers, null is NaN.
+
+    Args:
+        result: a dataclass.
+    """
+    defaults = {f.name: ... if f.default is MISSING else f.default for f in fields(result)}
+    declared: dict[str, Any] = {
+        name: (_nested(len(of.axes)) if of.is_array else of.hint, defaults[name])
+        for name, of in described(result).items()
+    }
+    return create_model(result.__name__, __base__=Record, **declared)
+
+
+def values_of(result: Any) -> dict[str, Any]:
+    """The fields of a result by name, as JSON has them."""
+    kind: Any = type(result)  # a class is hashable, which mypy does not see
+    return {name: _plain(getattr(result, name)) for name in described(kind)}
+
+
+def read_fields(result: Any, values: BaseModel) -> dict[str, Any]:
+    """The fields of a result out of its `values_model`.
+
+    Raises:
+        ValueError: an axis is not as long as it should be; names the field and both lengths.
+    """
+    lengths: dict[str, int] = {}
+    for name, of in described(result).items():
+        own = getattr(values, name)
+        if not of.axes and isinstance(own, tuple):
+            lengths[name] = len(own)
+    read = {}
+    for name, of in described(result).items():
+        value = getattr(values, name)
+        for axis, length in zip(of.axes, _lengths(value, len(of.axes)), strict=True):
+            for found in length:
+                if found != lengths.setdefault(axis, found):
+                    raise ValueError(f"{name} has {found} values where {lengths[axis]} belong")
+        shape = [lengths.get(axis, 0) for axis in of.axes]
+        read[name] = np.array(value, np.float64).reshape(shape) if of.is_array else value
+    return read
+
+
+def _lengths(value: Any, depth: int) -> Iterator[list[int]]:
+    """The lengths of all tuples at each depth."""
+    level = [value]
+    for _ in range(depth):
+        yield [len(part) for part in level]
+        level = [inner for part in level for inner in part]
+
+
+def _nested(depth: int) -> Any:
+    """Tuples in one another, of numbers or None."""
+    hint: Any = float | None
+    for _ in range(depth):
+        hint = tuple[hint, ...]
+    return hint
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return to_json(value)
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
 
 Row = Mapping[str, Any]
 
@@ -144,3 +296,79 @@ class AnalysisResult(Plotted):
             python_schema=core_schema.is_instance_schema(cls),
             serialization=core_schema.plain_serializer_function_ser_schema(values_of),
         )
+
+
+FOLDER = "analysis"
+"""Where they are, in a workspace."""
+
+R = TypeVar("R", bound=AnalysisResult)
+
+
+class Analysis(Record, Generic[R]):
+    """An analysis of stored activations, and what it is of; ``Analysis[CkaResult]``, for one."""
+
+    command: str
+    """The command that makes it."""
+    weights_sha256: dict[Tag, str]
+    """By snapshot the digest of the weights whose hidden states were read."""
+    splits_sha256: dict[str, str] = {}
+    """By stored split the digest of its record; none in what earlier versions wrote."""
+    files_sha256: dict[str, str] = {}
+    """By name the digest of what else was read."""
+    settings: dict[str, JsonValue] = {}
+    """Settings that decide the result beside the splits."""
+    notes: tuple[str, ...] = ()
+    """Sentences on the encodings of the splits, where they change what is told."""
+    kind: str
+    """The kind of its result."""
+    result: R
+
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        if self.kind != self.result.kind:
+            raise ValueError(f"kind is {self.kind!r} where {self.result.kind!r} belongs")
+        self.result.with_notes(self.notes)
+        return self
+
+    @property
+    def weights(self) -> list[tuple[str, object]]:
+        """Snapshots, and the digests of their weights."""
+        return list(self.weights_sha256.items())
+
+    def mend(self, path: Path) -> str:
+        """See `OfSnapshots`; first what is stored is to be of these weights."""
+        if self.files_sha256:  # no stored state is among what was read
+            return f"`{self.command}`"
+        tags = ",".join(self.weights_sha256)
+        return f"`bertvision extract --checkpoint {tags}`, then `{self.command}`"
+
+
+def read_analysis(path: Path, result: type[R], again: str | None = None) -> Analysis[R]:
+    """Read an analysis that a command kept.
+
+    Args:
+        path: of the file.
+        result: class of its result.
+        again: the command that makes it, for the messages.
+
+    Raises:
+        WorkspaceError: it is missing or damaged; names the field and what to do.
+    """
+    # mypy takes no class that is known at run time alone
+    record: type[Analysis[R]] = Analysis[result]  # type: ignore[valid-type]
+    return read_record(path, record, again or f"bertvision {result.kind}")
+
+
+def read_analyses(
+    workspace: Workspace, result: type[R], left_out: list[str]
+) -> dict[str, Analysis[R]]:
+    """The analyses of a kind that a workspace keeps, by the file inside of it.
+
+    Args:
+        workspace: that they are of.
+        result: class of their results.
+        left_out: see `read_current`.
+    """
+    files = (workspace.root / FOLDER).glob(f"{result.kind}-*.json")
+    found = read_current(workspace, files, lambda path: read_analysis(path, result), left_out)
+    return {path.relative_to(workspace.root).as_posix(): of for path, of in found.items()}

@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cosines import cosine_correlations
-from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
-from bertvision.pipelines.analysis.joined import joined_rows
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import gathered_blocks
-from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.sides import check_layers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.sides import check_layers, joined_rows
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count

@@ -1,4 +1,11 @@
-"""The two snapshots that an analysis sets side by side, of one workspace or of two."""
+"""The two snapshots that an analysis sets side by side, of one workspace or of two.
+
+The same tokens of several stored splits, joined on (example id, position).
+
+Splits of the same data may be stored in another order, in shards of another size, by another
+encoder: row i of one is not row i of the other. What joins two tokens is the example they belong
+to, a row of the data, and where in it they stand.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +14,142 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
 
 from bertvision.errors import ProvenanceError
+from bertvision.featurestore.format.examples import table_digest
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.joined import Rows, places_in
 from bertvision.pipelines.analysis.kept import Given, Other
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.workspace.workspace import Workspace
+
+Rows = NDArray[np.int64]
+
+
+def joined_rows(splits: Sequence[ActivationSplit]) -> list[Rows]:
+    """For each split the rows of its tokens, ordered by (example id, position) in all alike.
+
+    Args:
+        splits: complete, one or more.
+
+    Returns:
+        (tokens,) rows of ``split.dask()`` for each split; element i is the same token in all.
+
+    Raises:
+        ProvenanceError: two do not hold the same tokens; names them and what differs.
+        CorruptStoreError: the plan or the arrays of one are damaged.
+    """
+    for other in splits[1:]:
+        _check_same_tokens(splits[0], other)
+    return [_rows(split) for split in splits]
+
+
+def places_in(x: ActivationSplit, y: ActivationSplit) -> Rows | None:
+    """For each row of a split the row of another that holds the same token.
+
+    Returns:
+        (tokens,) rows; None where every token stands in the same row of both.
+
+    Raises:
+        ProvenanceError: they do not hold the same tokens; names them and what differs.
+        CorruptStoreError: the plan or the arrays of one are damaged.
+    """
+    here, there = joined_rows((x, y))
+    if np.array_equal(here, there):
+        return None
+    places = np.empty_like(there)
+    places[here] = there
+    return places
+
+
+def _rows(split: ActivationSplit) -> Rows:
+    """(tokens,) row of each token, by example id and position."""
+    plan = split.plan
+    n = plan.n_tokens.astype(np.int64)
+    by_id = np.argsort(plan.example_id, kind="stable")
+    return _spread(np.cumsum(n) - n, n, by_id)
+
+
+def _spread(first: Rows, n: Rows, examples: Rows) -> Rows:
+    """``first``, ``first`` + 1, … for each of some examples, ``n`` of them each."""
+    counts = n[examples]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows: Rows = np.repeat(first[examples], counts) + within
+    return rows
+
+
+def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
+    """Refuse two splits that do not hold the same tokens of the same texts."""
+    if x.record.plan_sha256 == y.record.plan_sha256 and _same_texts(x, y):
+        return
+    what = None
+    if not _same_texts(x, y):
+        what = "their texts differ"
+    elif x.record.examples != y.record.examples:
+        what = f"they have {x.record.examples:,} and {y.record.examples:,} examples"
+    elif not np.array_equal(np.sort(x.plan.example_id), np.sort(y.plan.example_id)):
+        what = "they are of other examples"
+    else:
+        lengths = [_by_id(split) for split in (x, y)]
+        if len(differing := np.flatnonzero(lengths[0] != lengths[1])):
+            i = int(differing[0])
+            what = (
+                f"example {i} has {lengths[0][i]} and {lengths[1][i]} tokens, and "
+                f"{len(differing):,} examples differ"
+            )
+        elif not _same_places(x, y):
+            what = "their tokens stand at other places in the text"
+    if what is not None:
+        one, other = (x.name, y.name)
+        if str(x.storage) != str(y.storage):
+            one, other = (f"{split.name} in {split.storage}" for split in (x, y))
+        raise ProvenanceError(
+            f"{one} and {other} do not hold the same tokens ({what}): take splits extracted "
+            "from the same data with the same tokenizer and lengths"
+        )
+
+
+def _same_texts(x: ActivationSplit, y: ActivationSplit) -> bool:
+    if x.record.format == y.record.format:
+        return x.record.examples_sha256 == y.record.examples_sha256
+    # digests of two kinds: the tables themselves are compared, each of which is checked
+    return table_digest(x.table()) == table_digest(y.table())
+
+
+def _by_id(split: ActivationSplit) -> NDArray[np.int32]:
+    """(examples,) tokens of each example, by id."""
+    lengths: NDArray[np.int32] = split.plan.n_tokens[np.argsort(split.plan.example_id)]
+    return lengths
+
+
+def _same_places(x: ActivationSplit, y: ActivationSplit) -> bool:
+    """Whether tokens are of the same characters; of the same ids, where no places are stored."""
+    for name in ("offset_mapping", "input_ids"):
+        if all(name in split.record.arrays for split in (x, y)):
+            return np.array_equal(in_order(x, name), in_order(y, name))
+    return True
+
+
+def in_order(split: ActivationSplit, name: str) -> NDArray[np.generic]:
+    """An array of the token axis, by example id and position, as `joined_rows` has the rows.
+
+    Args:
+        split: with the array.
+        name: of the array.
+
+    Returns:
+        (tokens, …) values of the real tokens.
+
+    Raises:
+        UnknownNameError: the split has no such array.
+        CorruptStoreError: it is damaged.
+    """
+    plan = split.plan
+    by_id = np.argsort(plan.example_id, kind="stable")
+    rows = _spread(plan.first_token, plan.n_tokens.astype(np.int64), by_id)
+    values: NDArray[np.generic] = split.array(name)[rows]
+    return values
 
 
 class Sides(NamedTuple):

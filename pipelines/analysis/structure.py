@@ -13,10 +13,8 @@ from pydantic import Field
 
 from bertvision.errors import ProvenanceError, counted
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.fields import Axes, Names, Numbers
 from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
-from bertvision.pipelines.analysis.records import FOLDER
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, Names, Numbers
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, check_suffix, curves

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.sentences.ranking import WikiqaTask
 from bertvision.pipelines.tasks.sentences.similarity import SimilarityTask
-from bertvision.pipelines.tasks.sentences.wikiqa import WikiqaTask
 from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
 from bertvision.pipelines.tasks.trees.treebank import TreebankTask
 from bertvision.pipelines.uncertainty import cluster_numbers

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError, NonFiniteError, WorkspaceError
 from bertvision.pipelines.readouts.batched import Floats, Ints
-from bertvision.pipelines.tasks.sentences.ranking_data import RankingData
+from bertvision.pipelines.tasks.sentences.ranking import RankingData
 
 SETTINGS: dict[str, Any] = {"method": "lucene", "k1": 1.5, "b": 0.75}
 """BM25 in Lucene's form, whose inverse document frequency is never negative, at the usual

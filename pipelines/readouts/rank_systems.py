@@ -55,12 +55,14 @@ from bertvision.pipelines.readouts.rank_results import (
 )
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.tasks.sentences.ranking_data import PARTS, RankingData, read_ranking
-from bertvision.pipelines.tasks.sentences.wikiqa import (
+from bertvision.pipelines.tasks.sentences.ranking import (
+    PARTS,
     SPLITS,
+    RankingData,
     WikiqaPairsTask,
     WikiqaTask,
     pairs_of,
+    read_ranking,
 )
 from bertvision.pipelines.tasks.soundness import report_doubts
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot

@@ -30,11 +30,12 @@ from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
 from bertvision.pipelines.readouts.options import SimilarityOptions
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.grouping import linked
-from bertvision.pipelines.tasks.sentences.similarity import SPLIT, SimilarityTask
-from bertvision.pipelines.tasks.sentences.similarity_data import (
+from bertvision.pipelines.tasks.sentences.similarity import (
     HIGH,
     SIMILARITY,
+    SPLIT,
     SimilarityPair,
+    SimilarityTask,
     read_similarity,
 )
 from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness

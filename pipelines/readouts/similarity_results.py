@@ -39,8 +39,7 @@ from bertvision.pipelines.readouts.similarity import (
 from bertvision.pipelines.records import Count, Record
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.metrics import pearson, spearman
-from bertvision.pipelines.tasks.sentences.similarity import SPLIT
-from bertvision.pipelines.tasks.sentences.similarity_data import ENTAILMENT
+from bertvision.pipelines.tasks.sentences.similarity import ENTAILMENT, SPLIT
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 from bertvision.pipelines.text import format_table, interval, number
 from bertvision.pipelines.uncertainty import (

@@ -8,8 +8,7 @@ from typing import Any
 
 from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.analysis.records import FOLDER, Analysis, read_analyses
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import FOLDER, Analysis, AnalysisResult, read_analyses
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.readouts.options import CROSS_ENCODER

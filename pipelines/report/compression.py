@@ -19,7 +19,7 @@ import numpy as np
 from bertvision.errors import BertvisionError
 from bertvision.pipelines.analysis.exits import WITHIN, ExitsResult
 from bertvision.pipelines.analysis.prune import PruningResult
-from bertvision.pipelines.analysis.records import read_analyses
+from bertvision.pipelines.analysis.result import read_analyses
 from bertvision.pipelines.finetuning.latency_record import (
     NAME,
     Latencies,

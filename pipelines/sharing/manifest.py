@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from bertvision.errors import HubError, InputError, WorkspaceError, counted
-from bertvision.featurestore.storage.seal import sealed
+from bertvision.featurestore.storage.durable import sealed
 from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import Count, Record, read_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bertvision.jobs.analyses.analysed import analysed
+from bertvision.jobs.analyses import analysed
 from bertvision.jobs.checks import check_snapshots
 from bertvision.jobs.data import check_data, open_data
 from bertvision.jobs.declare import FigurePath, Precision, Seed, WorkspacePath, job

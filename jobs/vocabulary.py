@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.jobs.analyses.analysed import analysed
+from bertvision.jobs.analyses import analysed
 from bertvision.jobs.checks import check_snapshots
 from bertvision.jobs.declare import (
     FigurePath,

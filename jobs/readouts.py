@@ -1,0 +1,464 @@
+"""Readouts of stored hidden states: probes, rankings, similarities, syntax trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bertvision.errors import UnknownNameError
+from bertvision.jobs.analyses import analysed
+from bertvision.jobs.checks import check_cluster, check_snapshots
+from bertvision.jobs.data import adding_data, check_data, open_data
+from bertvision.jobs.declare import (
+    DEFAULTS,
+    ClusterAddress,
+    DataSource,
+    FigurePath,
+    LabelColumn,
+    MaxLength,
+    NewEncoding,
+    NewModel,
+    PairColumn,
+    Precision,
+    Resamples,
+    SkipBad,
+    StorePath,
+    TextColumn,
+    WorkspacePath,
+    job,
+)
+from bertvision.jobs.reading import (
+    Layers,
+    Names,
+    Tags,
+    parse_choice,
+    parse_layers,
+    parse_names,
+    parse_poolings,
+    parse_tags,
+    path_of,
+    text_of,
+)
+from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values, number
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.readouts.options import (
+    CROSS_ENCODER,
+    PAIR_SCORERS,
+    SCORERS,
+    ProbeOptions,
+    RankOptions,
+    SimilarityOptions,
+    StructureOptions,
+    treebank_splits,
+)
+from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.analysis.structure import StructureResult
+
+
+_GIB = 1 << 30
+
+
+@job
+def probe(
+    task: Names,
+    *,
+    data: DataSource = None,
+    text: TextColumn = None,
+    pair: PairColumn = None,
+    label: LabelColumn = None,
+    max_length: MaxLength = None,
+    skip_bad: SkipBad = None,
+    checkpoint: Tags = "0e",
+    untrained: bool = False,
+    layers: Layers = "all",
+    pool: Names = "cls,mean",
+    concat: Names | None = None,
+    mlp: bool = False,
+    control: bool = False,
+    mdl: bool = False,
+    options: ProbeOptions = DEFAULTS,
+    memory: Annotated[float, Option(ge=0)] = 2.0,
+    model: NewModel = None,
+    encoding: NewEncoding = None,
+    precision: Precision = "auto",
+    scheduler: ClusterAddress = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> Rows[Row]:
+    """Train probes on every layer, and score them.
+
+    Extracts what is missing; ``data`` is needed the first time; a folder may hold several.
+    Training follows SentEval unless options say otherwise. A second call does only what is missing.
+
+    Args:
+        task: Data sets, by their tasks, such as bigram_shift.
+        checkpoint: Snapshots, such as 0e,1e.
+        untrained: Also probe the twin with random weights.
+        layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
+        pool: Poolings of a window's tokens: cls,sep,mean,max.
+        concat: Also layers put end to end, such as first+last,0+3+6.
+        mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
+        control: Also probe the control task, for selectivity.
+        mdl: Also measure the description length, by online coding.
+        memory: GiB that features and probes may take, about.
+
+    Returns:
+        A row for each probe: ``accuracy`` with its interval, ``difference`` from the untrained
+        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`).
+
+    Raises:
+        InputError: the data cannot be probed, or there is no such layer, pooling or task.
+        UnknownNameError: there is no such snapshot.
+        ProvenanceError: probes or hidden states were made from something else; names the field.
+        LockedError: another process probes the same data set.
+    """
+    if mlp:
+        options = replace(options, hidden=50)
+    check_cluster(scheduler)
+    tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
+    root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
+    columns = Columns(text or "text", pair, label or "label")
+    for name in tasks:
+        if (there := check_data(root, encoder, name, text_of(data), columns)) is not None:
+            check_snapshots(there, tags)
+    from bertvision.pipelines.readouts.probe_results import probe as run
+    from bertvision.pipelines.readouts.probe_results import probe_rows
+
+    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings |= {"max_length": max_length, "skip_bad": skip_bad}
+    place, source = text_of(store), text_of(data)
+    found = []
+    with ExitStack() as added:
+        for space, dataset in [
+            added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
+            for name in tasks
+        ]:
+            found += run(
+                space.at(place),
+                dataset,
+                tags,
+                layers=wanted,
+                poolings=poolings,
+                concat=parse_names(concat or ()),
+                untrained=untrained,
+                control=control,
+                mdl=mdl,
+                options=options,
+                encoding=encoding,
+                precision=precision,
+                scheduler=scheduler,
+                memory=int(memory * _GIB),
+            )
+    rows = probe_rows(found)
+    return Rows(map(Row, rows), probe_table, probe_charts)
+
+
+_LEGEND = (
+    "Accuracy in per cent on the scored examples, of the layer that does best on held-out ones "
+    "(@ layer);\nin brackets the difference from the untrained twin."
+)
+
+
+def probe_table(rows: Sequence[Values]) -> str:
+    """A line for each data set and snapshot: the best layer of each pooling.
+
+    Args:
+        rows: see `probe_rows`, as they are.
+    """
+    from bertvision.pipelines.readouts.probe_results import DOUBTFUL, by_snapshot
+
+    poolings = list(dict.fromkeys(row["pooling"] for row in rows))
+    joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))
+    kinds = {row["probe"] for row in rows}
+    header = ["data", "snapshot", *(["probe"] if len(kinds) > 1 else []), "majority"]
+    header += [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
+    extra = {"selectivity": "{:.1f}", "compression": "{:.2f}"}
+    shown = [name for name in extra if any(row[name] is not None for row in rows)]
+    header += [f"{name} {p}" for name in shown for p in poolings]
+    doubts: dict[str, str | None] = {}
+    lines = []
+    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
+        doubts.setdefault(dataset, found[0]["doubts"])
+        name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
+        line = [name, tag, *([kind] if len(kinds) > 1 else [])]
+        line.append(f"{found[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in found if r["best"]}
+        line += [_cell(best.get(p), layer=True) for p in poolings]
+        for text in joined:
+            of = {r["pooling"]: r for r in found if r["layers"] == text}
+            line += [_cell(of.get(p), layer=False) for p in poolings]
+        for more in shown:
+            line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
+        lines.append(line)
+    notes = [fill(f"{DOUBTFUL} {name}: {text}.", 2) for name, text in doubts.items() if text]
+    return "\n".join([f"{format_table(header, lines)}\n\n{_LEGEND}", *notes])
+
+
+def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
+    """Scores of single layers, a line for each snapshot, data set, pooling and kind of probe.
+
+    Args:
+        rows: see `probe_rows`, as they are.
+    """
+    told = {
+        "accuracy": "accuracy (%)",
+        "difference": "difference from the untrained twin (points)",
+        "selectivity": "selectivity (points)",
+        "compression": "compression (uniform code ÷ description length)",
+    }
+    single = [
+        {**row, "accuracy_low": row["low"], "accuracy_high": row["high"]}
+        for row in rows
+        if "+" not in row["layers"]
+    ]
+    of = ["tag", "dataset", "pooling", "probe", "settings"]
+    found: dict[str, Chart] = {}
+    for key, label in told.items():
+        if kept := [row for row in single if row[key] is not None]:
+            levels = {"as the twin": 0.0} if key == "difference" else _majorities(kept)
+            levels = levels if key in ("accuracy", "difference") else {}
+            found[key] = curves(kept, key, label, by=of, places="layers", levels=levels)
+    return found
+
+
+def _majorities(rows: Sequence[Values]) -> dict[str, float]:
+    by_data = {row["dataset"]: float(row["majority"]) for row in rows}
+    if len(by_data) == 1:
+        return {"largest class": next(iter(by_data.values()))}
+    return {f"largest class of {name}": value for name, value in by_data.items()}
+
+
+def _cell(row: Values | None, *, layer: bool) -> str:
+    if row is None:
+        return "-"
+    gain = "" if row["difference"] is None else f" ({row['difference']:+.1f})"
+    return f"{row['accuracy']:.1f}{gain}" + (f" @{row['layers']}" if layer else "")
+
+
+class Ranked(ShownRecord):
+    """Rankings of one data set, and what they follow from."""
+
+    dataset: str
+    data: str
+    """Where the data set is."""
+    data_sha256: str
+    training: dict[str, Any]
+    """The options of the training."""
+    resamples: int
+    folder: str
+    """Where the rankings are, in the format of trec_eval."""
+    rows: RowsField
+    """The first are BM25 and a random order; then a row for each scorer, input and snapshot."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        from bertvision.pipelines.readouts.rank_results import table
+
+        return table(dict(values))
+
+
+@job
+def rank(
+    task: str,
+    *,
+    data: DataSource = None,
+    checkpoint: Tags = "0e",
+    scorers: Names = "cosine,bilinear,logistic,mlp",
+    pool: Names = "mean",
+    layers: str = "all",
+    seeds: Annotated[int, Option(ge=1)] = 1,
+    options: RankOptions = DEFAULTS,
+    resamples: Resamples = 10_000,
+    model: NewModel = None,
+    encoding: NewEncoding = None,
+    precision: Precision = "auto",
+    scheduler: ClusterAddress = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> Ranked:
+    """Rank the candidate passages of questions, by layer.
+
+    BM25 stands beside. What is missing is extracted; ``data`` is needed the first time. Scorers are
+    trained on train, the epoch is chosen on dev, and MAP, MRR and P@1 are those of test. A second
+    call does only what is missing.
+
+    Args:
+        task: Questions with candidate passages: wikiqa.
+        checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
+        scorers: Scorers: cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv; and cross-encoder, in a
+            workspace of wikiqa_pairs.
+        pool: Pooling of a text's tokens: cls, sep, mean or max.
+        layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
+            all,first+last.
+        seeds: How many times each scorer is trained.
+
+    Raises:
+        InputError: a name is not known, the data lacks a part, or a part has no positive passage.
+        ProvenanceError: hidden states were not extracted alike, or a ranking was made with other
+            settings; names the field.
+        WorkspaceError: the data changed.
+        LockedError: another process ranks the same data set.
+    """
+    offered = (*SCORERS, CROSS_ENCODER)
+    names = [parse_choice(name, offered, "--scorers") for name in parse_names(scorers)]
+    check_cluster(scheduler)
+    poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
+    if (there := check_data(path_of(workspace), text_of(model), task, text_of(data))) is not None:
+        check_snapshots(there, tags)
+    from bertvision.pipelines.readouts.rank_systems import rank as run
+
+    space, dataset = open_data(path_of(workspace), text_of(model), task, text_of(data))
+    result = run(
+        space.at(text_of(store)),
+        dataset or task,
+        tags,
+        scorers=[name for name in names if name != CROSS_ENCODER],
+        cross_encoder=CROSS_ENCODER in names,
+        poolings=poolings,
+        layers=layers,
+        seeds=seeds,
+        options=options,
+        resamples=resamples,
+        encoding=encoding,
+        precision=precision,
+        scheduler=scheduler,
+    )
+    return Ranked.model_validate(result)
+
+
+@job
+def similarity(
+    task: Names,
+    *,
+    data: DataSource = None,
+    checkpoint: Tags = "0e",
+    untrained: bool = False,
+    scorers: Names = "cosine,trained",
+    pool: Names = "mean",
+    layers: str = "all",
+    options: SimilarityOptions = DEFAULTS,
+    model: NewModel = None,
+    encoding: NewEncoding = None,
+    precision: Precision = "auto",
+    scheduler: ClusterAddress = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> Rows[Row]:
+    """Score sentence pairs by similarity, against people's scores.
+
+    Extracts what is missing; ``data`` is needed the first time; a folder may hold several.
+    The cosine learns nothing; a softmax regression on both vectors is trained where there is a
+    training part. A second call does only what is missing.
+
+    Args:
+        task: Data sets, by their tasks: sick, sts_benchmark, sts12 to sts16.
+        checkpoint: Snapshots, such as 0e,1e.
+        untrained: Also score the twin with random weights.
+        scorers: Scorers: cosine, which learns nothing, and trained.
+        pool: Pooling of a sentence's tokens: cls, sep, mean or max.
+        layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
+            all,first+last.
+
+    Returns:
+        A row for each score and sub-set, the trivial baselines among them (see
+        `similarity_rows`).
+
+    Raises:
+        InputError: a name is not known, or the data are none of pairs with scores.
+        UnknownNameError: there is no such snapshot.
+        ProvenanceError: hidden states were not extracted alike, or scores were made of others;
+            names the field.
+        WorkspaceError: the data changed since they were added.
+        LockedError: another process measures the same data set.
+    """
+    names = [parse_choice(n, PAIR_SCORERS, "--scorers") for n in parse_names(scorers)]
+    check_cluster(scheduler)
+    poolings, tags = parse_poolings(pool), parse_tags(checkpoint)
+    root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
+    for name in tasks:
+        if (there := check_data(root, encoder, name, text_of(data))) is not None:
+            check_snapshots(there, tags)
+    from bertvision.pipelines.readouts.similarity_results import similarity as run
+    from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
+
+    found = []
+    for space, dataset, name in [
+        (*open_data(root, encoder, name, text_of(data)), name) for name in tasks
+    ]:
+        found += run(
+            space.at(text_of(store)),
+            dataset or name,
+            tags,
+            scorers=names,
+            poolings=poolings,
+            layers=layers,
+            untrained=untrained,
+            options=options,
+            encoding=encoding,
+            precision=precision,
+            scheduler=scheduler,
+        )
+    rows = similarity_rows(found)
+    return Rows(map(Row, rows), table)
+
+
+@job
+def structure(
+    checkpoint: Tags,
+    *,
+    split: str = "treebank-test",
+    options: StructureOptions = DEFAULTS,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> StructureResult:
+    """Measure how much of gold syntax trees each layer holds.
+
+    Structural probes and edge probing read a stored treebank with train and dev, which `bertvision
+    extract --task treebank` stores. A second call with the same settings, of the same weights,
+    gives what was kept.
+
+    Args:
+        checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
+        split: Split that is scored; probes are trained on train of the same treebank.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: ``plot`` does not end in ``.svg``, or a split holds no trees.
+        ProvenanceError: splits were not extracted alike; names what differs.
+    """
+    tags = parse_tags(checkpoint)
+
+    def run(space: Workspace, figure: Path | None) -> StructureResult:
+        from bertvision.pipelines.analysis.structure import structure as measure
+
+        return measure(space, tags, split=split, options=options, plot=figure)
+
+    try:
+        return analysed(
+            run,
+            tags,
+            treebank_splits(split),
+            scheduler="threads",
+            plot=plot,
+            workspace=workspace,
+            store=store,
+        )
+    except UnknownNameError as error:
+        if f"no split {split!r}" not in str(error):
+            raise
+        raise UnknownNameError(
+            f"{error}; a part that is stored is scored with --split, such as --split treebank-dev"
+        ) from None
