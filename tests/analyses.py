@@ -17,7 +17,7 @@ from bertvision.pipelines.analysis.context import ContextResult, Samples, contex
 from bertvision.pipelines.analysis.exits import ExitsResult
 from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
 from bertvision.pipelines.analysis.languages import LanguagesResult, languages
-from bertvision.pipelines.analysis.lens import LensResult, lens
+from bertvision.pipelines.analysis.lens import LensResult, lens_of_array
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult
@@ -193,7 +193,9 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     CkaResult: lambda: cka(states(0), states(1, layers=2)),
     CcaResult: lambda: cca(states(0, 80), states(1, 80, layers=2)),
     RsaResult: _rsa,
-    LensResult: lambda: lens(states(0), np.arange(40) % WORDS, Head(), special=[1], tile=8),
+    LensResult: lambda: lens_of_array(
+        states(0), np.arange(40) % WORDS, Head(), special=[1], tile=8
+    ),
     ClozeResult: _cloze,
     IsotropyResult: _isotropy,
     ContextResult: _context,
