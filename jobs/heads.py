@@ -38,13 +38,12 @@ from bertvision.jobs.show import (
     meanings,
     metric_cells,
     metric_names,
-    number,
     with_footnote,
 )
 from bertvision.models import Kind
 from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.ranks import this_rank
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill, format_table, number
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions

@@ -42,7 +42,7 @@ from bertvision.jobs.reading import (
     path_of,
     text_of,
 )
-from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values, number
+from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.readouts.options import (
@@ -56,7 +56,7 @@ from bertvision.pipelines.readouts.options import (
     treebank_splits,
 )
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill, format_table, number
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from bertvision.jobs.show import (
     baseline_cells,
     metric_cells,
     metric_names,
-    number,
     score_charts,
     with_footnote,
 )
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.text import format_table
+from bertvision.pipelines.text import format_table, number
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.pipelines.plotting import Chart, Plotted, points
-from bertvision.pipelines.text import fill, format_table, html_of, shorten, size
+from bertvision.pipelines.text import fill, format_table, html_of, number, shorten, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -355,11 +355,6 @@ def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str
             {case: statistics.fmean(of), f"{case}_sd": sd}
         )
     return list(found.values()), {case: case for _, case in values}
-
-
-def number(value: float | None, form: str = "{:.1f}") -> str:
-    """A number in a form, or a dash where there is none."""
-    return "-" if value is None else form.format(value)
 
 
 def mapping_table(values: Values) -> str:

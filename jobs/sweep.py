@@ -23,13 +23,12 @@ from bertvision.jobs.show import (
     baseline_cells,
     meanings,
     metric_names,
-    number,
     score_charts,
     with_footnote,
 )
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.tasks.registry import head_kind
-from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.text import fill, format_table, number, size
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import runs_of

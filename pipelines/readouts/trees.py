@@ -207,7 +207,9 @@ def rank_correlation(predicted: npt.NDArray[np.floating], gold: npt.NDArray[np.i
         predicted: (…, words)
         gold: (…, words), broadcast to it.
     """
-    x, y = (_ranks(side) for side in (predicted, np.asarray(gold, np.float64)))
+    from scipy.stats import rankdata  # late: its import takes longer than most commands
+
+    x, y = (rankdata(side, axis=-1) for side in (predicted, gold))
     x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
     scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
     products = (x * y).sum(-1)
@@ -226,21 +228,6 @@ def distance_correlation(predicted: npt.NDArray[np.floating], gold: Gold) -> Flo
     """
     found: Floats = rank_correlation(predicted, gold.distances).mean(axis=-1)
     return found
-
-
-def _ranks(values: npt.NDArray[np.floating]) -> Floats:
-    """Ranks along the last axis, from 0; equal values share the mean of theirs."""
-    order = np.argsort(values, axis=-1, kind="stable")
-    ascending = np.take_along_axis(values, order, -1)
-    places = np.broadcast_to(np.arange(values.shape[-1]), values.shape)
-    border = np.diff(ascending, axis=-1) != 0
-    ends = np.ones((*values.shape[:-1], 1), bool)
-    first = np.maximum.accumulate(np.where(np.concatenate([ends, border], -1), places, 0), -1)
-    behind = np.where(np.concatenate([border, ends], -1), places, values.shape[-1])
-    last = np.minimum.accumulate(behind[..., ::-1], -1)[..., ::-1]
-    ranks = np.empty(values.shape)
-    np.put_along_axis(ranks, order, (first + last) / 2, -1)
-    return ranks
 
 
 class Share(NamedTuple):
