@@ -16,6 +16,7 @@ from byhand import change, fields
 from labs import HEADS, scored_copy
 from typer.testing import CliRunner
 
+import bertvision
 from bertvision import cli
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.ensemble import ensemble
@@ -176,7 +177,7 @@ def test_a_training_command_names_layers_unless_they_are_all() -> None:
 
 
 def test_the_defaults_are_those_of_the_command() -> None:
-    options = inspect.signature(cli.train).parameters
+    options = inspect.signature(bertvision.train).parameters
     for name in ("seed", "fraction"):  # the others: tests/test_options.py
         assert options[name].default == Run._field_defaults[name]
 

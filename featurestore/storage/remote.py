@@ -33,10 +33,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from bertvision.errors import CorruptStoreError, InputError, StoreError
 from bertvision.featurestore.storage.durable import Buffers
@@ -51,6 +48,9 @@ from bertvision.featurestore.storage.objects import (
     server_code,
 )
 from bertvision.featurestore.storage.storage import SMALL_BYTES, ChangedError, OpenFile, Storage
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 PART_BYTES = 8 << 20
 """Longest range that is asked for at once."""
@@ -104,6 +104,8 @@ class RemoteFile:
             EOFError: the file ends before the array is full.
             StoreError: it could not be read.
         """
+        import numpy as np  # late: what only looks at a store needs no numpy
+
         flat = out.reshape(-1).view(np.uint8)
         end = offset + flat.size
         if end > self.size:
