@@ -9,7 +9,7 @@ Copy a split with its tokens in the order of a seeded permutation.
 
 The copy has the plan of its source: as many tokens in each shard, the same examples, labels and
 texts beside them. Only what lies where differs, and two arrays say it: of each stored token the
-example that it is of, and its position in that. A copy that was killed is gone on with by the same
+example that it is of, and its position in that. A copy that was killed is resumed by the same
 call, which takes the order from these.
 """
 

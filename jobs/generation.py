@@ -1,4 +1,4 @@
-"""Prompts gone on with by a decoder, into the store; and the texts that came out."""
+"""Prompts continued by a decoder, into the store; and the texts that came out."""
 
 from __future__ import annotations
 

@@ -13,16 +13,17 @@ Precision = Literal["32", "bf16"]
 
 
 def device() -> torch.device:
-    """The accelerator of this machine, or its CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("cpu")
+    """The accelerator that torch names on this machine, or its CPU."""
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return there or torch.device("cpu")
 
 
 def has_bf16() -> bool:
     """Whether bfloat16 is computed natively here (CUDA, AVX-512 BF16 or AMX)."""
-    if torch.cuda.is_available():
+    if (where := device().type) == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if where != "cpu":
+        return False  # torch does not tell of the others; float32 is right everywhere
     # torch names these only privately; elsewhere, and in other versions, float32 is right too
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, check, bool)() for check in checks)

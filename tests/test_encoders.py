@@ -27,6 +27,7 @@ from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.forward import (
     PACKED_ATTENTION,
+    BatchTokens,
     PackedForward,
     Packing,
     PaddedForward,
@@ -546,3 +547,9 @@ def test_a_checkpoint_without_a_vocabulary_is_refused(folder: Path, tmp_path: Pa
     (copied / "tokenizer.json").unlink()
     with pytest.raises(InputError, match="copy has no tokenizer.json or vocab.txt or vocab.json"):
         load_tokenizer(copied)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "mps", "xpu"])
+def test_a_pass_has_a_size_on_every_device_that_torch_names(name: str) -> None:
+    sizes = BatchTokens(cpu=1024, accelerator=8192)
+    assert sizes.on(torch.device(name)) == (1024 if name == "cpu" else 8192)

@@ -117,7 +117,7 @@ class Ledger:
             raise IncompleteSplitError(
                 f"{self.name} in {self.storage} is still being written, "
                 f"{counted(len(self.shards()), 'shard')} so far: `store.writer(...)` with the same "
-                "arguments goes on with it, and its `finish()` makes it readable"
+                "arguments resumes it, and its `finish()` makes it readable"
             )
         record = self._parse(SplitRecord, key, text)
         if (record.tag, record.split) != (self.tag, self.split):

@@ -77,7 +77,7 @@ BUFFER_BYTES = 256 << 20
 class TokenStream:
     """Iterates over batches of token vectors: one epoch after another, or without end.
 
-    An iteration that was left in the middle of an epoch is gone on with by the next one. There is
+    An iteration that was left in the middle of an epoch is resumed by the next one. There is
     one at a time: the next one ends those before it, and so does `load_state_dict`; whoever draws
     from them nonetheless is told by an InputError.
 
@@ -322,7 +322,7 @@ class TokenStream:
             epoch: Number of the epoch, from 0.
 
         Raises:
-            InputError: a trainer goes on with a stream without end whose position was not loaded.
+            InputError: a trainer resumes with a stream without end whose position was not loaded.
         """
         if not self._cuts.endless:
             if not self._loaded or self._cuts.place(self.batches)[0] != epoch:

@@ -250,7 +250,7 @@ class ActivationWriter:
                     buffer.clear()
 
     def close(self) -> None:
-        """Write what it holds and let go of the split, which can be gone on with later.
+        """Write what it holds and let go of the split, which can be resumed later.
 
         Where that fails it stays open, with the examples that are not written.
 

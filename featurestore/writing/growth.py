@@ -33,7 +33,7 @@ from bertvision.featurestore.writing.origin import check_layout
 def begin(
     ledger: GrowingLedger, wanted: GrowingRecord, stats: ChannelStats | None, part: int
 ) -> GrowingRecord | SplitRecord:
-    """Create a growing split, or find the one that is to be gone on with.
+    """Create a growing split, or find the one that is to be resumed.
 
     The caller holds a part of the split and what its parts write one after another.
 

@@ -54,7 +54,7 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
 
 
 def check_record(ledger: Ledger, stored: SplitRecord, wanted: SplitRecord) -> None:
-    """Check that a split that was begun is the one that is to be gone on with.
+    """Check that a split that was begun is the one that is to be resumed.
 
     Raises:
         ProvenanceError: it is another one; the message names the first field that differs.
@@ -63,7 +63,7 @@ def check_record(ledger: Ledger, stored: SplitRecord, wanted: SplitRecord) -> No
 
 
 def check_layout(ledger: Ledger, stored: Layout, wanted: Layout) -> None:
-    """Check that a split that grows, or has grown, is the one that is to be gone on with.
+    """Check that a split that grows, or has grown, is the one that is to be resumed.
 
     Raises:
         ProvenanceError: it is another one; the message names the first field that differs.

@@ -70,7 +70,7 @@ class Item(Settings):
     def _makes_sense(self) -> Item:
         for name, text in (("text", self.text), ("negated", self.negated or MASK)):
             if (times := text.count(MASK)) != 1:
-                raise ValueError(f"{name}: holds {MASK} {times} times, once is due")
+                raise ValueError(f"{name}: holds {MASK} {times} times: expected once")
         if self.wrong is not None and self.candidates is not None:
             raise ValueError("wrong: stands beside candidates; give one of the two")
         if self.wrong == self.answer:

@@ -223,7 +223,7 @@ class AnalysisResult(Plotted):
         return []
 
     def footnotes(self) -> list[str]:
-        """All that is said below its table, here and in the report: `noted`, then `remarks`."""
+        """All sentences below its table, here and in the report: `noted`, then `remarks`."""
         return [*self.noted, *self.remarks()]
 
     def with_notes(self, notes: Sequence[str]) -> Self:

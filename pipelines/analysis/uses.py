@@ -32,7 +32,7 @@ class Vocabulary(NamedTuple):
     Attributes:
         special: (ids,) whether a token is special, or not known.
         begins: (ids,) whether it begins a word, with a letter or a digit in it.
-        goes_on: (ids,) whether it goes on with the word before it.
+        goes_on: (ids,) whether it continues the word before it.
     """
 
     special: NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Vocabulary(NamedTuple):
             tokenizer: a fast one.
 
         Raises:
-            InputError: it marks neither what begins a word nor what goes on with one.
+            InputError: it marks neither tokens that begin a word nor those that continue one.
         """
         n = len(tokenizer)
         tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(range(n))]

@@ -143,7 +143,7 @@ def wrong_layer(case: Case, measure: Yardstick) -> Cause | None:
         ]
         best = int(np.argmin(apart))
         if best != layer and apart[best] <= case.limit and apart[best] < apart[layer] / 2:
-            wrong.append(f"hidden state {best} where {layer} is due")
+            wrong.append(f"hidden state {best} in the place of {layer}")
     return Cause("layer", f"wrong layer: {'; '.join(wrong[:3])}") if wrong else None
 
 

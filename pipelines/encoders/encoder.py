@@ -181,7 +181,7 @@ class Encoder:
         Args:
             lengths: (windows,) tokens of each.
         """
-        most = self._forward.batch_tokens[self.device.type] // self._share
+        most = self._forward.batch_tokens.on(self.device) // self._share
         batches, start, tokens = [], 0, 0
         for i, n in enumerate(lengths.tolist()):
             if i > start and tokens + n > most:

@@ -38,6 +38,17 @@ PACKED_ATTENTION = "sdpa-packed"
 """Name of the attention below in transformers' registry, and in the provenance of a split."""
 
 
+class BatchTokens(NamedTuple):
+    """Tokens of a forward pass, which suit the caches of a CPU or keep an accelerator busy."""
+
+    cpu: int
+    accelerator: int
+
+    def on(self, device: torch.device) -> int:
+        """Tokens for a device."""
+        return self.cpu if device.type == "cpu" else self.accelerator
+
+
 class Packing(NamedTuple):
     """Where windows lie on the token axis of a batch, and in a padded frame (batch × seq).
 
@@ -139,7 +150,7 @@ class PackedForward:
 
     attention = PACKED_ATTENTION
     """Name of the attention that is computed."""
-    batch_tokens = {"cpu": 1024, "cuda": 8192}
+    batch_tokens = BatchTokens(cpu=1024, accelerator=8192)
     """Tokens of a batch: on a CPU what its caches like best (measured at 400 to 4,096), on a GPU so
     many that launching kernels takes no longer than running them."""
 
@@ -245,7 +256,7 @@ def can_pack(model: PreTrainedModel) -> bool:
     return model.config.model_type in _STACKS and not getattr(model.config, "is_decoder", False)
 
 
-_GROUP_TOKENS = {"cpu": 1024, "cuda": 8192}
+_GROUP_TOKENS = BatchTokens(cpu=1024, accelerator=8192)
 
 
 class PaddedForward:
@@ -265,7 +276,7 @@ class PaddedForward:
         batching: Windows that are computed together.
     """
 
-    batch_tokens = {"cpu": 4096, "cuda": 16384}
+    batch_tokens = BatchTokens(cpu=4096, accelerator=16384)
     """Tokens of a batch: enough to find windows of like length in it."""
 
     def __init__(
@@ -308,7 +319,7 @@ class PaddedForward:
     @property
     def group_tokens(self) -> int:
         """Tokens that are computed together, with padding."""
-        return _GROUP_TOKENS[self._model.device.type]
+        return _GROUP_TOKENS.on(self._model.device)
 
     def _group(
         self,

@@ -150,7 +150,7 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
         value = getattr(config, size, None)  # of an encoder alone, which is asked below
         if value is not None and not (isinstance(value, int) and 0 < value <= _LARGEST[size]):
             raise InputError(
-                f"{path} has {size} {value!r}: a whole number from 1 to {_LARGEST[size]:,} is due"
+                f"{path} has {size} {value!r}: expected an integer from 1 to {_LARGEST[size]:,}"
             )
     try:
         known = type(config) in AutoModel._model_mapping and config.vocab_size > 0

@@ -81,7 +81,7 @@ def extract(
         NonFiniteError: a hidden state is NaN or infinite.
     """
     options = replace(options or ExtractOptions(), **changes)
-    store = workspace.at(options.store)  # a wrong name is said before the encoder is loaded
+    store = workspace.at(options.store)  # a wrong name is reported before the encoder is loaded
     data = workspace.dataset(named_dataset(options))
     splits, tokens = wanted_splits(data, options)
     folder = ensure_snapshot(workspace, tag)

@@ -25,7 +25,7 @@ from bertvision.pipelines.tasks.windows import Windows
 
 log = logging.getLogger(__name__)
 
-_WRITERS = {"cpu": 1, "cuda": 4}
+_WRITERS = 4
 """Threads that write shards: on a CPU they take time from the encoder, beside a GPU they do not."""
 
 
@@ -81,7 +81,7 @@ class ShardWork:
             NonFiniteError: names shard and window.
             DiskSpaceError: the disk is full.
         """
-        threads = _WRITERS[self._source.device.type]
+        threads = 1 if self._source.device.type == "cpu" else _WRITERS
         writing: deque[tuple[_Memories, list[tuple[TokenPooling, Future[ShardRecord]]]]] = deque()
         with ThreadPoolExecutor(threads, "shard-writer") as pool:
             for shard, missing in shards.items():

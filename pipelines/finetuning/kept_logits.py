@@ -212,7 +212,7 @@ def predict_logits(
         seconds.
     """
     where = where or device()
-    budget = tokens_per_batch or (65_536 if where.type == "cuda" else 8_192)
+    budget = tokens_per_batch or (8_192 if where.type == "cpu" else 65_536)
     model.to(where).eval()  # type: ignore[arg-type]
     first_token, token_types = windows.first_token, takes_token_types(model)
     logits: dict[str, dict[int, Float32Array]] = {}

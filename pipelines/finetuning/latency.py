@@ -355,6 +355,6 @@ def _measured(
 
 
 def _wait_for_device() -> None:
-    """Until a GPU has done what it was given: it is given more than it has done."""
-    if device().type == "cuda":
-        torch.cuda.synchronize()
+    """Wait until an accelerator has done its work, which is queued ahead of it."""
+    if device().type != "cpu":
+        torch.accelerator.synchronize()

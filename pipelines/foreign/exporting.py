@@ -120,7 +120,7 @@ def export_split(
 
 
 def _begun(folder: Path, wanted: ExportRecord) -> ExportRecord | None:
-    """The record of the export that is to be gone on with; None where there is none.
+    """The record of the export that is to be resumed; None where there is none.
 
     Raises:
         InputError: the folder holds something else.

@@ -87,7 +87,7 @@ def _header(path: Path) -> tuple[str, int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file; what is wrong with it is said with its name."""
+    """A safetensors file; errors name it."""
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:

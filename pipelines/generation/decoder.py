@@ -114,7 +114,7 @@ class Pass(NamedTuple):
 
 
 class Decoder:
-    """A model that goes on with texts, on this machine's device.
+    """A model that continues texts, on this machine's device.
 
     Args:
         model: of ``AutoModelForCausalLM``. It belongs to this object from now on.

@@ -1,6 +1,6 @@
 """Generation: prompts → texts, whose tokens and hidden states become a split of the store.
 
-A batch of prompts, gone on with token by token until each has ended, and what was computed.
+A batch of prompts, continued token by token until each has ended, with its hidden states.
 
 What was generated, as text: the tokens of a split, read by the tokenizer that they are of.
 """
@@ -73,7 +73,7 @@ def go_on(
 
     Args:
         prompts: of the batch.
-        decoder: that goes on with them.
+        decoder: Decoder that continues them.
         choose: their tokens.
         most_new: tokens of a text behind its prompt.
         longest: tokens of a text, its prompt included.
@@ -133,7 +133,7 @@ def go_on(
 
 
 def new_tokens(prompt: Prompt, most_new: int, longest: int) -> int:
-    """How many tokens a prompt is gone on with at most."""
+    """Largest number of tokens generated for a prompt."""
     return min(most_new, longest - len(prompt.ids))
 
 
@@ -171,7 +171,7 @@ class Generated(NamedTuple):
 
 
 class Generation:
-    """Prompts, a decoder, and how it goes on with them.
+    """Prompts, a decoder, and how it continues them.
 
     Args:
         loaded: the decoder.

@@ -13,7 +13,9 @@ from bertvision.pipelines.options import Option, Options, PrecisionName
 class GenerateOptions(Options):
     """Options of ``bertvision generate``."""
 
-    max_new_tokens: Annotated[int, Option("Most tokens that a prompt is gone on with.", ge=1)] = 128
+    max_new_tokens: Annotated[
+        int, Option("Largest number of tokens generated for a prompt.", ge=1)
+    ] = 128
     temperature: Annotated[
         float,
         Option("What logits are divided by before a token is drawn; 0 takes the likeliest.", ge=0),
@@ -37,7 +39,7 @@ class GenerateOptions(Options):
             "day on which the split is begun."
         ),
     ] = None
-    batch_size: Annotated[int, Option("Prompts that are gone on with together.", ge=1)] = 16
+    batch_size: Annotated[int, Option("Prompts that are continued together.", ge=1)] = 16
     layers: Annotated[
         tuple[int, ...] | None,
         Option("Indices of the hidden states to keep, such as 0,6,-1, or all."),

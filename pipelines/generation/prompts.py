@@ -109,7 +109,7 @@ def read_prompts(
 def prompt_date(
     given: str | None, tokenizer: Any, task: PromptTask, store: str, tag: str, split: str
 ) -> str | None:
-    """The date that a chat template is told: the same whenever a split is gone on with.
+    """The date that a chat template is told: the same whenever a split is resumed.
 
     Args:
         given: Date that was asked for, as YYYY-MM-DD.

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def repeat(root: Path, options: FinetuneOptions, *, seeds: int) -> None:
     """Fine-tune with several seeds, each in a workspace of its own; continue what is there.
 
-    All workspaces are made before the first is trained, so that what is wrong is said at once, and
+    All workspaces are made before the first is trained, so that mistakes are reported at once, and
     what is missing shows. One that is new has the settings of those that are there.
 
     Args:

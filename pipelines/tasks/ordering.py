@@ -80,7 +80,7 @@ def read_paragraphs(path: Path, *, skip_bad: bool = False) -> TaskData:
     """Read a file.
 
     Paragraphs of one sentence, of more than `MOST_SENTENCES`, or with a sentence twice have no one
-    order that could be found: they are left out, and how many there are is said.
+    order that could be found: they are left out, and their number is reported.
 
     Args:
         path: ``….txt`` or ``….json``, perhaps with ``.gz``.

@@ -74,7 +74,7 @@ class TrainingPass(NamedTuple):
             try:
                 taught_by = _teacher(workspace, options.distil, runs, kind)
             except (WorkspaceError, UnknownNameError) as error:
-                lacking = error  # what it taught already needs it no more
+                lacking = error  # heads that are already trained do not need the teacher
         configs = {
             run: _head_config(run, kind, classes, split, options, digest)
             for run, digest in _teachers(workspace, tag, runs, taught_by, lacking).items()

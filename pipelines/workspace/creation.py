@@ -151,7 +151,7 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
 def _output(
     checkpoint: PretrainedEncoder, task: TaskConfig, options: FinetuneOptions
 ) -> OutputOrigin | None:
-    """Whether the output layer of the checkpoint is begun with; it is said."""
+    """Choice of the first output layer, which is logged."""
     if options.init_from is not None:  # of which the encoder alone is taken
         return None
     kind = load_task(task.name)

@@ -54,7 +54,7 @@ def trained_heads(workspace: Workspace) -> list[tuple[SnapshotTag, str]]:
 
 
 def begun_passes(workspace: Workspace) -> list[tuple[RunConfig, ...]]:
-    """The trainings that were interrupted and can be gone on with: the runs of each.
+    """The trainings that were interrupted and can be resumed: the runs of each.
 
     One whose runs are all there is left out: they were trained otherwise since, or it replaces
     them, and then only whoever began it knows.
@@ -71,7 +71,7 @@ def begun_passes(workspace: Workspace) -> list[tuple[RunConfig, ...]]:
 
 
 def going_on(workspace: Workspace, runs: Sequence[RunConfig]) -> str:
-    """The command that goes on with a training that was interrupted."""
+    """The command that resumes a training that was interrupted."""
     command = training_pass_command(runs, workspace.config.model.num_hidden_layers + 1)
     replaces = any(_is_trained(workspace, run) for run in runs)
     return command + (" --overwrite" if replaces else "")

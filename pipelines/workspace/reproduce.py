@@ -41,7 +41,7 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
 
 
 def training_pass_command(configs: Sequence[RunConfig], hidden_states: int) -> str:
-    """The command that trains several runs from one pass, and so goes on with that pass.
+    """The command that trains several runs from one pass, and so resumes that pass.
 
     Args:
         configs: of the runs, in the order of the pass.

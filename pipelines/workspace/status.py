@@ -199,5 +199,5 @@ def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
     try:
         kind = read_run_config(workspace.head_dir(tag, name)).kind
     except WorkspaceError:
-        return "all"  # what is wrong with it is said by the commands that need it
+        return "all"  # the commands that need it report what is wrong
     return HEAD_TOKENS[kind]

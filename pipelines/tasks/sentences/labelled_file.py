@@ -1,6 +1,6 @@
 """A file with named columns: its records, and the columns that are read of them.
 
-Imports nothing heavy, so that a column that is not there is said at once.
+Imports nothing heavy, so that a missing column is reported at once.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class ParsingTask(Task):
 
         A word without a token in its window, because it is cut off or the tokenizer drops all its
         characters, has no mark: its relation is not learned, nor those of words that hang on it,
-        and it counts as wrong. How many there are is said.
+        and it counts as wrong. Their number is reported.
         """
         windows = self._treebank.windows([x.sentence for x in items], tokenizer, config)
         words, heads, relations = (np.full(len(windows.input_ids), -1, np.int32) for _ in range(3))
