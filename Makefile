@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKSPACE ?= quickstart
-JOBS ?= auto
+# one more than there are cores: tests wait for servers, disks and processes
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
@@ -47,7 +48,7 @@ $(STAMP): $(RUN_STAMP)
 quickstart: $(RUN_STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
 	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
 
-test: $(STAMP) ## Run the tests, in as many processes as there are cores (JOBS=number)
+test: $(STAMP) ## Run the tests, in one process more than there are cores (JOBS=number)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile \
 	  --no-loadscope-reorder
 

@@ -115,7 +115,8 @@ def test_a_layer_that_is_named_twice_is_refused(store: Path, door: str, layers: 
     key=st.one_of(
         st.lists(st.integers(-4, 3), min_size=1, max_size=6),
         st.lists(st.booleans(), min_size=4, max_size=4),
-        st.slices(4),
+        # xarray itself fails on an empty slice backwards
+        st.slices(4).filter(lambda key: (key.step or 1) > 0 or len(range(*key.indices(4)))),
     )
 )
 def test_xarray_indexes_layers_like_numpy(store: Path, encoding: str, key: Any) -> None:
