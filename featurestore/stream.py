@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError, counted, truth_value
+from bertvision.errors import BertvisionWarning, InputError, counted, truth_value
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import (
@@ -213,8 +214,19 @@ class ActivationLoader:
 
         Args:
             epoch: Number of the epoch, from 0.
+
+        Warns:
+            BertvisionWarning: A position inside of another epoch was loaded, and is dropped.
         """
-        if (self._start or (self.epoch + 1, 0))[0] != epoch:
+        begin, batch = self._start or (self.epoch + 1, 0)
+        if begin != epoch:
+            if batch:
+                warnings.warn(
+                    f"the position in {self.split.name} that was loaded, batch {batch} of epoch "
+                    f"{begin}, is dropped: the trainer begins epoch {epoch}; load its checkpoint too",
+                    BertvisionWarning,
+                    stacklevel=2,
+                )
             self.epoch, self.batch = self._start = epoch, 0
 
     @property

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from bertvision import ActivationDataModule, ActivationLoader, ActivationStore
-from bertvision.errors import InputError
+from bertvision.errors import BertvisionWarning, InputError
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -185,3 +185,11 @@ def test_batches_of_a_sanity_check_are_not_left_out_of_the_first_epoch(store: Pa
     stream.load_state_dict(stream.state_dict() | {"batches": len(stream) + 2})
     stream.set_epoch(1)  # of a trainer that resumes within the epoch
     assert sum(1 for _ in stream) == len(stream) - 2
+
+
+def test_a_loaded_position_that_a_trainer_drops_is_told(store: Path) -> None:
+    loader = ActivationLoader(ActivationStore.open(store)["0e"]["train"], batch_size=2)
+    loader.load_state_dict({"epoch": 3, "batch": 2})
+    with pytest.warns(BertvisionWarning, match="batch 2 of epoch 3, is dropped.* epoch 0"):
+        loader.set_epoch(0)
+    assert (loader.epoch, loader.batch) == (0, 0)

@@ -96,6 +96,8 @@ def test_v1_has_no_is_impossible(tmp_path: Path) -> None:
                 del qa["is_impossible"]
     data = read_squad(write(tmp_path, value))
     assert data.version == "1.1"
+    value["version"] = 2
+    assert read_squad(write(tmp_path, value)).version == "2"
     assert [q.is_impossible for q in data.questions] == [False, False, False]
     del value["version"]
     assert read_squad(write(tmp_path, value)).version == "v1.1"
@@ -127,7 +129,7 @@ FILE_FAILURES: dict[str, tuple[str, bytes, str]] = {
     "no data": ("squad.json", b'{"version": "v2.0"}', "data: is missing"),
     "data of wrong type": ("squad.json", b'{"data": {}}', "data: expected a list, found an object"),
     "no articles": ("squad.json", b'{"data": []}', "data: holds no articles"),
-    "version of wrong type": ("squad.json", b'{"version": 2, "data": [{}]}', "version: expected"),
+    "version of wrong type": ("squad.json", b'{"version": [], "data": [{}]}', "version: expected"),
     "no questions": (
         "squad.json",
         b'{"data": [{"paragraphs": [{"context": "x", "qas": []}]}]}',

@@ -305,7 +305,7 @@ def require_store(storage: Storage) -> Storage:
     """
     names = storage.names("")
     if LEDGER not in names:
-        hint = "`bertvision extract` writes one, where Workspace.find(FOLDER).activations says"
+        hint = "`bertvision extract` writes one, and `bertvision status` says where"
         if "activations" in names:
             hint = f"open the one in {storage}/activations"
         raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")

@@ -91,7 +91,11 @@ class SquadReader:
         articles = _field(_typed(document, "the document", dict), "data", "", list)
         if not articles:
             raise InputError("data: holds no articles")
-        version = _field(document, "version", "", str) if "version" in document else None
+        version = document.get("version")
+        if type(version) in (int, float):  # as annotation tools write it
+            version = str(version)
+        elif "version" in document:
+            version = _field(document, "version", "", str)
         for i, article in enumerate(articles):
             self._article(article, f"data[{i}]")
         return version
