@@ -223,7 +223,7 @@ class ActivationLoader:
             if batch:
                 warnings.warn(
                     f"the position in {self.split.name} that was loaded, batch {batch} of epoch "
-                    f"{begin}, is dropped: the trainer begins epoch {epoch}; load its checkpoint too",
+                    f"{begin}, is dropped: the trainer begins epoch {epoch}",
                     BertvisionWarning,
                     stacklevel=2,
                 )
