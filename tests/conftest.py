@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,13 +38,12 @@ WORDS = """
 
 
 LONGEST = """
-    test_memory test_train test_cli_machine test_cluster_extract test_report_browser
-    test_cli_processes test_remote
-    test_remote_secrets test_hostile test_scheduler test_store_faults test_probe_report
-    test_finetune test_probe_run test_stored_tokens test_corruption test_benchmarks test_models
-    test_cli test_sweep test_remote_workspace test_extract_cls test_extract test_crash test_removal
-    test_encoders test_cka test_light test_lease test_store_machine test_convolutions test_analyse
-    test_rank test_tutorials test_docs test_probe
+    test_variants test_tutorials test_train test_devices test_report test_hostile_records
+    test_memory test_surface test_remote test_scheduler test_cka test_writer_crash
+    test_cluster_extract test_benchmarks test_late_writers test_hub_store test_probe test_audit
+    test_report_analyses test_lease test_probe_report test_docstrings test_tables test_tokens
+    test_generate test_remote_secrets test_analysis_results test_isotropy test_corruption
+    test_structure test_docs test_store_faults test_hostile test_writer test_cli_machine
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 
@@ -62,6 +62,35 @@ def flushed_to_nowhere() -> Iterator[None]:
     """
     with mock.patch.object(os, "fsync", lambda file: os.fstat(file) and None):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def charts_drawn_once() -> Iterator[None]:
+    """A chart is drawn once: tests make a hundred reports of the same few workspaces.
+
+    Where drawing itself is tested, `charts_drawn_anew` takes this back.
+    """
+    from bertvision.pipelines import plotting
+
+    draw, drawn = plotting._panel, dict[bytes, Any]()
+
+    def panel(*chart: Any) -> Any:
+        key = pickle.dumps(chart)
+        if key not in drawn:
+            drawn[key] = draw(*chart)
+        return drawn[key]
+
+    with mock.patch.object(plotting, "_panel", panel):
+        panel.__dict__["draw"] = draw
+        yield
+
+
+@pytest.fixture
+def charts_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every chart is drawn when it is asked for, as users have it."""
+    from bertvision.pipelines import plotting
+
+    monkeypatch.setattr(plotting, "_panel", plotting._panel.__dict__["draw"])
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.result import Analysis, AnalysisResult, read_analysis
 from bertvision.pipelines.records import write_record
 
+pytestmark = pytest.mark.usefixtures("charts_drawn_anew")
+
 
 @pytest.fixture(scope="module", params=ANALYSES, ids=lambda kind: kind.kind)
 def result(request: pytest.FixtureRequest) -> AnalysisResult:

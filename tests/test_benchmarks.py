@@ -48,6 +48,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
+@pytest.mark.slow
 def test_loader_reports_every_repetition_of_every_reader(tmp_path: Path) -> None:
     report_path = tmp_path / "loader.json"
     printed = run(

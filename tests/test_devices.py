@@ -317,6 +317,7 @@ def test_variants_that_need_whole_batches_are_refused_by_name(
     assert not (tmp_path / "ws").exists()
 
 
+@pytest.mark.slow
 def test_devices_from_python_give_what_the_workspace_holds(
     exact: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.plotting import Curves, HeatMap, draw, panels, points
 
+pytestmark = pytest.mark.usefixtures("charts_drawn_anew")
+
 
 @pytest.fixture
 def ax() -> Axes:

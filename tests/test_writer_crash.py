@@ -150,7 +150,7 @@ for point in sys.argv[3:]:
 """
 
 
-@pytest.mark.parametrize("most", [10, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [6, pytest.param(500, marks=pytest.mark.slow)])
 def test_killed_anywhere_a_writer_goes_on_where_it_was(
     memory: Path, ops: list[Op], permute: int | None, most: int, tried: Callable[[int, str], None]
 ) -> None:
