@@ -91,9 +91,9 @@ class SquadReader:
         articles = _field(_typed(document, "the document", dict), "data", "", list)
         if not articles:
             raise InputError("data: holds no articles")
-        version = document.get("version")
-        if type(version) in (int, float):  # as annotation tools write it
-            version = str(version)
+        version: str | None = None
+        if type(document.get("version")) in (int, float):  # as annotation tools write it
+            version = str(document["version"])
         elif "version" in document:
             version = _field(document, "version", "", str)
         for i, article in enumerate(articles):
