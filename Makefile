@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKSPACE ?= quickstart
 # one more than there are cores: tests wait for servers, disks and processes
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed

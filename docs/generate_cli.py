@@ -24,12 +24,13 @@ same of one.
 Results go to stdout, as JSON with `--json`; progress and messages go to stderr. Every command works
 on the workspace it is run in (the folder with `bertvision.yaml`, or any folder below it), or on
 `--workspace DIR`. A command that is killed is finished by running it again. `bertvision NAME …` is
-`bertvision.NAME(…)` in Python, with the same arguments.
+`bertvision.NAME(…)` in Python, with the same arguments but for --json, --csv and --dry-run (which
+is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` is `ActivationStore`.
 
 | exit status | meaning |
 |---|---|
 | 0 | done |
-| 1 | `store verify` found damage, `store audit` examples that are wrong |
+| 1 | `store verify` found damage, `store audit` wrong examples, `store repair` or `doctor` no remedy |
 | 2 | an option, file or workspace is wrong; the message says what to do |
 | 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
 """
@@ -74,7 +75,9 @@ Entry = tuple[str, str, str]
 def _entry(option: Any) -> Entry:
     flags = " ".join(f"`{flag}`" for flag in reversed([*option.opts, *option.secondary_opts]))
     default = option.default
-    shown = "" if default in (None, False) or option.required else f" (default {default})"
+    shown = (
+        "" if default is None or default is False or option.required else f" (default {default})"
+    )
     if option.param_type_name == "argument":
         flags = f"`{option.name.upper()}`"
     return flags, shown, option.help or ""

@@ -1,4 +1,4 @@
-"""The workspace and the data set that a verb is to look at."""
+"""The workspace and the data set that a job is to look at."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def planned_data(
     weights: bool = True,
     **settings: Any,
 ) -> tuple[Workspace, Dataset]:
-    """The workspace and the data set that a verb is to look at; nothing is written.
+    """The workspace and the data set that a job is to look at; nothing is written.
 
     Args:
         workspace: folder of the workspace.

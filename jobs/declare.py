@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
+from numbers import Number
+from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from bertvision.errors import InputError, did_you_mean
@@ -134,11 +136,13 @@ class Argument:
         Raises:
             InputError: It is out of bounds, or none of those allowed.
         """
-        if value is None:
+        if value is None and (self.default is None or NoneType in get_args(self.hint)):
             return
         if self.choices:
             parse_choice(value, self.choices, self.flag)
         low, high = self.option.ge, self.option.le
+        if (low, high) != (None, None) and not isinstance(value, int | float | Number):
+            raise InputError(f"{self.flag} {value!r}: give a number")
         if low is not None and not value >= low:
             raise InputError(f"{self.flag} {value!r}: give {low:g} or more")
         if high is not None and not value <= high:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
@@ -248,7 +249,7 @@ def heads(
     if name is not None:
         return HeadFacts(encoder, **describe_head(name, layers, hidden)._asdict())
     rows = (Row(info._asdict()) for info in describe_heads(layers, hidden, kind))
-    return Rows(rows, lambda heads: heads_table(heads, encoder))
+    return Rows(rows, partial(heads_table, encoder=encoder))
 
 
 class HeadFacts(ShownRecord):

@@ -225,7 +225,7 @@ def rm(
     try:
         for split in named:
             removed.append(Row({"tag": tag, "split": split, "bytes": opened.remove(tag, split)}))
-    except BertvisionError:
+    except BaseException:  # an interrupt too: what is gone is told
         if removed:
             _log.warning(removed_table(removed))
         raise

@@ -13,9 +13,9 @@ Precision = Literal["32", "bf16"]
 
 
 def device() -> torch.device:
-    """The accelerator that torch names on this machine, or its CPU."""
-    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return there or torch.device("cpu")
+    """The GPU of this machine, or its CPU."""
+    # others lack float64, which sums are computed in
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def has_bf16() -> bool:
