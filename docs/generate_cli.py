@@ -30,7 +30,7 @@ is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` i
 | exit status | meaning |
 |---|---|
 | 0 | done |
-| 1 | `store verify` found damage, `store audit` wrong examples, `store repair` or `doctor` no remedy |
+| 1 | `store verify` found damage, `store audit` wrong examples; `store repair`, `doctor` |
 | 2 | an option, file or workspace is wrong; the message says what to do |
 | 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
 """
