@@ -215,7 +215,7 @@ def test_layers_and_means_by_category_are_those_of_the_files(copy: Workspace) ->
 
 
 def test_means_are_of_the_layers_that_all_snapshots_have(copy: Workspace) -> None:
-    """Of others they would say what was probed, not what the snapshot knows."""
+    """Means over other layers would depend on what was probed."""
     put_probes(copy, ("cr", "mr"), ("0e",), ("mean",), 5)
     put_probes(copy, ("cr", "mr"), ("1e",), ("mean",), 2)
     table = read_tables(copy)["probe_means"]

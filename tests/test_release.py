@@ -1,4 +1,4 @@
-"""What a release is made with: workflows, the image, the lowest versions, and what is cited."""
+"""Parts of a release: workflows, the image, the lowest versions, and what is cited."""
 
 from __future__ import annotations
 

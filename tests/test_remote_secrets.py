@@ -74,7 +74,7 @@ print("SEEN", ",".join(seen))
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """What the script printed, and all objects of the bucket afterwards."""
+    """Output of the script, and all objects of the bucket afterwards."""
     if OUTSIDE:
         pytest.skip("the credentials are those of the server that the tests make")
     from moto.core import DEFAULT_ACCOUNT_ID

@@ -41,7 +41,7 @@ def filled(root: Any) -> ActivationStore:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What a store holds, but for locks."""
+    """Files of a store, but for locks."""
     found = (p for p in root.rglob("*") if p.is_file() and p.name != ".lock")
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in found}
 

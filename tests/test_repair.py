@@ -1,4 +1,4 @@
-"""What is damaged is extracted again, exactly that, and the store ends as it was."""
+"""Damage is extracted again, nothing else, and the store ends as it was."""
 
 from __future__ import annotations
 

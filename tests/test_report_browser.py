@@ -68,7 +68,7 @@ def crowded(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, dict[str, Any]]:
-    """What the browser finds in each page, on screens and printed, by the width."""
+    """Findings of the browser in each page, on screens and printed, by the width."""
     path: Path = request.getfixturevalue(request.param)
     page = path.read_text(encoding="utf-8")
     printed = as_printed(page)

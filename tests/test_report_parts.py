@@ -68,7 +68,7 @@ def test_groups_keep_their_order() -> None:
 
 
 def _results(*tags: str) -> Results:
-    """Of BERT and a head trained on 1e and on each of these snapshots, scored there and on 1e."""
+    """Results of BERT and a head trained on 1e and each of these tags, scored there and on 1e."""
 
     def row(system: str, trained_on: str, checkpoint: str) -> dict[str, object]:
         place = {"system": system, "name": system, "trained_on": trained_on}

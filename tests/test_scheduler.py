@@ -38,7 +38,7 @@ LENGTHS = [40, 90, 17, 64, 31, 88, 70, 12, 55, 93] * 4
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of two worker processes."""
+    """Address of a cluster of two worker processes."""
     with cluster(2, allowed_failures=0) as made:
         yield made.scheduler_address
 
@@ -50,7 +50,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> ActivationSplit:
 
 
 def results(split: ActivationSplit, scheduler: str) -> list[Any]:
-    """What analyses say of a split: all tokens, and a sample that is held between two passes."""
+    """Results of analyses of a split: all tokens, and a sample that is held between two passes."""
     x = split.dask()
     y = x[:, ::-1] ** 2
     rows = np.arange(len(x))

@@ -1,4 +1,4 @@
-"""What `make site` refuses: it must see a broken link, or its silence says nothing."""
+"""Refusals of `make site`: it must see a broken link, or its silence says nothing."""
 
 from __future__ import annotations
 

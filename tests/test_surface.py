@@ -1,4 +1,4 @@
-"""What users see changes only where a change means it to: see `surface`, which writes it."""
+"""The surface for users changes only where a change means it to: see `surface`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be shared between threads: a split, of which each of them reads what it asked for."""
+"""Objects that threads may share: a split, of which each of them reads what it asked for."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_split_that_is_open_is_read_on_both_sides_of_a_fork(tmp_path: Path) ->
 
 
 def in_child(call: Callable[[], object]) -> str:
-    """What a forked process says after a call: its error, or nothing; a hang is ended."""
+    """Message of a forked process after a call: its error, or nothing; a hang is ended."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         signal.alarm(20)

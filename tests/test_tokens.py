@@ -359,7 +359,7 @@ def test_shards_that_all_fit_into_the_buffer_are_read_once(
 def test_a_shard_that_could_not_be_read_is_read_again(
     split: ActivationSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stays in memory holds nothing of a reading that failed."""
+    """Shards in memory hold nothing of a reading that failed."""
     stream = split.tokens(1, batch_size=50, buffer=split.record.shards)
     wanted = [seen(batch) for batch in split.tokens(1, batch_size=50, buffer=split.record.shards)]
     real, calls = ShardReader.read, itertools.count()
@@ -417,7 +417,7 @@ def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(
 
 
 def bytes_from_disk() -> int:
-    """What this process has had the disk read so far."""
+    """Bytes that this process has had the disk read so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 

@@ -212,7 +212,7 @@ def test_deviations_have_n_minus_1_and_one_run_has_none() -> None:
 
 
 def test_seeds_are_drawn_beside_the_questions() -> None:
-    """Of scores that differ by seed and question, the error is that of both: analytic."""
+    """The error of scores that differ by seed and question is that of both: analytic."""
     random = np.random.default_rng(3)
     seeds, questions = 200, 400
     of_seeds, of_questions = random.normal(0, 2, (seeds, 1)), random.normal(0, 20, questions)

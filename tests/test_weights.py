@@ -1,4 +1,4 @@
-"""What is digested of a checkpoint is what is loaded, whatever its folder says of itself."""
+"""The digest of a checkpoint is of the loaded weights, whatever its folder says."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def permute(request: pytest.FixtureRequest) -> int | None:
 
 @pytest.fixture
 def ops(memory: Path, permute: int | None) -> list[Op]:
-    """What writing the small split does."""
+    """Operations of writing the small split."""
     recorder = Recorder(memory / "whole")
     with recorder.recording():
         write(memory / "whole", permute)

@@ -18,7 +18,7 @@ class GenerateOptions(Options):
     ] = 128
     temperature: Annotated[
         float,
-        Option("What logits are divided by before a token is drawn; 0 takes the likeliest.", ge=0),
+        Option("Divisor of logits before a token is drawn; 0 takes the likeliest.", ge=0),
     ] = 0.0
     top_p: Annotated[
         float | None,

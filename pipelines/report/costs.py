@@ -248,7 +248,7 @@ def latency_section(reading: Reading) -> Section | None:
         more=["checkpoint", "windows", "batch_size", "rounds", "precision", "device", "threads"],
     )
     lead = (
-        "What an answer costs: the forward pass of as many layers as the system takes hidden "
+        "Cost of an answer: the forward pass of as many layers as the system takes hidden "
         "states of, and its head. All systems of a snapshot answered the same windows, in turns; "
         "speed-up is BERT's time over the system's, the median of the ratios within a round. "
         "Reading and tokenising the text is not in it."

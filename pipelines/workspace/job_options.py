@@ -127,7 +127,7 @@ class FinetuneOptions(Options):
         ),
     ] = None
     temperature: Annotated[
-        float | None, Option("What logits are divided by, with --distil (default 2).")
+        float | None, Option("Divisor of logits, with --distil (default 2).")
     ] = None
     labels_weight: Annotated[
         float | None, Option("Part of the loss that labels have, with --distil (default 0.5).")
@@ -190,7 +190,7 @@ class ExtractOptions(Options):
     tokens: Annotated[
         tuple[TokenPooling, ...] | None,
         Option(
-            "What to keep of a window: none for all tokens, or one vector for each of "
+            "Vectors to keep of a window: none for all tokens, or one for each of "
             "cls,sep,mean,max; by default what the task's heads take.",
             "--pool",
         ),
@@ -222,7 +222,8 @@ class ExtractOptions(Options):
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
     nonfinite: Annotated[
-        NonFinite, Option("What NaN and infinity are: error, or record to replace and count them.")
+        NonFinite,
+        Option("Treatment of NaN and infinity: error, or record to replace and count them."),
     ] = "error"
     scheduler: Annotated[
         str | None, Option("tcp://HOST:PORT of a Dask cluster whose workers compute the shards.")
@@ -260,9 +261,7 @@ class TrainOptions(Options):
         Option("Also learn from the logits of this snapshot, kept by `bertvision logits`."),
     ] = None
     """Its tag. A head's name says it (``@d1e``), and what the next two are."""
-    temperature: Annotated[float, Option("What logits are divided by, with --distil.", ge=1)] = (
-        TEMPERATURE
-    )
+    temperature: Annotated[float, Option("Divisor of logits, with --distil.", ge=1)] = TEMPERATURE
     labels_weight: Annotated[
         float, Option("Part of the loss that labels have, with --distil.", ge=0, le=1)
     ] = LABELS_WEIGHT
