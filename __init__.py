@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bertvision.pipelines import analysis
+
 __version__ = "0.2.0"
 
 _MODULES = {
@@ -33,10 +35,7 @@ _MODULES = {
     "jobs.hub": ("push", "pull"),
     "jobs.errors": ("error_analysis",),
     "jobs.results": ("results", "predictions", "table"),
-    "jobs.readouts": ("probe", "rank", "similarity", "structure"),
-    "jobs.analyses": ("cka", "cca", "rsa", "isotropy", "context", "exits", "languages"),
-    "jobs.attention": ("attention", "relations", "prune"),
-    "jobs.vocabulary": ("lens", "cloze"),
+    "jobs.readouts": ("probe", "rank", "similarity"),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -79,7 +78,9 @@ _MODULES = {
     "pipelines.tasks.sentences.task": ("SentenceTask",),
     "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows", "require_fields"),
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_HOME = {name: module for module, names in _MODULES.items() for name in names} | {
+    name: f"pipelines.analysis.{name}" for name in analysis.names()
+}
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604  (the lazy names are the public names)
 
@@ -97,16 +98,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
-    from bertvision.jobs.analyses import cca as cca
-    from bertvision.jobs.analyses import cka as cka
-    from bertvision.jobs.analyses import context as context
-    from bertvision.jobs.analyses import exits as exits
-    from bertvision.jobs.analyses import isotropy as isotropy
-    from bertvision.jobs.analyses import languages as languages
-    from bertvision.jobs.analyses import rsa as rsa
-    from bertvision.jobs.attention import attention as attention
-    from bertvision.jobs.attention import prune as prune
-    from bertvision.jobs.attention import relations as relations
     from bertvision.jobs.doctor import doctor as doctor
     from bertvision.jobs.dry_run import dry_run as dry_run
     from bertvision.jobs.errors import error_analysis as error_analysis
@@ -131,7 +122,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank
     from bertvision.jobs.readouts import similarity as similarity
-    from bertvision.jobs.readouts import structure as structure
     from bertvision.jobs.repeats import repeat as repeat
     from bertvision.jobs.repeats import spread as spread
     from bertvision.jobs.results import predictions as predictions
@@ -144,8 +134,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
-    from bertvision.jobs.vocabulary import cloze as cloze
-    from bertvision.jobs.vocabulary import lens as lens
     from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
@@ -154,6 +142,19 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.outputs import distillation_loss as distillation_loss
     from bertvision.models.outputs import span_loss as span_loss
     from bertvision.models.registry import build_head as build_head
+    from bertvision.pipelines.analysis.attention import attention as attention
+    from bertvision.pipelines.analysis.cca import cca as cca
+    from bertvision.pipelines.analysis.cka import cka as cka
+    from bertvision.pipelines.analysis.cloze import cloze as cloze
+    from bertvision.pipelines.analysis.context import context as context
+    from bertvision.pipelines.analysis.exits import exits as exits
+    from bertvision.pipelines.analysis.isotropy import isotropy as isotropy
+    from bertvision.pipelines.analysis.languages import languages as languages
+    from bertvision.pipelines.analysis.lens import lens as lens
+    from bertvision.pipelines.analysis.prune import prune as prune
+    from bertvision.pipelines.analysis.relations import relations as relations
+    from bertvision.pipelines.analysis.rsa import rsa as rsa
+    from bertvision.pipelines.analysis.structure import structure as structure
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
     from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions

@@ -21,6 +21,7 @@ import typer
 
 import bertvision
 from bertvision.errors import BertvisionError, BertvisionWarning, InputError
+from bertvision.pipelines import analysis
 from bertvision.pipelines.ranks import end_with_starter, this_rank
 from bertvision.pipelines.text import printable
 
@@ -34,9 +35,8 @@ COMMANDS = {
     "Fine-tune": ("finetune", "repeat", "logits"),
     "Store": ("extract", "generate", "store"),
     "Heads": ("heads", "train", "evaluate", "sweep", "ensemble"),
-    "Analyse": ("isotropy", "context", "cka", "cca", "rsa", "languages", "exits", "attention")
-    + ("prune", "relations"),
-    "Read out": ("probe", "rank", "similarity", "structure", "lens", "cloze"),
+    "Analyse": tuple(analysis.names()),
+    "Read out": ("probe", "rank", "similarity"),
     "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),
     "Share": ("table", "report", "push", "pull"),
 }

@@ -33,10 +33,12 @@ from peers import isotropy as in_numpy
 from sklearn.metrics.pairwise import cosine_similarity
 
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.cca import cca
-from bertvision.pipelines.analysis.cka import cka
-from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
-from bertvision.pipelines.analysis.rsa import Paired, rsa
+from bertvision.pipelines.analysis.cca import cca_of_arrays as cca
+from bertvision.pipelines.analysis.cka import cka_of_arrays as cka
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
+from bertvision.pipelines.analysis.rsa import Paired
+from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 
 Array = npt.NDArray[Any]
 OURS, PEER = "bertvision", "in memory, NumPy and scikit-learn"

@@ -28,7 +28,7 @@ from distributed import LocalCluster
 
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.generated import QUESTIONS_PER_PARAGRAPH, make_paragraphs
 from bertvision.pipelines.workspace.creation import feature_workspace

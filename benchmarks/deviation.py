@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from common import harness  # first: it sets what torch reads when it is imported
 
+import bertvision
+
 # isort: split
 import json
 import shutil
@@ -26,12 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.pipelines.analysis.cca import run_cca as cca
-from bertvision.pipelines.analysis.cka import run_cka as cka
-from bertvision.pipelines.analysis.context import run_context as context
-from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
-from bertvision.pipelines.analysis.languages import FEWEST, languages
-from bertvision.pipelines.analysis.rsa import run_rsa as rsa
+from bertvision.pipelines.analysis.languages import FEWEST
+from bertvision.pipelines.analysis.languages import languages_of_groups as languages
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.files import to_json
@@ -112,11 +110,11 @@ def measured(
         tokens: sampled where pairs of tokens are compared.
     """
     one, other = tags
-    alike = cka(space, one, other, split=split)
-    shared = cca(space, one, other, split=split)
-    pairs = rsa(space, one, other, splits=[split], n_tokens=tokens, repeats=3)
-    spread = isotropy(space, tags, split=split)
-    words = context(space, tags, split=split, tokens=tokens)
+    alike = bertvision.cka(one, other, split=split, workspace=space)
+    shared = bertvision.cca(one, other, split=split, workspace=space)
+    pairs = bertvision.rsa(one, other, split=split, max_tokens=tokens, repeats=3, workspace=space)
+    spread = bertvision.isotropy(tags, split=split, workspace=space)
+    words = bertvision.context(tags, split=split, tokens=tokens, workspace=space)
     found: Statistics = {
         "CKA": alike.cka,
         "CKA without the largest channels": alike.cka_dropped,

@@ -11,7 +11,7 @@ import typer
 
 import bertvision
 from bertvision.cli import COMMANDS, app
-from bertvision.jobs.declare import arguments
+from bertvision.pipelines.declare import arguments
 
 TARGET = Path(__file__).with_name("cli.md")
 

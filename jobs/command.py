@@ -14,13 +14,13 @@ from typing import Annotated, Any, get_args
 import typer
 
 from bertvision.jobs.completion import completion
-from bertvision.jobs.declare import Argument, arguments, described, summary
 from bertvision.jobs.dry_run import PLANNED, dry_run
-from bertvision.jobs.reading import READ, Names, parse_layers
 from bertvision.jobs.show import flat_rows
+from bertvision.pipelines.declare import Argument, arguments, described, summary
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import flag
 from bertvision.pipelines.ranks import RESULT_FILE, this_rank
+from bertvision.pipelines.reading import READ, Names, parse_layers
 from bertvision.pipelines.text import csv_text, printable
 
 Job = Callable[..., Any]

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import typer
 
-from bertvision.jobs.declare import Argument
+from bertvision.pipelines.declare import Argument
 
 Names = Callable[[Any], Iterable[str]]
 """Names that are offered in a context of click, whose ``params`` have what was typed before."""

@@ -8,11 +8,11 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from bertvision.errors import WorkspaceError
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import StorePath, WorkspacePath, job
-from bertvision.jobs.reading import StrPath
 from bertvision.jobs.show import ShownRecord, Values
+from bertvision.pipelines.declare import StorePath, WorkspacePath, job
+from bertvision.pipelines.reading import StrPath
 from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.workspace.checks import find_workspace
 
 
 class Examined(BaseModel):

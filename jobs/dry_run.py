@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, counted
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.data import check_data, planned_data
-from bertvision.jobs.declare import bound
 from bertvision.jobs.extract import check_names
 from bertvision.jobs.heads import asked_training
-from bertvision.jobs.reading import (
+from bertvision.jobs.show import RowsField, ShownRecord, Values
+from bertvision.jobs.sweep import asked_sweep
+from bertvision.pipelines.declare import bound
+from bertvision.pipelines.reading import (
     Names,
     Numbers,
     StrPath,
@@ -22,11 +22,11 @@ from bertvision.jobs.reading import (
     path_of,
     text_of,
 )
-from bertvision.jobs.show import RowsField, ShownRecord, Values
-from bertvision.jobs.sweep import asked_sweep
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.workspace.checks import find_workspace
+from bertvision.pipelines.workspace.data import check_data, planned_data
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 

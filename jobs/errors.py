@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import Seed, WorkspacePath, job
-from bertvision.jobs.reading import Tag, parse_tag
 from bertvision.jobs.show import Shown, Values, flat_rows
+from bertvision.pipelines.declare import Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.results.error_analysis import ErrorAnalysis
 from bertvision.pipelines.text import format_table
+from bertvision.pipelines.workspace.checks import find_workspace
 
 
 class Errors(Shown, ErrorAnalysis):

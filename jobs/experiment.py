@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from bertvision.errors import InputError
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import StorePath, WorkspacePath, job
-from bertvision.jobs.reading import Names, StrPath, parse_names, path_of
 from bertvision.jobs.show import (
     RowsField,
     ShownRecord,
@@ -20,9 +17,12 @@ from bertvision.jobs.show import (
     metric_cells,
     metric_names,
 )
+from bertvision.pipelines.declare import StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.repeats.folder import holds_runs
 from bertvision.pipelines.text import format_table, shorten
+from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.workspace import FILE
 
 if TYPE_CHECKING:

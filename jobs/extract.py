@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bertvision.jobs.checks import check_cluster, check_snapshots
-from bertvision.jobs.data import adding_data, check_data
-from bertvision.jobs.declare import (
+from bertvision.jobs.show import Rows, Values
+from bertvision.pipelines.declare import (
     DEFAULTS,
     DataSource,
     LabelColumn,
@@ -21,14 +20,15 @@ from bertvision.jobs.declare import (
     WorkspacePath,
     job,
 )
-from bertvision.jobs.reading import Tags, parse_tags, path_of, text_of
-from bertvision.jobs.show import Rows, Values
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Tags, parse_tags, path_of, text_of
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
+from bertvision.pipelines.workspace.data import adding_data, check_data
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.selection import check_split

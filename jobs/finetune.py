@@ -7,19 +7,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import WorkspaceError
-from bertvision.jobs.checks import check_learns, find_workspace
-from bertvision.jobs.data import check_source
-from bertvision.jobs.declare import DEFAULTS, WorkspacePath, job
 from bertvision.jobs.experiment import Status
-from bertvision.jobs.reading import Names, Tag, Tags, parse_names, parse_tag, parse_tags, path_of
 from bertvision.jobs.show import Rows, Values
+from bertvision.pipelines.declare import DEFAULTS, WorkspacePath, job
 from bertvision.pipelines.encoders.checkpoint_path import check_path
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import (
+    Names,
+    Tag,
+    Tags,
+    parse_names,
+    parse_tag,
+    parse_tags,
+    path_of,
+)
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import check_task
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.checks import check_learns, find_workspace
 from bertvision.pipelines.workspace.config import FinetuneConfig
+from bertvision.pipelines.workspace.data import check_source
 from bertvision.pipelines.workspace.heads import only_tag
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.selection import check_split

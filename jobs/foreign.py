@@ -7,17 +7,17 @@ from typing import Annotated, Literal
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import CompressionName, EncodingName
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import NewStorePath, StorePath, WorkspacePath, job
-from bertvision.jobs.reading import (
+from bertvision.jobs.show import ShownRecord, Values
+from bertvision.jobs.store import open_store, split_name
+from bertvision.pipelines.declare import NewStorePath, StorePath, WorkspacePath, job
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import (
     StrPath,
     path_of,
     text_of,
 )
-from bertvision.jobs.show import ShownRecord, Values
-from bertvision.jobs.store import open_store, split_name
-from bertvision.pipelines.options import Option
 from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.checks import find_workspace
 
 FilesKind = Literal["safetensors", "npy", "arrow", "deepspec"]
 _NAMED = 5

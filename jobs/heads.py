@@ -7,28 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.jobs.checks import (
-    check_new_heads,
-    check_trained_heads,
-    check_training_data,
-    find_workspace,
-)
-from bertvision.jobs.declare import (
-    DEFAULTS,
-    Devices,
-    Precision,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
-from bertvision.jobs.reading import (
-    Names,
-    StrPath,
-    Tag,
-    parse_names,
-    parse_tag,
-)
 from bertvision.jobs.show import (
     Row,
     Rows,
@@ -42,9 +20,31 @@ from bertvision.jobs.show import (
     with_footnote,
 )
 from bertvision.models import Kind
+from bertvision.pipelines.declare import (
+    DEFAULTS,
+    Devices,
+    PrecisionOption,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
 from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.ranks import this_rank
+from bertvision.pipelines.reading import (
+    Names,
+    StrPath,
+    Tag,
+    parse_names,
+    parse_tag,
+)
 from bertvision.pipelines.text import fill, format_table, number
+from bertvision.pipelines.workspace.checks import (
+    check_new_heads,
+    check_trained_heads,
+    check_training_data,
+    find_workspace,
+)
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -173,7 +173,7 @@ def evaluate(
     trained_on: Tag | None = None,
     checkpoint: Tag | None = None,
     split: str = "dev",
-    precision: Precision = "auto",
+    precision: PrecisionOption = "auto",
     workspace: WorkspacePath = None,
     store: StorePath = None,
 ) -> Rows[HeadScores]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 from bertvision.errors import InputError, UnknownNameError, counted
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import StorePath, WorkspacePath, job
-from bertvision.jobs.reading import Names, StrPath, parse_names, path_of
 from bertvision.jobs.show import ShownRecord, Values
 from bertvision.jobs.store import open_store, split_name
+from bertvision.pipelines.declare import StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.sharing.hub import Repository, RepositoryKind, parse_repository
 from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.heads import find_head, trained_on
 
 if TYPE_CHECKING:

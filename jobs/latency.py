@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from bertvision.errors import counted
-from bertvision.jobs.checks import check_learns, check_trained_heads, find_workspace
-from bertvision.jobs.declare import Precision, WorkspacePath, job
-from bertvision.jobs.reading import (
-    Names,
-    Tag,
-    parse_names,
-    parse_tag,
-)
 from bertvision.jobs.show import Shown, Values, metric_cells, metric_names
+from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
 from bertvision.pipelines.finetuning.latency_record import (
     NAME,
     Latencies,
@@ -21,8 +14,15 @@ from bertvision.pipelines.finetuning.latency_record import (
     system_name,
 )
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import (
+    Names,
+    Tag,
+    parse_names,
+    parse_tag,
+)
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.workspace.checks import check_learns, check_trained_heads, find_workspace
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import read_run_config
@@ -52,7 +52,7 @@ def latency(
     windows: Annotated[int, Option(ge=1)] = 32,
     batch_size: Annotated[int, Option(ge=1)] = 1,
     rounds: Annotated[int, Option(ge=1)] = 5,
-    precision: Precision = "auto",
+    precision: PrecisionOption = "auto",
     quantised: bool = False,
     beside: Names | None = None,
     workspace: WorkspacePath = None,

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bertvision.errors import UnknownNameError
-from bertvision.jobs.analyses import analysed
-from bertvision.jobs.checks import check_cluster, check_snapshots
-from bertvision.jobs.data import adding_data, check_data, open_data
-from bertvision.jobs.declare import (
+from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
+from bertvision.pipelines.declare import (
     DEFAULTS,
     ClusterAddress,
     DataSource,
-    FigurePath,
     LabelColumn,
     MaxLength,
     NewEncoding,
     NewModel,
     PairColumn,
-    Precision,
+    PrecisionOption,
     Resamples,
     SkipBad,
     StorePath,
@@ -30,7 +25,9 @@ from bertvision.jobs.declare import (
     WorkspacePath,
     job,
 )
-from bertvision.jobs.reading import (
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.reading import (
     Layers,
     Names,
     Tags,
@@ -42,9 +39,6 @@ from bertvision.jobs.reading import (
     path_of,
     text_of,
 )
-from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
-from bertvision.pipelines.options import Option
-from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.readouts.options import (
     CROSS_ENCODER,
     PAIR_SCORERS,
@@ -52,15 +46,14 @@ from bertvision.pipelines.readouts.options import (
     ProbeOptions,
     RankOptions,
     SimilarityOptions,
-    StructureOptions,
-    treebank_splits,
 )
 from bertvision.pipelines.tasks.sentences.labelled_file import Columns
 from bertvision.pipelines.text import fill, format_table, number
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
+from bertvision.pipelines.workspace.data import adding_data, check_data, open_data
 
 if TYPE_CHECKING:
-    from bertvision.pipelines.analysis.structure import StructureResult
+    pass
 
 
 _GIB = 1 << 30
@@ -88,7 +81,7 @@ def probe(
     memory: Annotated[float, Option(ge=0)] = 2.0,
     model: NewModel = None,
     encoding: NewEncoding = None,
-    precision: Precision = "auto",
+    precision: PrecisionOption = "auto",
     scheduler: ClusterAddress = None,
     workspace: WorkspacePath = None,
     store: StorePath = None,
@@ -280,7 +273,7 @@ def rank(
     resamples: Resamples = 10_000,
     model: NewModel = None,
     encoding: NewEncoding = None,
-    precision: Precision = "auto",
+    precision: PrecisionOption = "auto",
     scheduler: ClusterAddress = None,
     workspace: WorkspacePath = None,
     store: StorePath = None,
@@ -349,7 +342,7 @@ def similarity(
     options: SimilarityOptions = DEFAULTS,
     model: NewModel = None,
     encoding: NewEncoding = None,
-    precision: Precision = "auto",
+    precision: PrecisionOption = "auto",
     scheduler: ClusterAddress = None,
     workspace: WorkspacePath = None,
     store: StorePath = None,
@@ -411,54 +404,3 @@ def similarity(
         )
     rows = similarity_rows(found)
     return Rows(map(Row, rows), table)
-
-
-@job
-def structure(
-    checkpoint: Tags,
-    *,
-    split: str = "treebank-test",
-    options: StructureOptions = DEFAULTS,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
-    **changes: Any,
-) -> StructureResult:
-    """Measure how much of gold syntax trees each layer holds.
-
-    Structural probes and edge probing read a stored treebank with train and dev, which `bertvision
-    extract --task treebank` stores. A second call with the same settings, of the same weights,
-    gives what was kept.
-
-    Args:
-        checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
-        split: Split that is scored; probes are trained on train of the same treebank.
-
-    Raises:
-        UnknownNameError: there is no such snapshot or split.
-        InputError: ``plot`` does not end in ``.svg``, or a split holds no trees.
-        ProvenanceError: splits were not extracted alike; names what differs.
-    """
-    tags = parse_tags(checkpoint)
-
-    def run(space: Workspace, figure: Path | None) -> StructureResult:
-        from bertvision.pipelines.analysis.structure import structure as measure
-
-        return measure(space, tags, split=split, options=options, plot=figure)
-
-    try:
-        return analysed(
-            run,
-            tags,
-            treebank_splits(split),
-            scheduler="threads",
-            plot=plot,
-            workspace=workspace,
-            store=store,
-        )
-    except UnknownNameError as error:
-        if f"no split {split!r}" not in str(error):
-            raise
-        raise UnknownNameError(
-            f"{error}; a part that is stored is scored with --split, such as --split treebank-dev"
-        ) from None

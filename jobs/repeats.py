@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.jobs.declare import DEFAULTS, FigurePath, job
 from bertvision.jobs.finetune import check_new, checked
-from bertvision.jobs.reading import Names, StrPath, Tags, parse_names, path_of
 from bertvision.jobs.show import RowsField, ShownRecord, Values
+from bertvision.pipelines.declare import DEFAULTS, FigurePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, Plotted, check_suffix
+from bertvision.pipelines.reading import Names, StrPath, Tags, parse_names, path_of
 from bertvision.pipelines.repeats.folder import find_seeds
 from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.job_options import FinetuneOptions

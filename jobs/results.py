@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Annotated
 
 from bertvision.errors import InputError
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import WorkspacePath, job
-from bertvision.jobs.reading import StrPath, Tag, parse_tag
 from bertvision.jobs.show import (
     Row,
     Rows,
@@ -20,8 +17,11 @@ from bertvision.jobs.show import (
     score_charts,
     with_footnote,
 )
+from bertvision.pipelines.declare import WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import StrPath, Tag, parse_tag
 from bertvision.pipelines.text import format_table, number
+from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 
 

@@ -17,12 +17,12 @@ from bertvision.errors import (
     counted,
 )
 from bertvision.featurestore.format.names import SnapshotTag, check_name
-from bertvision.jobs.checks import find_workspace
-from bertvision.jobs.declare import Seed, StorePath, WorkspacePath, job
-from bertvision.jobs.reading import Layers, StrPath, parse_layers, parse_tag, path_of, text_of
 from bertvision.jobs.show import Row, Rows, Shown, ShownRecord, Values, mapping_table
+from bertvision.pipelines.declare import Seed, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Layers, StrPath, parse_layers, parse_tag, path_of, text_of
 from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.reproduce import not_extracted
 
 if TYPE_CHECKING:

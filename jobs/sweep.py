@@ -6,16 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from bertvision.jobs.checks import check_new_heads, find_workspace
-from bertvision.jobs.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
-from bertvision.jobs.reading import (
-    Names,
-    Numbers,
-    Tags,
-    parse_fractions,
-    parse_names,
-    parse_tags,
-)
 from bertvision.jobs.show import (
     Row,
     Rows,
@@ -26,9 +16,19 @@ from bertvision.jobs.show import (
     score_charts,
     with_footnote,
 )
+from bertvision.pipelines.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import (
+    Names,
+    Numbers,
+    Tags,
+    parse_fractions,
+    parse_names,
+    parse_tags,
+)
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.text import fill, format_table, number, size
+from bertvision.pipelines.workspace.checks import check_new_heads, find_workspace
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import runs_of

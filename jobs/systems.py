@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from bertvision.jobs.checks import check_trained_heads, find_workspace
-from bertvision.jobs.declare import Resamples, Seed, WorkspacePath, job
-from bertvision.jobs.reading import (
-    Names,
-    StrPath,
-    Tag,
-    parse_names,
-    parse_tag,
-)
 from bertvision.jobs.show import (
     Shown,
     ShownRecord,
@@ -24,11 +15,20 @@ from bertvision.jobs.show import (
     metric_cells,
     with_footnote,
 )
+from bertvision.pipelines.declare import Resamples, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import (
+    Names,
+    StrPath,
+    Tag,
+    parse_names,
+    parse_tag,
+)
 from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.tasks.scores import Metric
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.uncertainty import By, Seeds
+from bertvision.pipelines.workspace.checks import check_trained_heads, find_workspace
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.records import BertScores, EnsembleScores, HeadScores
 

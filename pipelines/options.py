@@ -42,6 +42,10 @@ class Option(NamedTuple):
     lt: float | None = None
     several: bool = False
     """Whether the command line takes it several times."""
+    decides: bool = True
+    """Whether the result of an analysis depends on it, as it does not on where it is computed."""
+    apart: bool = False
+    """Whether results with another value than the default are kept beside those with it."""
 
 
 @dataclass(frozen=True)

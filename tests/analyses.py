@@ -9,22 +9,29 @@ import numpy as np
 import torch
 from test_lens import WORDS, Head
 
-from bertvision.pipelines.analysis.attention import AttentionResult, WindowMaps, attention
-from bertvision.pipelines.analysis.cca import CcaResult, cca
-from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.attention import AttentionResult, WindowMaps
+from bertvision.pipelines.analysis.attention import attention_of_maps as attention
+from bertvision.pipelines.analysis.cca import CcaResult
+from bertvision.pipelines.analysis.cca import cca_of_arrays as cca
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.cka import cka_of_arrays as cka
 from bertvision.pipelines.analysis.cloze import ClozeResult
-from bertvision.pipelines.analysis.context import ContextResult, Samples, context
+from bertvision.pipelines.analysis.context import ContextResult, Samples
+from bertvision.pipelines.analysis.context import context_of_arrays as context
 from bertvision.pipelines.analysis.exits import ExitsResult
-from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
-from bertvision.pipelines.analysis.languages import LanguagesResult, languages
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
+from bertvision.pipelines.analysis.languages import LanguagesResult
+from bertvision.pipelines.analysis.languages import languages_of_groups as languages
 from bertvision.pipelines.analysis.lens import LensResult, lens_of_array
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.relations import RelationsResult
 from bertvision.pipelines.analysis.result import AnalysisResult
-from bertvision.pipelines.analysis.rsa import Paired, RsaResult, rsa
+from bertvision.pipelines.analysis.rsa import Paired, RsaResult
+from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.analysis.uses import Uses
-from bertvision.pipelines.readouts.structure import BASELINES, METRICS
+from bertvision.pipelines.readouts.options import BASELINES, METRICS
 
 
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:

@@ -120,10 +120,10 @@ def _signature(value: object) -> str:
 def _records() -> Iterator[str]:
     import bertvision.jobs
     import bertvision.pipelines
-    from bertvision.pipelines.analysis.kinds import ANALYSES
+    from bertvision.pipelines import analysis
     from bertvision.pipelines.records import Record
 
-    for result in ANALYSES:
+    for result in analysis.results():
         yield f"result {result.kind}: {', '.join(f.name for f in dataclasses.fields(result))}"
 
     def below(kind: type) -> Iterator[Any]:

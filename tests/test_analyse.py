@@ -17,13 +17,9 @@ from figures import Drawing
 from processes import warm_pool
 from stores import record_path
 
+import bertvision
 from bertvision.errors import IncompleteSplitError, InputError, ProvenanceError, UnknownNameError
-from bertvision.jobs import analyses as of_layers
-from bertvision.jobs import analyses as of_pairs
 from bertvision.jobs import command
-from bertvision.pipelines.analysis.cca import run_cca as run_cca
-from bertvision.pipelines.analysis.cka import run_cka as run_cka
-from bertvision.pipelines.analysis.isotropy import run_isotropy as run_isotropy
 from bertvision.pipelines.analysis.sides import told_apart
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -46,7 +42,9 @@ def test_cka_of_a_snapshot_with_itself_is_one_on_the_diagonal(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     for biased in (False, True):
-        result = run_cka(workspace, "1e", "1e", biased=biased, plot=tmp_path / "cka.svg")
+        result = bertvision.cka(
+            "1e", "1e", biased=biased, plot=tmp_path / "cka.svg", workspace=workspace
+        )
         np.testing.assert_allclose(np.diag(result.cka), 1, rtol=1e-9)
         np.testing.assert_allclose(result.cka, result.cka.T, rtol=1e-9)
         off = result.cka[~np.eye(3, dtype=bool)]
@@ -62,7 +60,7 @@ def test_cka_of_a_snapshot_with_itself_is_one_on_the_diagonal(
 def test_isotropy_measures_the_stored_tokens_and_no_fill(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    result = run_isotropy(workspace, ["1e"], plot=tmp_path / "isotropy.svg")
+    result = bertvision.isotropy(["1e"], plot=tmp_path / "isotropy.svg", workspace=workspace)
     found = tokens(workspace, "1e").astype(np.float64)
     cls = np.stack([example.numpy()[0].T for example in workspace.split("1e", "dev")])
     for j, vectors in enumerate((found, cls.astype(np.float64))):
@@ -81,13 +79,15 @@ def test_isotropy_measures_the_stored_tokens_and_no_fill(
 
 def test_processes_and_threads_agree_to_the_last_bit(workspace: Workspace, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
-    threads = run_cka(workspace, "0.5e", "1e", plot=plot)
-    spread = run_isotropy(workspace, ["1e"], plot=plot)
+    threads = bertvision.cka("0.5e", "1e", plot=plot, workspace=workspace)
+    spread = bertvision.isotropy(["1e"], plot=plot, workspace=workspace)
     with warm_pool():
-        processes = run_cka(workspace, "0.5e", "1e", plot=plot, scheduler="processes")
+        processes = bertvision.cka(
+            "0.5e", "1e", plot=plot, scheduler="processes", workspace=workspace
+        )
         assert np.array_equal(threads.cka, processes.cka)
         assert np.array_equal(threads.cka_dropped, processes.cka_dropped)
-        again = run_isotropy(workspace, ["1e"], plot=plot, scheduler="processes")
+        again = bertvision.isotropy(["1e"], plot=plot, scheduler="processes", workspace=workspace)
     assert spread.to_json() == again.to_json()
 
 
@@ -95,11 +95,15 @@ def test_results_are_plain_json_and_name_split_and_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     plot = tmp_path / "plot.svg"
-    cka = run_cka(workspace, "0.5e", "1e", max_tokens=100, seed=3, plot=plot).to_json()
+    cka = bertvision.cka(
+        "0.5e", "1e", max_tokens=100, seed=3, plot=plot, workspace=workspace
+    ).to_json()
     assert json.loads(json.dumps(cka, allow_nan=False)) == cka
     assert (cka["x"], cka["y"], cka["layers_x"]) == ("0.5e/dev", "1e/dev", [0, 1, 2])
     assert (cka["n_tokens"], cka["seed"]) == (100, 3)
-    isotropy = run_isotropy(workspace, ["0.5e"], split="tune", max_tokens=100, plot=plot).to_json()
+    isotropy = bertvision.isotropy(
+        ["0.5e"], split="tune", max_tokens=100, plot=plot, workspace=workspace
+    ).to_json()
     assert json.loads(json.dumps(isotropy, allow_nan=False)) == isotropy
     assert (isotropy["snapshots"], isotropy["name"]) == (["0.5e"], "tune")
     assert isotropy["layers"] == [0, 1, 2]
@@ -110,9 +114,9 @@ def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     shared = {"max_tokens": 100, "workspace": workspace.root, "plot": tmp_path / "plot.svg"}
-    alike = of_pairs.cka("0.5e", "1e", **shared)
+    alike = bertvision.cka("0.5e", "1e", **shared)
     command.show(alike, True, tmp_path / "cka.csv")
-    spread = of_layers.isotropy("1e", **shared)
+    spread = bertvision.isotropy("1e", **shared)
     command.show(spread, True, tmp_path / "isotropy.csv")
     pairs, layers = alike.to_pandas(), spread.to_pandas()
     assert (len(pairs), len(layers)) == (9, 6)
@@ -130,9 +134,9 @@ def test_csv_and_frame_have_a_row_for_each_layer_or_pair_of_layers(
 
 def test_plots_go_into_the_workspace_and_layers_keep_their_numbers(empty: Workspace) -> None:
     extract(empty, "1e", splits=["dev"], layers=[0, 2], encoding="float32", precision="32")
-    result = run_cka(empty, "1e", "1e", biased=True)
+    result = bertvision.cka("1e", "1e", biased=True, workspace=empty)
     assert result.layers_x == result.layers_y == (0, 2)
-    run_isotropy(empty, ["1e"])
+    bertvision.isotropy(["1e"], workspace=empty)
     assert sorted(path.name for path in (empty.root / "analysis").iterdir()) == [
         "cka-1e-1e-dev-biased.json",
         "cka-1e-1e-dev-biased.svg",
@@ -149,9 +153,11 @@ def test_splits_that_do_not_hold_the_same_tokens_are_refused(empty: Workspace) -
     shorter = Workspace(empty.root, empty.config.model_copy(update={"task": task}))
     extract(shorter, "1e", splits=["dev"], precision="32")
     with pytest.raises(InputError, match="the plot own.png ends in '.png'"):
-        run_cka(empty, "0.5e", "1e", plot=Path("own.png"))  # before anything is read
+        bertvision.cka(
+            "0.5e", "1e", plot=Path("own.png"), workspace=empty
+        )  # before anything is read
     with pytest.raises(ProvenanceError, match="0.5e/dev and 1e/dev do not hold the same tokens"):
-        run_cka(empty, "0.5e", "1e")
+        bertvision.cka("0.5e", "1e", workspace=empty)
     assert not (empty.root / "analysis").exists()
 
 
@@ -165,14 +171,16 @@ def test_cka_joins_splits_that_are_stored_in_another_order(
     monkeypatch.setattr(
         Workspace, "split", lambda s, tag, n: whole(elsewhere if tag == "0.5e" else s, tag, n)
     )
-    straight = run_cka(empty, "0.5e", "1e", split="train")
+    straight = bertvision.cka("0.5e", "1e", split="train", workspace=empty)
     shutil.rmtree(tmp_path / "elsewhere")
     extract(
         elsewhere, "0.5e", splits=["train"], precision="32", encoding="float32", shard_tokens=700
     )
     one, other = elsewhere.split("0.5e", "train"), empty.split("1e", "train")
     assert not np.array_equal(one.plan.example_id, other.plan.example_id)
-    joined = run_cka(empty, "0.5e", "1e", split="train", seed=1)  # which reuses nothing
+    joined = bertvision.cka(
+        "0.5e", "1e", split="train", seed=1, workspace=empty
+    )  # which reuses nothing
     np.testing.assert_allclose(joined.cka, straight.cka, atol=1e-4)
 
 
@@ -193,8 +201,8 @@ def test_cka_sets_snapshots_of_two_workspaces_side_by_side(
     for tag in ("0.5e", "1e"):
         extract(empty, tag, **shared)
     extract(beside, "1e", **shared, shard_tokens=700)  # in another order
-    within = run_cka(empty, "0.5e", "1e", split="train")
-    found = run_cka(empty, "0.5e", "1e", split="train", beside=beside)
+    within = bertvision.cka("0.5e", "1e", split="train", workspace=empty)
+    found = bertvision.cka("0.5e", "1e", split="train", beside=beside, workspace=empty)
     np.testing.assert_allclose(found.cka, within.cka, atol=1e-4)
     assert (found.x, found.y) == (f"{empty.root.name}: 0.5e/train", "encoder-b: 1e/train")
     kept = fields(empty.root / "analysis" / "cka-0.5e-1e-train-with-encoder-b.json")
@@ -202,11 +210,11 @@ def test_cka_sets_snapshots_of_two_workspaces_side_by_side(
     assert set(kept["weights_sha256"]) == {"0.5e"}  # of those that are the workspace's own
     assert set(kept["splits_sha256"]) == {"0.5e/train", "encoder-b: 1e/train"}
     extract(beside, "0.5e", **shared)
-    alike = run_cca(empty, "0.5e", "0.5e", split="train", beside=beside)
+    alike = bertvision.cca("0.5e", "0.5e", split="train", beside=beside, workspace=empty)
     np.testing.assert_allclose(np.diag(alike.pwcca), 1, atol=1e-3)
     change(beside.snapshot_dir("1e") / "snapshot.json", weights_sha256="0" * 64)
     with pytest.raises(ProvenanceError, match="was extracted with other weights than .*encoder-b"):
-        run_cka(empty, "0.5e", "1e", split="train", beside=beside)
+        bertvision.cka("0.5e", "1e", split="train", beside=beside, workspace=empty)
 
 
 def test_workspaces_whose_tokens_differ_are_refused_by_name(
@@ -223,7 +231,7 @@ def test_workspaces_whose_tokens_differ_are_refused_by_name(
         match="1e/dev in .*/activations and 1e/dev in .*/encoder-b/activations do not hold the "
         "same tokens .they have ",
     ):
-        run_cka(empty, "1e", "1e", beside=beside)
+        bertvision.cka("1e", "1e", beside=beside, workspace=empty)
 
 
 def test_names_of_workspaces_are_as_long_as_it_takes_to_tell_them_apart() -> None:
@@ -236,7 +244,11 @@ def test_names_of_workspaces_are_as_long_as_it_takes_to_tell_them_apart() -> Non
 
 
 @pytest.mark.parametrize(
-    "run", [lambda s, tag: run_isotropy(s, [tag]), lambda s, tag: run_cka(s, tag, tag)]
+    "run",
+    [
+        lambda s, tag: bertvision.isotropy([tag], workspace=s),
+        lambda s, tag: bertvision.cka(tag, tag, workspace=s),
+    ],
 )
 def test_hidden_states_of_other_weights_than_the_snapshot_has_are_refused(
     empty: Workspace, run: Callable[[Workspace, str], object]
@@ -259,7 +271,10 @@ def test_an_unfinished_or_unknown_split_is_refused_with_the_command_that_helps(
 ) -> None:
     extract(empty, "1e", splits=["dev"], precision="32", shard_tokens=512)
     record_path(empty.split("1e", "dev"), 1).unlink()
-    for run in (lambda s, tag: run_isotropy(s, [tag]), lambda *args: run_cka(*args, "1e")):
+    for run in (
+        lambda s, tag: bertvision.isotropy([tag], workspace=s),
+        lambda s, tag: bertvision.cka(tag, "1e", workspace=s),
+    ):
         with pytest.raises(IncompleteSplitError, match="lacks 1 of .* shards .*bertvision extract"):
             run(empty, "1e")
         with pytest.raises(

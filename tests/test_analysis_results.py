@@ -18,14 +18,14 @@ from test_hostile_records import VALUES, WHOLE_FILES
 
 import bertvision
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines import analysis
 from bertvision.pipelines.analysis.result import Analysis, AnalysisResult, read_analysis
 from bertvision.pipelines.records import write_record
 
 pytestmark = pytest.mark.usefixtures("charts_drawn_anew")
 
 
-@pytest.fixture(scope="module", params=ANALYSES, ids=lambda kind: kind.kind)
+@pytest.fixture(scope="module", params=analysis.results(), ids=lambda kind: kind.kind)
 def result(request: pytest.FixtureRequest) -> AnalysisResult:
     return MAKERS[request.param]()
 
@@ -54,8 +54,8 @@ def presented(result: AnalysisResult) -> None:
 
 
 def test_every_kind_is_a_command_a_verb_and_has_a_result_that_is_tested() -> None:
-    kinds = [kind.kind for kind in ANALYSES]
-    assert set(MAKERS) == set(ANALYSES) == set(_subclasses(AnalysisResult))
+    kinds = [kind.kind for kind in analysis.results()]
+    assert set(MAKERS) == set(analysis.results()) == set(_subclasses(AnalysisResult))
     assert len(set(kinds)) == len(kinds)
     assert all(callable(getattr(bertvision, kind)) for kind in kinds)
 

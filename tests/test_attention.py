@@ -18,12 +18,12 @@ from bertvision.pipelines.analysis.attention import (
     MEASURES,
     AttentionResult,
     WindowMaps,
-    attention,
     attention_maps,
     load_eager,
     looks,
     sampled_windows,
 )
+from bertvision.pipelines.analysis.attention import attention_of_maps as attention
 from bertvision.pipelines.analysis.prune import gated, replayed
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows

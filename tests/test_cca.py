@@ -15,7 +15,8 @@ from processes import warm_pool
 
 from bertvision.errors import BertvisionWarning, InputError, NonFiniteError
 from bertvision.pipelines.analysis import kernels
-from bertvision.pipelines.analysis.cca import CcaResult, cca
+from bertvision.pipelines.analysis.cca import CcaResult
+from bertvision.pipelines.analysis.cca import cca_of_arrays as cca
 
 N = 240
 

@@ -18,7 +18,8 @@ from processes import warm_pool
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.pipelines.analysis import cka as cka_module
 from bertvision.pipelines.analysis import kernels
-from bertvision.pipelines.analysis.cka import CkaResult, cka
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.cka import cka_of_arrays as cka
 from bertvision.pipelines.analysis.kernels import FEATURES, GRAM, Form, cheaper_form
 
 

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.pipelines.analysis import likeness
-from bertvision.pipelines.analysis.context import ContextResult, Samples, context
-from bertvision.pipelines.analysis.context import run_context as run_context
+from bertvision.pipelines.analysis.context import ContextResult, Samples
+from bertvision.pipelines.analysis.context import context_of_arrays as context
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
     Uses,
@@ -365,7 +365,9 @@ def test_a_workspace_is_measured_by_the_ids_that_it_stores(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     plot = tmp_path / "context.svg"
-    found = run_context(workspace, ["0.5e", "1e"], split="train", tokens=300, plot=plot)
+    found = bertvision.context(
+        ["0.5e", "1e"], split="train", tokens=300, plot=plot, workspace=workspace
+    )
     assert found.layers == (0, 1, 2)
     assert found.n_uses <= 300
     assert found.n_uses + found.n_special + found.n_pieces + found.n_marks <= found.n_available
@@ -373,7 +375,9 @@ def test_a_workspace_is_measured_by_the_ids_that_it_stores(
     assert found.nearest[0, 0] > 0.5 > 2 * found.chance
     assert found.adjusted()["self_adjusted"][0, 0] > 0.2
     np.testing.assert_allclose(found.static_similarity[:, 0], 1, atol=1e-6)
-    again = run_context(workspace, ["1e", "0.5e"], split="train", tokens=300, plot=plot)
+    again = bertvision.context(
+        ["1e", "0.5e"], split="train", tokens=300, plot=plot, workspace=workspace
+    )
     np.testing.assert_array_equal(again.self_similarity, found.self_similarity[::-1])
     page = bertvision.report(out=tmp_path / "report", workspace=workspace.root).page.read_text()
     assert "Context: what becomes of words" in page
@@ -387,7 +391,7 @@ def test_vectors_of_windows_are_refused_with_the_command_that_extracts_tokens(
     space = Workspace(tmp_path, workspace.config)
     extract(space, "1e", splits=["dev"], precision="32", tokens="cls")
     with pytest.raises(InputError, match="one vector for each window.*--checkpoint 1e --pool none"):
-        run_context(space, ["1e"], split="dev-cls")
+        bertvision.context(["1e"], split="dev-cls", workspace=space)
 
 
 def test_snapshots_with_other_layers_are_refused(workspace: Workspace, tmp_path: Path) -> None:
@@ -396,7 +400,7 @@ def test_snapshots_with_other_layers_are_refused(workspace: Workspace, tmp_path:
     for tag, layers in (("0.5e", [0, 1]), ("1e", [0, 2])):
         extract(space, tag, splits=["dev"], precision="32", layers=layers)
     with pytest.raises(ProvenanceError, match="layers"):
-        run_context(space, ["0.5e", "1e"])
+        bertvision.context(["0.5e", "1e"], workspace=space)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 13, 25])

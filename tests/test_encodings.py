@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+import bertvision
 from bertvision import ActivationSplit, ActivationStore
 from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
+from bertvision.pipelines import analysis
 from bertvision.pipelines.analysis.cca import CcaResult
-from bertvision.pipelines.analysis.cca import run_cca as cca
-from bertvision.pipelines.analysis.isotropy import ROUNDED, IsotropyResult, Rounding, isotropy
-from bertvision.pipelines.analysis.kept import KEEPS, encoding_notes
-from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines.analysis.cka import CkaResult
+from bertvision.pipelines.analysis.isotropy import ROUNDED, IsotropyResult, Rounding
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
+from bertvision.pipelines.analysis.request import encoding_notes
+from bertvision.pipelines.analysis.result import Keeps
 from bertvision.pipelines.analysis.rsa import RsaResult
-from bertvision.pipelines.analysis.rsa import run_rsa as rsa
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.report.analyses import analysis_section
 from bertvision.pipelines.report.section import Reading
@@ -155,10 +157,10 @@ def test_the_table_of_encodings_is_what_was_measured() -> None:
         ],
         "languages": ["variance between groups", "clusters (V-measure)"],
     }
+    declared = {result.kind: result.keeps for result in analysis.results()}
     for kind, names in measured.items():
-        assert KEEPS[kind] == (keeps(names, "int8"), keeps(names, "int4")), kind
-    assert set(KEEPS) == {result.kind for result in ANALYSES}
-    assert all(KEEPS[kind].int8 == "unmeasured" for kind in set(KEEPS) - set(measured))
+        assert declared.pop(kind) == (keeps(names, "int8"), keeps(names, "int4")), kind
+    assert set(declared.values()) == {Keeps()}
 
 
 def test_what_an_encoding_keeps_less_well_than_it_promises_is_said(tmp_path: Path) -> None:
@@ -169,18 +171,18 @@ def test_what_an_encoding_keeps_less_well_than_it_promises_is_said(tmp_path: Pat
             states[0, 1, 5] += 4000  # a massive activation of the first token, in layer 9
             out.add(i, states)
         split = out.finish()
-    (note,) = encoding_notes("cka", [split, split])
+    (note,) = encoding_notes("cka", CkaResult.keeps, [split, split])
     assert "the first token of each window ([CLS]) of layer 9 less well than int8" in note
-    assert encoding_notes("cka", []) == []
+    assert encoding_notes("cka", CkaResult.keeps, []) == []
 
 
 def test_of_int4_what_is_kept_is_said_by_analysis(splits: dict[str, ActivationSplit]) -> None:
-    (course,) = encoding_notes("rsa", [splits["int4"]])
+    (course,) = encoding_notes("rsa", RsaResult.keeps, [splits["int4"]])
     assert "of which rsa keeps the course over layers" in course
-    (unmeasured,) = encoding_notes("lens", [splits["int4"]])
+    (unmeasured,) = encoding_notes("lens", Keeps(), [splits["int4"]])
     assert "was not measured" in unmeasured
     for encoding in ("float32", "bfloat16", "float16", "int8"):
-        assert encoding_notes("rsa", [splits[encoding]]) == []
+        assert encoding_notes("rsa", RsaResult.keeps, [splits[encoding]]) == []
 
 
 def test_notes_stand_below_the_table_and_in_the_report_and_are_kept(
@@ -190,10 +192,10 @@ def test_notes_stand_below_the_table_and_in_the_report_and_are_kept(
     store = tmp_path / "int4"
     extract(space, "1e", splits=["dev"], tokens="all", encoding="int4", store=str(store))
     space = space.at(str(store))
-    for analysis in (rsa, cca):  # of which the second has remarks of its own
+    for run in (bertvision.rsa, bertvision.cca):  # of which the second has remarks of its own
         for _ in range(2):  # measured, then as it was kept
-            said = " ".join(analysis(space, "1e", "1e").table().split())
-            note = f"1e/dev is stored as int4, of which {analysis.__name__[4:]} keeps the course"
+            said = " ".join(run("1e", "1e", workspace=space).table().split())
+            note = f"1e/dev is stored as int4, of which {run.__name__} keeps the course"
             assert note in said
     left_out: list[str] = []
     reading = Reading(space, read_rows(space), left_out)

@@ -24,7 +24,7 @@ from bertvision.pipelines.analysis.exit_curve import (
     fitting_criteria,
     outcomes_of,
 )
-from bertvision.pipelines.analysis.exits import measure_exits
+from bertvision.pipelines.analysis.exits import exits_of_logits
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.data import Sentence
@@ -163,7 +163,7 @@ def test_at_the_ends_all_windows_leave_at_the_last_and_at_the_first_layer(case: 
     task, threshold = load_task(name), 0.0 if name == "squad_v2" else None
     if metric == "matthews" and name == "mnli":
         return  # which is not what stands for the task
-    found = measure_exits(task, logits, LAYERS, criteria, threshold=threshold)
+    found = exits_of_logits(task, logits, LAYERS, criteria, threshold=threshold)
     assert found.criteria == criteria
     assert (found.mean_layers[:, 0] == LAYERS[-1]).all()
     assert (found.scores[:, 0] == found.fixed[-1]).all()
@@ -249,7 +249,7 @@ def test_a_task_that_is_scored_otherwise_is_refused() -> None:
 
     task: Task = Halves("mnli")
     with pytest.raises(InputError, match="mnli computes its accuracy in a way of its own"):
-        measure_exits(task, of_classes(0), LAYERS, ["entropy"])
+        exits_of_logits(task, of_classes(0), LAYERS, ["entropy"])
     with pytest.raises(InputError, match="is scored by spearman"):
         outcomes_of(load_task("stsb"), of_scores(0), "spearman", None)
 
@@ -272,14 +272,14 @@ def test_output_layers_say_of_stored_states_what_they_say_in_the_encoder(
     from bertvision.pipelines.analysis import exits as run
 
     seen: list[Sequence[Logits]] = []
-    real = run.measure_exits
+    real = run.exits_of_logits
 
     def kept(task: Task, logits: Sequence[Logits], *args: Any, **more: Any) -> Any:
         seen.append(logits)
         return real(task, logits, *args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "measure_exits", kept)
+        patched.setattr(run, "exits_of_logits", kept)
         patched.setattr(BertModel, "forward", None)  # it is not run
         found = bertvision.exits("1e", split="tune", criterion="entropy", workspace=space.root)
     assert found.layers == (1, 2, 3, 4)

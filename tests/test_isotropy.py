@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis import moments
-from bertvision.pipelines.analysis.isotropy import IsotropyResult, isotropy
+from bertvision.pipelines.analysis.isotropy import IsotropyResult
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
 
 
 def gaussian(n: int, layers: int, hidden: int, seed: int = 0) -> np.ndarray:

@@ -16,18 +16,18 @@ from terminal import done, with_heads
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.jobs.declare import bound
 from bertvision.jobs.errors import Errors
 from bertvision.jobs.experiment import Status
-from bertvision.jobs.reading import (
+from bertvision.jobs.show import Row, Rows
+from bertvision.jobs.systems import Comparison, Ensemble
+from bertvision.pipelines.declare import bound
+from bertvision.pipelines.reading import (
     parse_fractions,
     parse_layers,
     parse_names,
     parse_tags,
     parse_tokens,
 )
-from bertvision.jobs.show import Row, Rows
-from bertvision.jobs.systems import Comparison, Ensemble
 from bertvision.pipelines.results.compare import compare as run_compare
 from bertvision.pipelines.results.ensemble import ensemble as run_ensemble
 from bertvision.pipelines.results.error_analysis import errors as run_errors

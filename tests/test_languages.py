@@ -17,10 +17,10 @@ from bertvision.pipelines.analysis.languages import (
     centroids,
     check_groups,
     identified,
-    languages,
     retrieved,
     v_measure,
 )
+from bertvision.pipelines.analysis.languages import languages_of_groups as languages
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -19,7 +19,7 @@ from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.analysis.isotropy import isotropy
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
 from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 

@@ -13,7 +13,7 @@ import typer
 import bertvision
 from bertvision.cli import app
 from bertvision.errors import InputError
-from bertvision.jobs.declare import arguments, bound
+from bertvision.pipelines.declare import arguments, bound
 from bertvision.pipelines.options import Options, declared, flag
 from bertvision.pipelines.readouts.options import ProbeOptions, RankOptions, SimilarityOptions
 from bertvision.pipelines.tasks.data import TaskConfig

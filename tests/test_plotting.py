@@ -18,9 +18,9 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.jobs.readouts import probe_charts
 from bertvision.jobs.repeats import Spread
 from bertvision.jobs.show import Row, Rows, score_charts
+from bertvision.pipelines import analysis
 from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.cloze import ClozeResult
-from bertvision.pipelines.analysis.kinds import ANALYSES
 from bertvision.pipelines.analysis.lens import LensResult
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.rsa import RsaResult
@@ -39,7 +39,7 @@ def bars(ax: Axes) -> Iterator[ErrorbarContainer]:
     return (found for found in ax.containers if isinstance(found, ErrorbarContainer))
 
 
-@pytest.mark.parametrize("kind", ANALYSES, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("kind", analysis.results(), ids=lambda kind: kind.kind)
 def test_every_measure_of_every_analysis_is_drawn_with_names_on_its_axes(kind: Any) -> None:
     result = MAKERS[kind]()
     for name, chart in result.charts().items():

@@ -445,7 +445,7 @@ def test_a_command_that_fails_leaves_no_new_workspace(
 
 def test_a_file_of_ones_own_may_be_named_like_a_task(tiny_bert: Path, tmp_path: Path) -> None:
     """It is no data set of that task, so that both can be added; its columns are the default."""
-    from bertvision.jobs.data import open_data
+    from bertvision.pipelines.workspace.data import open_data
 
     source = tmp_path / "mr.csv"
     source.write_text("text,label\nGood.,1\nBad.,0\n")

@@ -13,12 +13,8 @@ from treebanks import drawn_sentence, write_treebank
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.analysis.attention import WindowMaps
-from bertvision.pipelines.analysis.relations import (
-    Looked,
-    RelationsResult,
-    between_words,
-    relations,
-)
+from bertvision.pipelines.analysis.relations import Looked, RelationsResult, between_words
+from bertvision.pipelines.analysis.relations import relations_of_maps as relations
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.workspace.workspace import Workspace
 

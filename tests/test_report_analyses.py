@@ -13,10 +13,8 @@ from byhand import change, fields, rewrite
 from reports import read_table
 from test_rank import write_people
 
+import bertvision
 from bertvision import rank
-from bertvision.pipelines.analysis.cka import run_cka as cka
-from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
-from bertvision.pipelines.analysis.rsa import run_rsa as rsa
 from bertvision.pipelines.report.build import read_tables, write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -33,8 +31,10 @@ def space(workspace: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
 
 def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Path) -> None:
     assert {"cka", "isotropy"}.isdisjoint(read_tables(space))
-    alike = cka(space, "0.5e", "1e", max_tokens=100, plot=tmp_path / "elsewhere.svg")
-    spread = isotropy(space, ["1e"], max_tokens=100, seed=3)
+    alike = bertvision.cka(
+        "0.5e", "1e", max_tokens=100, plot=tmp_path / "elsewhere.svg", workspace=space
+    )
+    spread = bertvision.isotropy(["1e"], max_tokens=100, seed=3, workspace=space)
     kept = json.loads((space.root / "analysis" / "cka-0.5e-1e-dev.json").read_text())
     assert kept["result"] == alike.to_json()
     assert kept["command"] == "bertvision cka 0.5e 1e --split dev --max-tokens 100"
@@ -53,7 +53,9 @@ def test_cka_and_isotropy_are_kept_and_shown(space: OpenWorkspace, tmp_path: Pat
 
 
 def test_rsa_is_shown_as_its_command_prints_it(space: OpenWorkspace) -> None:
-    lie = rsa(space, "0.5e", "1e", splits=["dev", "tune"], n_tokens=60, repeats=3)
+    lie = bertvision.rsa(
+        "0.5e", "1e", split=["dev", "tune"], max_tokens=60, repeats=3, workspace=space
+    )
     report = write_report(space)
     rows = read_table(report.page, "rsa")
     assert [float(row["rsa"]) for row in rows] == [row["rsa"] for row in lie.same_layers()]
@@ -66,8 +68,8 @@ def test_rsa_is_shown_as_its_command_prints_it(space: OpenWorkspace) -> None:
 def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     space: OpenWorkspace,
 ) -> None:
-    isotropy(space, ["0.5e"], max_tokens=100)
-    isotropy(space, ["1e"], max_tokens=100)
+    bertvision.isotropy(["0.5e"], max_tokens=100, workspace=space)
+    bertvision.isotropy(["1e"], max_tokens=100, workspace=space)
     folder = space.root / "analysis"
     change(folder / "isotropy-1e-dev.json", weights_sha256={"1e": "0" * 64})
     report = write_report(space)
@@ -98,8 +100,8 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
 def test_an_analysis_that_says_something_else_is_damaged(
     space: OpenWorkspace, kind: str, change_it: dict[str, object], told: str
 ) -> None:
-    cka(space, "0.5e", "1e", max_tokens=100)
-    isotropy(space, ["1e"], max_tokens=100)
+    bertvision.cka("0.5e", "1e", max_tokens=100, workspace=space)
+    bertvision.isotropy(["1e"], max_tokens=100, workspace=space)
     (path,) = (space.root / "analysis").glob(f"{kind}-*.json")
     values = fields(path)
     for name, value in change_it.items():

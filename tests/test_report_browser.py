@@ -14,8 +14,7 @@ from browser import CHROMIUM, as_printed, measure, pdf, screenshot
 from byhand import change
 from PIL import Image
 
-from bertvision.pipelines.analysis.cka import run_cka as cka
-from bertvision.pipelines.analysis.isotropy import run_isotropy as isotropy
+import bertvision
 from bertvision.pipelines.report.build import write_report
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -31,8 +30,8 @@ PHONE, PORTRAIT, LANDSCAPE, SCREEN = 360, 688, 1017, 1000
 def full(lab: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a workspace with everything."""
     lab = Workspace.find(shutil.copytree(lab.root, tmp_path_factory.mktemp("browser") / "lab"))
-    cka(lab, "0.5e", "1e")
-    isotropy(lab, ["0.5e", "1e"])
+    bertvision.cka("0.5e", "1e", workspace=lab)
+    bertvision.isotropy(["0.5e", "1e"], workspace=lab)
     (lab.root / "bert" / "2e").mkdir()
     (lab.root / "bert" / "2e" / "metrics.json").write_text("{")  # to be named on the page
     return write_report(lab).page
@@ -141,8 +140,8 @@ def test_it_is_drawn_in_its_theme(full: Path, tmp_path: Path, width: int, dark: 
 def test_figures_of_their_own_cover_nothing_and_have_a_theme(
     workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
-    cka(workspace, "0.5e", "1e", plot=tmp_path / "cka.svg")
-    isotropy(workspace, ["1e"], plot=tmp_path / "isotropy.svg")
+    bertvision.cka("0.5e", "1e", plot=tmp_path / "cka.svg", workspace=workspace)
+    bertvision.isotropy(["1e"], plot=tmp_path / "isotropy.svg", workspace=workspace)
     figures = sorted(tmp_path.glob("*.svg"))
     assert len(figures) == 2
     pages = (

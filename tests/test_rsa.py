@@ -21,8 +21,8 @@ import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis import cosines
-from bertvision.pipelines.analysis.rsa import Paired, RsaResult, rsa
-from bertvision.pipelines.analysis.rsa import run_rsa as run_rsa
+from bertvision.pipelines.analysis.rsa import Paired, RsaResult
+from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.sides import joined_rows
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
@@ -237,7 +237,7 @@ def test_splits_of_other_tokens_are_refused_by_name(empty: Workspace) -> None:
     shorter = Workspace(empty.root, empty.config.model_copy(update={"task": task}))
     extract(shorter, "1e", splits=["dev"], precision="32")
     with pytest.raises(ProvenanceError, match="0.5e/dev and 1e/dev do not hold the same tokens"):
-        run_rsa(empty, "0.5e", "1e")
+        bertvision.rsa("0.5e", "1e", workspace=empty)
 
 
 def test_a_command_given_again_reuses_what_is_kept_until_something_differs(
@@ -250,22 +250,22 @@ def test_a_command_given_again_reuses_what_is_kept_until_something_differs(
     monkeypatch.setattr(ActivationSplit, "dask", lambda s: measured.append(s.name) or real(s))
     caplog.set_level("INFO")
     options: dict[str, Any] = {"n_tokens": 100, "repeats": 2}
-    first = run_rsa(empty, "0.5e", "1e", **options)
+    first = bertvision.rsa("0.5e", "1e", **options, workspace=empty)
     assert measured == ["0.5e/dev", "1e/dev"]
-    again = run_rsa(empty, "0.5e", "1e", **options)
+    again = bertvision.rsa("0.5e", "1e", **options, workspace=empty)
     assert len(measured) == 2
     assert again.to_json() == first.to_json()
     assert "as it was measured before, with the same settings and weights" in caplog.text
-    run_rsa(empty, "0.5e", "1e", **options, seed=1)
+    bertvision.rsa("0.5e", "1e", **options, seed=1, workspace=empty)
     assert len(measured) == 4
     elsewhere = empty.at(str(empty.root / "elsewhere"))  # the same weights in another encoding
     for tag in ("0.5e", "1e"):
         extract(elsewhere, tag, splits=["dev"], precision="32", encoding="float32")
-    run_rsa(elsewhere, "0.5e", "1e", **options, seed=1)
+    bertvision.rsa("0.5e", "1e", **options, seed=1, workspace=elsewhere)
     assert len(measured) == 6
     kept = empty.root / "analysis" / "rsa-0.5e-1e-dev.json"
     kept.write_text("{")
-    run_rsa(elsewhere, "0.5e", "1e", **options, seed=1)
+    bertvision.rsa("0.5e", "1e", **options, seed=1, workspace=elsewhere)
     assert len(measured) == 8
     assert "measured anew" in caplog.text
 

@@ -20,11 +20,13 @@ from stores import Made
 from bertvision.errors import InputError, StoreNotFoundError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import scheduler as scheduler_module
-from bertvision.pipelines.analysis.cca import cca
-from bertvision.pipelines.analysis.cka import cka
-from bertvision.pipelines.analysis.context import Samples, context
-from bertvision.pipelines.analysis.isotropy import isotropy
-from bertvision.pipelines.analysis.rsa import Paired, rsa
+from bertvision.pipelines.analysis.cca import cca_of_arrays as cca
+from bertvision.pipelines.analysis.cka import cka_of_arrays as cka
+from bertvision.pipelines.analysis.context import Samples
+from bertvision.pipelines.analysis.context import context_of_arrays as context
+from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
+from bertvision.pipelines.analysis.rsa import Paired
+from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.uses import Uses, sample_positions, sample_windows
 from bertvision.pipelines.scheduler import (
     ClusterError,

@@ -23,9 +23,8 @@ from treebanks import ANNA, drawn_sentence, embedded, store_trees, write_treeban
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.structure import result_of
 from bertvision.pipelines.readouts.batched import StackedAdam
-from bertvision.pipelines.readouts.options import StructureOptions
+from bertvision.pipelines.readouts.options import METRICS, StructureOptions
 from bertvision.pipelines.readouts.structure import (
-    METRICS,
     DepthProbes,
     DistanceProbes,
     Parts,

@@ -15,30 +15,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
-from bertvision.pipelines.encoders.loading import load_model, pad_id, takes_token_types
+from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap
-from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from bertvision.pipelines.precision import Precision
+
 
 _CELLS = 2**27
 """Weights of attention that a batch may have over all layers and heads: half a gigabyte."""
@@ -65,6 +65,8 @@ def load_eager(folder: Path) -> PreTrainedModel:
     Raises:
         InputError: the weights are damaged, or the family has no such attention.
     """
+    from bertvision.pipelines.encoders.loading import load_model
+
     return load_model(folder, attn_implementation="eager")
 
 
@@ -101,6 +103,12 @@ def attention_maps(
     Raises:
         InputError: the model gives no attention of each head to each token.
     """
+    import torch
+
+    from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+    from bertvision.pipelines.precision import autocast, device
+    from bertvision.pipelines.tasks.batch import collate
+
     where = device()
     model.to(where).eval()  # type: ignore[arg-type]
     order = rows[np.argsort(-windows.n_tokens[rows].astype(np.int64), kind="stable")]
@@ -258,7 +266,7 @@ class AttentionResult(AnalysisResult):
         }
 
 
-def attention(
+def attention_of_maps(
     maps: Iterable[WindowMaps],
     *,
     sep: int | None,
@@ -333,37 +341,49 @@ def _alike(is_sep: npt.NDArray[np.bool_]) -> list[float]:
     return [1.0, share, float(is_sep.mean()), share, share, share]
 
 
-def run_attention(
-    workspace: Workspace,
-    tag: str,
+@job
+def attention(
+    checkpoint: Tag,
     *,
     split: str = "dev",
     task: str | None = None,
-    windows: int | None = 200,
-    precision: str = "auto",
-    seed: int = 0,
-    plot: Path | None = None,
+    windows: Annotated[int, Option(ge=0)] = 200,
+    precision: PrecisionOption = "auto",
+    seed: Seed = 0,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
 ) -> AttentionResult:
-    """Measure what each attention head of a snapshot looks at, on sampled windows.
+    """Measure what each attention head looks at.
+
+    Entropy, [SEP], neighbours, over windows of a split; it runs the encoder.
+
+    Examples:
+        >>> import bertvision
+        >>> heads = bertvision.attention("1e", windows=3)
+        >>> heads.values.shape  # (measures, layers, attention heads)
+        (6, 2, 4)
 
     Args:
-        workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
-        tag: the snapshot.
-        split: of the data.
-        task: an added data set; None is the workspace's own data.
-        windows: of a seeded sample; None takes all.
-        precision: arithmetic of the forward pass: auto, 32 or bf16.
-        seed: of the sample.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to analyse.
+        split: Split to analyse.
+        task: A data set that was added before, not the workspace's own.
+        windows: Seeded sample of at most so many windows; 0 takes all.
 
     Raises:
         UnknownNameError: there is no such snapshot, data set or split.
         InputError: ``plot`` does not end in ``.svg``, or the family gives no attention.
-        WorkspaceError: the snapshot is damaged, or the data changed.
     """
-    folder, arithmetic = ensure_snapshot(workspace, tag), resolve_precision(precision)
-    data = workspace.dataset(task)
+    from bertvision.pipelines.precision import resolve_precision
+    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
+    request = Request(attention, locals())
+    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
+    folder = request.snapshot(tag)
+    data = request.workspace.dataset(task)
     data.check([split])
+    request.names = [split]
+    request.settings["task"] = Setting(data.name, None, f"task-{data.name}")
+    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> AttentionResult:
         tokenizer = load_snapshot_tokenizer(folder)
@@ -373,9 +393,9 @@ def run_attention(
                 f"the windows of {data.name} hold several documents each, which do not attend to "
                 "each other: add the documents without packing, in another --workspace"
             )
-        rows = sampled_windows(len(every), windows, seed)
+        rows = sampled_windows(len(every), windows or None, seed)
         where = f"{tag}/{split}" if data.name is None else f"{tag}/{data.name}-{split}"
-        return attention(
+        return attention_of_maps(
             attention_maps(load_eager(folder), every, rows, precision=arithmetic),
             sep=tokenizer.sep_token_id,
             name=where,
@@ -383,12 +403,4 @@ def run_attention(
             seed=seed,
         )
 
-    options = {
-        "task": Given(data.name, None, named=True),
-        "windows": Given(windows, 200),
-        "precision": Given(arithmetic, arithmetic),
-        "seed": Given(seed, 0),
-    }
-    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
-    job = Job(AttentionResult, (tag,), (split,), options, (), runs)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(AttentionResult, measure)

@@ -24,26 +24,38 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.analysis import kernels
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.kernels import FEATURES, Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.moments import Array, Block, Moments, layer_slabs
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
-from bertvision.pipelines.analysis.result import Axes
-from bertvision.pipelines.analysis.sides import given_beside, sides
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import Axes, Keeps
+from bertvision.pipelines.analysis.sides import pair
+from bertvision.pipelines.declare import (
+    FigurePath,
+    MaxTokens,
+    OtherWorkspace,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
 
 NULL = 1e-12
 """A direction with less variance than this part of the largest is none."""
@@ -149,6 +161,7 @@ class CcaResult(LayerByLayer):
     """
 
     kind = "cca"
+    keeps = Keeps("values", "course")
     heading = "SVCCA and PWCCA: what layers hold of each other"
     caption = "PWCCA: layers of the first snapshot (rows) and of the second (columns)"
     reading = (
@@ -196,7 +209,7 @@ def too_few(tokens: int, hidden: int) -> str:
     )
 
 
-def cca(
+def cca_of_arrays(
     x: da.Array,
     y: da.Array,
     *,
@@ -347,65 +360,59 @@ def _add(one: list[Array], other: list[Array]) -> list[Array]:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
-def run_cca(
-    workspace: Workspace,
-    first: str,
-    second: str,
+@job
+def cca(
+    first: Tag,
+    second: Tag,
     *,
     split: str = "dev",
-    beside: Workspace | None = None,
+    beside: OtherWorkspace = None,
+    max_tokens: MaxTokens = 20_000,
     keep: float = 0.99,
     ridge: float = 1e-6,
-    max_tokens: int | None = 20_000,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> CcaResult:
-    """SVCCA and PWCCA between all layers of two snapshots, on the tokens of one split.
+    """Compare the layers of two snapshots by SVCCA and PWCCA.
+
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.cca("0.5e", "1e", max_tokens=330)
+        >>> alike.pwcca.shape  # (layers, layers)
+        (3, 3)
+        >>> list(alike.to_pandas().columns)
+        ['x', 'y', 'layer_x', 'layer_y', 'pwcca', 'svcca']
 
     Args:
-        workspace: with the activations.
-        first: snapshot of the rows.
-        second: snapshot of the columns; may be the same.
-        split: which both have.
-        beside: workspace with the second; None is the same one.
-        keep: share of the variance whose directions SVCCA takes.
-        ridge: added to the variance of every direction, as a part of the channels' mean variance.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
-        seed: of the sample.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        first: Snapshot of the rows.
+        second: Snapshot of the columns; may be the same.
+        split: Split that both have.
+        keep: Share of the variance whose directions SVCCA takes.
+        ridge: Part of the channels' mean variance that is added to each direction.
 
     Raises:
+        UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``, or a share is out of range.
         ProvenanceError: the two do not hold the same tokens.
     """
-    both = sides(workspace, first, second, split, beside)
+    request = Request(cca, locals())
+    both = pair(request, parse_tag(first), parse_tag(second), split, beside)
 
     def measure() -> CcaResult:
         x, y, places = both.arrays()
-        return cca(
+        return cca_of_arrays(
             x,
             y,
             places=places,
             keep=keep,
             ridge=ridge,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or None,
             seed=seed,
             scheduler=scheduler,
             **both.told(),
         )
 
-    options = {
-        **given_beside(workspace, beside),
-        "keep": Given(keep, 0.99),
-        "ridge": Given(ridge, 1e-6),
-        **_sample(max_tokens, 20_000, seed),
-    }
-    job = Job(CcaResult, (first, second), (split,), options, both.own, others=both.others)
-    return kept_or_measured(workspace, job, measure, plot)
-
-
-def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:
-    """The options of a sample."""
-    return {"max_tokens": Given(max_tokens, default), "seed": Given(seed, 0)}
+    return request.answer(CcaResult, measure)

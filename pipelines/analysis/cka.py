@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.kernels import Centring, cheaper_form
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
 from bertvision.pipelines.analysis.moments import Block, ChannelMoments
 from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
-from bertvision.pipelines.analysis.result import Axes
-from bertvision.pipelines.analysis.sides import given_beside, sides
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import Axes, Keeps
+from bertvision.pipelines.analysis.sides import pair
+from bertvision.pipelines.declare import (
+    FigurePath,
+    MaxTokens,
+    OtherWorkspace,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +49,7 @@ class CkaResult(LayerByLayer):
     """
 
     kind = "cka"
+    keeps = Keeps("values", "course")
     heading = "CKA: how alike layers are"
     caption = "Linear CKA: layers of the first snapshot (rows) and of the second (columns)"
     reading = (
@@ -69,7 +82,7 @@ class CkaResult(LayerByLayer):
         return {"cka": "all channels"} | ({"cka_dropped": without} if self.n_dropped else {})
 
 
-def cka(
+def cka_of_arrays(
     x: da.Array,
     y: da.Array,
     *,
@@ -151,61 +164,56 @@ def _merge(one: list[ChannelMoments], other: list[ChannelMoments]) -> list[Chann
     return [a.merge(b) for a, b in zip(one, other, strict=True)]
 
 
-def run_cka(
-    workspace: Workspace,
-    first: str,
-    second: str,
+@job
+def cka(
+    first: Tag,
+    second: Tag,
     *,
     split: str = "dev",
-    beside: Workspace | None = None,
-    max_tokens: int | None = 20_000,
-    biased: bool = False,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    beside: OtherWorkspace = None,
+    max_tokens: MaxTokens = 20_000,
+    biased: Annotated[bool, Option(apart=True)] = False,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> CkaResult:
-    """Linear CKA between all layers of two snapshots, on the tokens of one split.
+    """Compare the layers of two snapshots by linear CKA.
+
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.cka("0.5e", "1e", max_tokens=200)
+        >>> alike.cka.shape  # (layers, layers)
+        (3, 3)
+        >>> list(alike.to_pandas().columns)
+        ['x', 'y', 'layer_x', 'layer_y', 'cka', 'cka_dropped']
 
     Args:
-        workspace: with the activations.
-        first: snapshot of the rows.
-        second: snapshot of the columns; may be the same.
-        split: which both have.
-        beside: workspace with the second; None is the same one.
-        biased: the biased estimator instead of the unbiased one.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
-        seed: of the sample.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        first: Snapshot of the rows.
+        second: Snapshot of the columns; may be the same.
+        split: Split that both have.
+        biased: Use the biased estimator.
 
     Raises:
+        UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the two do not hold the same tokens.
     """
-    both = sides(workspace, first, second, split, beside)
+    request = Request(cka, locals())
+    both = pair(request, parse_tag(first), parse_tag(second), split, beside)
 
     def measure() -> CkaResult:
         x, y, places = both.arrays()
-        return cka(
+        return cka_of_arrays(
             x,
             y,
             places=places,
             unbiased=not biased,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or None,
             seed=seed,
             scheduler=scheduler,
             **both.told(),
         )
 
-    options = {
-        "biased": Given(biased, False, named=True),
-        **given_beside(workspace, beside),
-        **_sample(max_tokens, 20_000, seed),
-    }
-    job = Job(CkaResult, (first, second), (split,), options, both.own, others=both.others)
-    return kept_or_measured(workspace, job, measure, plot)
-
-
-def _sample(max_tokens: int | None, default: int, seed: int) -> dict[str, Given]:
-    """The options of a sample."""
-    return {"max_tokens": Given(max_tokens, default), "seed": Given(seed, 0)}
+    return request.answer(CkaResult, measure)

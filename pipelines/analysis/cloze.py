@@ -16,31 +16,31 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cloze_items import (
+    AGREEMENT,
     MASK,
     Item,
     Items,
     Prompts,
     Vocabulary,
+    agreement,
     prompts,
+    read_items,
 )
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
 from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
-from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.encoders.loading import dimensions
+from bertvision.pipelines.declare import FigurePath, Resamples, Seed, WorkspacePath, job
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
+from bertvision.pipelines.reading import StrPath, Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.uncertainty import paired_bootstrap
-from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.snapshots import load_snapshot
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.checks import check_snapshots
 
 States = Callable[[Prompts], Floats]
 """Prompts → (windows, hidden) last state of each masked token."""
@@ -182,43 +182,50 @@ class ClozeResult(AnalysisResult):
         return {"p1": replace(chart, span=(0, 1))}
 
 
+@job
 def cloze(
-    workspace: Workspace,
-    tag: str,
-    items: Items,
+    checkpoint: Tag = "0e",
     *,
-    source: str,
-    k: int = 10,
-    resamples: int = 10_000,
-    seed: int = 0,
-    plot: Path | None = None,
+    items: StrPath = "agreement",
+    k: Annotated[int, Option(ge=2)] = 10,
+    resamples: Resamples = 10_000,
+    seed: Seed = 0,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
 ) -> ClozeResult:
-    """Ask a snapshot for masked words, through the MLM head of the pretrained encoder.
+    """Ask the encoder for masked words, facts or verbs.
+
+    The encoder runs on texts in which one word is masked, and its own MLM head says how often the
+    right word comes before all other candidates, beside guessing, shuffled words and negated texts.
 
     Args:
-        workspace: Workspace of the snapshot.
-        tag: The snapshot; ``0e`` and ``untrained`` are made where they are missing.
-        items: Items to ask for.
-        source: Source of the items, as it is typed.
-        k: Number of first words of P@k.
-        resamples: Number of draws of items by the bootstrap.
-        seed: Seed of the bootstrap, and of the order of shuffled words.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to ask.
+        items: File of items (.jsonl), or agreement: sentences made here, in which a verb has to
+            agree with its subject.
+        k: How many first candidates P@k looks at.
+        seed: Seed of draws, and of shuffled words.
 
     Raises:
-        InputError: ``plot`` does not end in ``.svg``, the pretrained encoder has no MLM head, or no
-            item can be asked.
+        UnknownNameError: there is no such snapshot.
+        InputError: a line of ``items`` is malformed, none can be asked, the encoder has no MLM
+            head, or an option is out of range.
     """
-    folder = ensure_snapshot(workspace, tag)
-    options = {
-        "items": Given(source, "agreement", named=items.name),
-        "k": Given(k, 10),
-        "resamples": Given(resamples, 10_000),
-        "seed": Given(seed, 0),
-    }
+    from transformers import PreTrainedModel
+
+    from bertvision.pipelines.encoders.encoder import Encoder
+    from bertvision.pipelines.encoders.loading import dimensions
+    from bertvision.pipelines.workspace.snapshots import load_snapshot
+
+    request = Request(cloze, locals())
+    tag = parse_tag(checkpoint)
+    check_snapshots(request.workspace, [tag])
+    asked = agreement() if str(items) == AGREEMENT else read_items(Path(items))
+    folder = request.snapshot(tag)
+    request.files = {asked.name: asked.sha256}
+    request.settings["items"] = Setting(str(items), AGREEMENT, asked.name)
 
     def measure() -> ClozeResult:
-        decoder, _, note = mlm_head(workspace, tag)
+        decoder, _, note = mlm_head(request.workspace, tag)
         snapshot = load_snapshot(folder)
         config = snapshot.model.config
         last = int(config.num_hidden_layers)
@@ -236,7 +243,7 @@ def cloze(
             return np.concatenate(found)
 
         return cloze_of_items(
-            items,
+            asked,
             states,
             decoder,
             snapshot.tokenizer,
@@ -248,10 +255,7 @@ def cloze(
             note=note,
         )
 
-    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
-    files = {items.name: items.sha256}
-    job = Job(ClozeResult, (tag,), (), options, (), runs=runs, files=files)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(ClozeResult, measure)
 
 
 class _Asked(NamedTuple):

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 
 from bertvision.errors import InputError
-from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.likeness import Groups, alike, common, separation
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
 from bertvision.pipelines.analysis.sides import check_layers, in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
@@ -39,12 +36,26 @@ from bertvision.pipelines.analysis.uses import (
     sample_uses,
     sample_windows,
 )
+from bertvision.pipelines.declare import (
+    FigurePath,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.reading import Tags, parse_tags
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
-from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+    from bertvision.featurestore.split import ActivationSplit
+
 
 OfLayers = Annotated[Array, Axes.of("snapshots", "layers")]
 
@@ -91,6 +102,7 @@ class ContextResult(AnalysisResult):
     """
 
     kind = "context"
+    keeps = Keeps("values", "course")
     heading = "Context: what becomes of words"
     caption = (
         "Similarity of a word's uses, of tokens of a window, and with the static embedding, each "
@@ -268,7 +280,7 @@ class Samples(NamedTuple):
     positions: Sequence[int]
 
 
-def context(
+def context_of_arrays(
     snapshots: Mapping[str, da.Array],
     samples: Samples,
     *,
@@ -376,39 +388,50 @@ AT_A_POSITION = 200
 """Windows at each."""
 
 
-def run_context(
-    workspace: Workspace,
-    tags: Sequence[str],
+@job
+def context(
+    checkpoint: Tags,
     *,
     split: str = "dev",
-    tokens: int = 5_000,
-    uses: int = 20,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    tokens: Annotated[int, Option(ge=10)] = 5_000,
+    uses: Annotated[int, Option(ge=2)] = 20,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> ContextResult:
-    """How contextual the hidden states of snapshots are, on the same tokens of one split.
+    """Measure how much of a token's state is its context.
+
+    Uses of a word are compared with each other, with other words of their window, and with random
+    tokens.
+
+    Examples:
+        >>> import bertvision
+        >>> words = bertvision.context("0.5e,1e", tokens=300)
+        >>> words.self_similarity.shape  # (snapshots, layers)
+        (2, 3)
+        >>> sorted(words.adjusted())
+        ['explained_adjusted', 'intra_adjusted', 'self_adjusted', 'static_adjusted']
 
     Args:
-        workspace: with the activations and the snapshots, whose tokenizer says what is a word.
-        tags: the snapshots.
-        split: of each.
-        tokens: uses of words that are sampled, and tokens of windows.
-        uses: of a word, at most.
-        seed: of the samples.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshots to analyse, such as 0e,1e.
+        split: Split to analyse.
+        tokens: Uses of words that are sampled, and tokens of windows.
+        uses: Uses of a word, at most.
 
     Raises:
-        InputError: the split holds no ids of tokens, or too few words; ``plot`` does not end in
-            ``.svg``.
+        UnknownNameError: there is no such snapshot or split.
+        InputError: ``plot`` does not end in ``.svg``, or words cannot be told.
         ProvenanceError: the snapshots do not hold the same tokens, or not the same layers.
-        WorkspaceError: the tokenizer of a snapshot is damaged.
     """
-    splits = [workspace.split(tag, split).require_complete() for tag in tags]
+    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
+    request = Request(context, locals())
+    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
     check_layers(splits)
     _check_tokens(splits[0])
-    folder = workspace.require_snapshot(tags[0])
+    folder = request.workspace.require_snapshot(request.tags[0])
 
     def measure() -> ContextResult:
         first = splits[0]
@@ -422,20 +445,17 @@ def run_context(
             sample_positions(lengths, positions, AT_A_POSITION, seed),
             positions,
         )
-        names = [str(of.tag) for of in splits]
-        return context(
-            {name: of.dask() for name, of in zip(names, splits, strict=True)},
+        return context_of_arrays(
+            {str(x.tag): x.dask() for x in splits},
             samples,
-            rows=dict(zip(names, joined_rows(splits), strict=True)),
+            rows=dict(zip(map(str, request.tags), joined_rows(splits), strict=True)),
             scheduler=scheduler,
             name=split,
             layers=first.record.layers,
             seed=seed,
         )
 
-    options = {"tokens": Given(tokens, 5_000), "uses": Given(uses, 20), "seed": Given(seed, 0)}
-    job = Job(ContextResult, tags, (split,), options, splits, tags_between=",")
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(ContextResult, measure)
 
 
 def _check_tokens(split: ActivationSplit) -> None:

@@ -9,29 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
-from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
-from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed
-from bertvision.pipelines.analysis.exit_curve import (
-    Array,
-    confidence,
-    exit_curve,
-    fitting_criteria,
-    outcomes_of,
-    points_of,
-)
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
-from bertvision.pipelines.encoders.weights import weights_of
+from bertvision.pipelines.declare import FigurePath, StorePath, WorkspacePath, job
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.reading import Tag, parse_names, parse_tag
 from bertvision.pipelines.records import Count, read_record
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.systems import read_windows
@@ -45,14 +36,17 @@ from bertvision.pipelines.tasks.scores import (
     headline_metric,
     trivial_score,
 )
-from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.training.evaluate import run_over
-from bertvision.pipelines.variants.exits import NAME, ExitLayers, Exits, ExitsDetached
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
+    from bertvision.pipelines.tasks.task import Task
+    from bertvision.pipelines.variants.exits import ExitLayers, Exits
+
 
 OfPoints = Annotated[Array, Axes.of("criteria", "points")]
 OfLayers = Annotated[Array, Axes.of("layers")]
@@ -211,7 +205,7 @@ _STEPS = 4
 """Points of a curve that are kept, for each layer."""
 
 
-def measure_exits(
+def exits_of_logits(
     task: Task,
     logits: Sequence[Logits],
     layers: Sequence[int],
@@ -239,6 +233,13 @@ def measure_exits(
         InputError: logits are not finite, or the task is scored by something that is no sum over
             items.
     """
+    from bertvision.pipelines.analysis.exit_curve import (
+        confidence,
+        exit_curve,
+        outcomes_of,
+        points_of,
+    )
+
     if not all(np.isfinite(values).all() for of in logits for values in of.arrays.values()):
         raise InputError(f"the logits of {name} hold NaN or infinity: its training has diverged")
     metrics = headline(task.score(logits[-1], None).rules)
@@ -302,62 +303,73 @@ def _padded(rows: Sequence[Array]) -> Array:
     return found
 
 
-def run_exits(
-    workspace: Workspace,
-    tag: str,
+@job
+def exits(
+    checkpoint: Tag,
     *,
     split: str = "dev",
-    criteria: Sequence[str] | None = None,
-    tolerance: float | None = None,
-    plot: Path | None = None,
+    criterion: Names | None = None,
+    tolerance: Annotated[float | None, Option(ge=0, apart=True)] = None,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> ExitsResult:
-    """Score against layers, where windows leave a snapshot at the first layer that is sure enough.
+    """Measure what leaving the encoder early saves and costs.
 
-    What the output layers below the last say is computed from the stored hidden states that they
-    read; what the last one says, fine-tuning kept beside its scores. No encoder is run.
+    Windows that are sure leave early. Stored hidden states go through the output layers of the
+    snapshot, and every threshold of a criterion is followed in one pass; the encoder is not run. A
+    second call with the same settings, of the same weights, gives what was kept.
 
     Args:
-        workspace: with the snapshot and the activations.
-        tag: the snapshot.
-        split: ``dev`` or ``tune``.
-        criteria: of `confidence.CRITERIA`; None is all that fit the task.
-        tolerance: scores that differ by less agree (regression); None is a tenth of the standard
-            deviation of what the last layer gives.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot that was fine-tuned with --variant exits:LAYERS.
+        split: Split that is scored: dev or tune.
+        criterion: What decides where a window leaves: entropy,probability,patience (default all).
+        tolerance: Scores that differ by less agree (default a tenth of their standard deviation).
 
     Raises:
-        InputError: the snapshot has no output layers below the last, a criterion does not fit the
-            task, a layer is not stored, or ``plot`` does not end in ``.svg``.
-        UnknownNameError: the hidden states that they read are not stored.
+        UnknownNameError: there is no such snapshot, or what its output layers read is not stored.
+        InputError: the snapshot has no output layer below its last, a criterion does not fit the
+            task, or ``plot`` does not end in ``.svg``.
         WorkspaceError: fine-tuning kept no answers of this split, or those of other weights.
     """
-    info = read_snapshot_info(workspace.require_snapshot(tag))
-    found = [v for v in load_variants(info.finetune.variant) if isinstance(v, Exits)]
-    depth = workspace.config.model.num_hidden_layers
-    layers = tuple(at for of in found for at, weight in of.weights(depth).items() if weight)
+    from bertvision.pipelines.analysis.exit_curve import fitting_criteria
+    from bertvision.pipelines.tasks.task import load_task
+    from bertvision.pipelines.training.evaluate import run_over
+    from bertvision.pipelines.variants.exits import ExitHead, Exits
+
+    request = Request(exits, locals())
+    space, tag = request.workspace, parse_tag(checkpoint)
+    info = read_snapshot_info(space.require_snapshot(tag))
+    variants = [v for v in load_variants(info.finetune.variant) if isinstance(v, Exits)]
+    depth = space.config.model.num_hidden_layers
+    layers = tuple(at for v in variants for at, weight in v.weights(depth).items() if weight)
     if len(layers) < 2:
         raise InputError(
-            f"snapshot {tag} of {workspace.root} has no trained output layer below its last: "
+            f"snapshot {tag} of {space.root} has no trained output layer below its last: "
             "`bertvision finetune --variant exits:all` in another --workspace makes such snapshots"
         )
     if split not in ("dev", "tune"):
         raise InputError(f"--split {split}: what the last layer says is kept of dev and tune alone")
     task, kind = load_task(info.task.name), head_kind(info.task.name)
     scores = task.kind != "span" and task.outputs(info.task) == 1
-    chosen = fitting_criteria(criteria, scores=scores)
+    asked = None if criterion is None else parse_names(criterion)
+    chosen = fitting_criteria(asked, scores=scores)
     if tolerance is not None and not scores:
         raise InputError(f"--tolerance {tolerance:g} is for scores, and {task.name} has none")
-    stored = head_activations(workspace, tag, kind, split)
+    stored = head_activations(space, tag, kind, split)
     stored.layer_positions(layers[:-1])
+    every = ",".join(fitting_criteria(None, scores=scores))
+    request.settings["criterion"] = Setting(",".join(chosen), every, "-".join(chosen))
+    request.tags, request.names, request.read = [tag], [split], [stored]
 
     def measure() -> ExitsResult:
-        output_layers, weights = _output_layers(workspace, tag, found[0], kind)
-        windows = read_windows(workspace, tag, split)
-        full, threshold = _of_the_last(workspace, tag, split, windows, stored)
-        modules = [_Exit(output_layers, i, at, kind) for i, at in enumerate(layers[:-1])]
+        output_layers, weights = _output_layers(space, tag, variants[0], kind)
+        windows = read_windows(space, tag, split)
+        full, threshold = _of_the_last(space, tag, split, windows, stored)
+        modules = [ExitHead(output_layers, i, at, kind) for i, at in enumerate(layers[:-1])]
         below = run_over(modules, task, stored, "32", f"exits {tag} {split}", layers=layers[:-1])
         logits = [Logits(_in_order(arrays, stored, windows, task), windows) for arrays in below]
-        return measure_exits(
+        return exits_of_logits(
             task,
             [*logits, full],
             layers,
@@ -368,39 +380,17 @@ def run_exits(
             name=f"{tag}/{split}",
         )
 
-    every = ",".join(fitting_criteria(None, scores=scores))
-    options = {
-        "criterion": Given(",".join(chosen), every, named="-".join(chosen)),
-        "tolerance": Given(tolerance, None, named=True),
-    }
-    job = Job(ExitsResult, (tag,), (split,), options, (stored,))
-    return kept_or_measured(workspace, job, measure, plot)
-
-
-class _Exit(nn.Module):
-    """An output layer as a head: of packed hidden states.
-
-    Args:
-        exits: the output layers.
-        place: of its layer on the layer axis of what is read.
-        layer: its number.
-        kind: of the task.
-    """
-
-    def __init__(self, exits: ExitLayers, place: int, layer: int, kind: Kind) -> None:
-        super().__init__()
-        self.exits, self.place, self.layer, self.kind = exits, place, layer, kind
-
-    def forward(self, states: Tensor, lengths: Tensor) -> SpanOutput | ClassOutput:
-        """Logits of packed hidden states (tokens, layers, hidden), with lengths (batch,)."""
-        padded = pad_packed(states[:, self.place], lengths, fill=0.0)
-        return self.exits.forward(self.layer, padded, self.kind)
+    return request.answer(ExitsResult, measure)
 
 
 def _output_layers(
     workspace: Workspace, tag: str, variant: Exits, kind: Kind
 ) -> tuple[ExitLayers, dict[int, float]]:
     """The output layers that a snapshot keeps, and the weights of the losses by layer."""
+    from bertvision.pipelines.encoders.weights import weights_of
+    from bertvision.pipelines.tasks.task import load_task
+    from bertvision.pipelines.variants.exits import NAME, ExitLayers, ExitsDetached
+
     config, folder = workspace.config, workspace.snapshot_dir(tag)
     weights = variant.weights(config.model.num_hidden_layers)
     *below, _ = weights

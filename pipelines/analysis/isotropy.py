@@ -19,19 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
-from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.analysis.channel_partition import Bases, Partition, merged
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array, Block, Moments
 from bertvision.pipelines.analysis.reduce import (
     Blocks,
@@ -42,14 +37,30 @@ from bertvision.pipelines.analysis.reduce import (
     sampled_rows,
     tree_reduce,
 )
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
 from bertvision.pipelines.analysis.sides import check_layers
+from bertvision.pipelines.declare import (
+    FigurePath,
+    MaxTokens,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
+from bertvision.pipelines.reading import Tags, parse_tags
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column, table_of
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
 from bertvision.pipelines.text import fill
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+    from bertvision.featurestore.split import ActivationSplit
+
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Quantiles over the channels of a layer: the least, the quartiles, the largest."""
@@ -212,6 +223,7 @@ class IsotropyResult(AnalysisResult):
     """
 
     kind = "isotropy"
+    keeps = Keeps("values", "course")
     heading = "Isotropy: how tokens spread"
     caption = (
         "Isotropy by layer: cosines, the share of the mean vector, variance in the first principal "
@@ -459,7 +471,7 @@ class _Measured(NamedTuple):
     partition: Partition
 
 
-def isotropy(
+def isotropy_of_arrays(
     snapshots: Mapping[str, da.Array],
     *,
     first: Mapping[str, Rows] | None = None,
@@ -601,58 +613,68 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def run_isotropy(
-    workspace: Workspace,
-    tags: Sequence[str],
+@job
+def isotropy(
+    checkpoint: Tags,
     *,
     split: str = "dev",
-    max_tokens: int | None = 20_000,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    max_tokens: MaxTokens = 20_000,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> IsotropyResult:
-    """Isotropy of every layer of snapshots, on the tokens and the [CLS] of one split.
+    """Measure how hidden states spread in each layer.
+
+    All tokens and [CLS] alone are measured: mean cosine, spectrum, outlier channels.
+
+    Examples:
+        >>> import bertvision
+        >>> spread = bertvision.isotropy("0.5e,1e", max_tokens=200)
+        >>> spread.mean_cosine.shape  # (snapshots, tokens and [CLS], layers)
+        (2, 2, 3)
+        >>> frame = spread.to_pandas()
+        >>> len(frame), list(frame.columns)[:5]
+        (12, ['snapshot', 'set', 'layer', 'mean_norm', 'mean_cosine'])
 
     Args:
-        workspace: with the activations.
-        tags: the snapshots, in the order in which they are compared.
-        split: of each.
-        max_tokens: use a seeded sample of at most so many tokens; None uses all.
-        seed: of the sample.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshots to analyse, such as 0e,1e.
+        split: Split to analyse.
 
     Raises:
+        UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``.
         ProvenanceError: the snapshots do not hold the same layers.
     """
-    splits = [workspace.split(tag, split).require_complete() for tag in tags]
+    request = Request(isotropy, locals())
+    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
     check_layers(splits)
 
     def measure() -> IsotropyResult:
         # where windows are one vector each, these are all there is
-        pooled = all(of.record.tokens == of.record.examples for of in splits)
-        lengths = {str(of.tag): of.plan.n_tokens.astype(np.int64) for of in splits}
+        pooled = all(x.record.tokens == x.record.examples for x in splits)
+        lengths = {str(x.tag): x.plan.n_tokens.astype(np.int64) for x in splits}
         first = {tag: np.cumsum(n) - n for tag, n in lengths.items()}
         sets = [False] if pooled else [False, True]
-        return isotropy(
-            {str(of.tag): of.dask() for of in splits},
+        return isotropy_of_arrays(
+            {str(x.tag): x.dask() for x in splits},
             first=None if pooled else first,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or None,
             seed=seed,
             scheduler=scheduler,
             name=split,
             layers=splits[0].record.layers,
-            rounding={str(of.tag): [_rounding(of, first=each) for each in sets] for of in splits},
+            rounding={str(x.tag): [_rounding(x, first=each) for each in sets] for x in splits},
         )
 
-    options = {"max_tokens": Given(max_tokens, 20_000), "seed": Given(seed, 0)}
-    job = Job(IsotropyResult, tags, (split,), options, splits, tags_between=",")
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(IsotropyResult, measure)
 
 
 def _rounding(split: ActivationSplit, *, first: bool) -> Rounding:
     """Variance that the encoding of a split adds to its tokens, or to its first ones."""
+    from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
+
     variance = split.rounding_variance(first=first)
     if variance is None:
         return Rounding(relative=RELATIVE_ROUNDING[split.encoding.name])

@@ -18,25 +18,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
-from bertvision.pipelines.extraction.features import ensure_features
-from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
+from bertvision.pipelines.declare import (
+    DataSource,
+    FigurePath,
+    PrecisionOption,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.reading import Tag, parse_names, parse_poolings, parse_tag, text_of
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.checks import check_snapshots
+from bertvision.pipelines.workspace.data import check_data, open_data
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.workspace.dataset import Dataset
+
 
 Vectors = npt.NDArray[np.floating]
 Groups = npt.NDArray[np.int64]
@@ -165,6 +176,7 @@ class LanguagesResult(AnalysisResult):
     """
 
     kind = "languages"
+    keeps = Keeps("course")
     heading = "How far languages, or other groups of texts, lie apart"
     caption = "Groups of texts by layer: told apart as they are, and after centring"
     reading = (
@@ -277,7 +289,7 @@ Read = Callable[[int], npt.NDArray[np.float32]]
 """Layer → (texts, hidden) pooled vectors."""
 
 
-def languages(
+def languages_of_groups(
     read: Read,
     groups: Sequence[npt.NDArray[np.int64]],
     names: Sequence[str],
@@ -386,58 +398,80 @@ def _of_layer(
 Rows = npt.NDArray[np.int64]
 
 
-def run_languages(
-    workspace: Workspace,
-    tag: str,
-    datasets: Sequence[str | None],
+@job
+def languages(
+    checkpoint: Tag,
     *,
-    pooling: TokenPooling = "mean",
-    texts: int = 1_000,
-    translations: bool = False,
-    precision: str = "auto",
-    seed: int = 0,
-    plot: Path | None = None,
+    task: Names,
+    data: DataSource = None,
+    text: Annotated[str | None, Option(decides=False)] = None,
+    label: Annotated[str | None, Option(decides=False)] = None,
+    pool: Annotated[str, Option(apart=True)] = "mean",
+    texts: Annotated[int, Option(ge=10)] = 1_000,
+    translations: Annotated[bool, Option(apart=True)] = False,
+    precision: PrecisionOption = "auto",
+    seed: Seed = 0,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> LanguagesResult:
-    """How far groups of texts lie apart in each layer.
+    """Measure how far apart languages, or groups of texts, lie.
 
-    Pooled states that are missing are extracted. Of one data set the classes of its texts are the
-    groups; of several each is a group.
+    Of several data sets each is a group; of one, such as a file with a column of languages, its
+    labels name the groups. Extracts what is missing; ``data`` is needed the first time.
 
     Args:
-        workspace: with the snapshot.
-        tag: the snapshot.
-        datasets: names of data sets; None is the workspace's own.
-        pooling: of a text's tokens.
-        texts: at most so many of each group, a seeded sample; of translations the first.
-        translations: whether the n-th text of each group says the same as the n-th of all others.
-        precision: of the forward pass that extracts.
-        seed: see `languages`.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to analyse.
+        task: Data sets that are the groups, such as mr,subj; or one with labels.
+        text: Column of the texts (task csv; default text).
+        label: Column of the groups (task csv; default label).
+        pool: Pooling of a text's tokens: cls, sep, mean or max.
+        texts: At most so many of each group.
+        translations: The n-th texts of all groups say the same.
+        seed: Seed of samples, halves and clusters.
 
     Raises:
         UnknownNameError: there is no such snapshot or data set.
-        InputError: there are not two groups with enough texts.
-        ProvenanceError: hidden states were not extracted alike.
+        InputError: there are not two groups with enough texts, or an option is wrong.
+        ProvenanceError: hidden states were not extracted alike; names the field.
     """
-    data = [workspace.dataset(name) for name in datasets]
-    groups = grouped(data)
+    from bertvision.pipelines.extraction.features import ensure_features
+    from bertvision.pipelines.extraction.pooled_split import PooledSplit
+
+    request = Request(languages, locals(), names="task")
+    tag, source = parse_tag(checkpoint), text_of(data)
+    (pooling, *_) = parse_poolings(pool)
+    root, columns = request.workspace.root, {"text": text, "label": label}
+    check_snapshots(request.workspace, [tag])
+    names = list(dict.fromkeys(parse_names(task)))
+    for name in names:
+        check_data(root, None, name, source)
+    added = [open_data(root, None, name, source, **columns)[1] for name in names]
+    datasets = [request.workspace.dataset(name) for name in added]
+    groups = grouped(datasets)
     check_groups(list(groups), [len(rows) for rows in groups.values()], translations=translations)
     random = np.random.default_rng(seed)
     chosen = [
         rows[:texts] if translations else rows[np.sort(random.permutation(len(rows))[:texts])]
         for rows in groups.values()
     ]
-    for of in data:
-        ensure_features(workspace, [tag], of.name, list(of.splits), [pooling], precision=precision)
+    for each in datasets:
+        ensure_features(
+            request.workspace, [tag], each.name, list(each.splits), [pooling], precision=precision
+        )
     pooled = [
-        PooledSplit(workspace, tag, of.name, split, pooling) for of in data for split in of.splits
+        PooledSplit(request.workspace, tag, each.name, part, pooling)
+        for each in datasets
+        for part in each.splits
     ]
+    request.tags, request.names = [tag], list(map(name_of, datasets))
+    request.read = [each.stored for each in pooled]
 
     def read(layer: int) -> npt.NDArray[np.float32]:
         return np.concatenate([each.features([layer])[:, 0] for each in pooled])
 
     def measure() -> LanguagesResult:
-        return languages(
+        return languages_of_groups(
             read,
             chosen,
             list(groups),
@@ -447,18 +481,7 @@ def run_languages(
             name=f"{tag}, {pooling}",
         )
 
-    options = {
-        "pool": Given(pooling, "mean", named=True),
-        "texts": Given(texts, 1_000),
-        "translations": Given(translations, False, named=True),
-        "seed": Given(seed, 0),
-    }
-    job = Job(
-        *(LanguagesResult, (tag,), tuple(map(name_of, data)), options),
-        [each.stored for each in pooled],
-        names_option="--task",
-    )
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(LanguagesResult, measure)
 
 
 def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:

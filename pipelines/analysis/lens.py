@@ -17,17 +17,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
-import dask.array as da
 import numpy as np
 from dask.delayed import delayed
 from numpy.typing import NDArray
-from torch import nn
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import (
     Blocks,
@@ -35,17 +32,31 @@ from bertvision.pipelines.analysis.reduce import (
     gathered_blocks,
     tree_reduce,
 )
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
-from bertvision.pipelines.encoders.mlm_head import MlmHead, load_mlm_head
+from bertvision.pipelines.declare import (
+    FigurePath,
+    MaxTokens,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
-from bertvision.pipelines.readouts.lens import train_lens, words_of
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
-from bertvision.pipelines.workspace.pretrained import pretrained
-from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+    from bertvision.pipelines.encoders.mlm_head import MlmHead
+
 
 Floats = NDArray[np.float32]
 TILE, TOKENS = 4096, 512
@@ -165,83 +176,104 @@ class LensResult(AnalysisResult):
         }
 
 
+@job
 def lens(
-    workspace: Workspace,
-    tag: str,
+    checkpoint: Tag,
     *,
     split: str = "dev",
-    trained: LensOptions | None = None,
-    train_split: str = "train",
-    max_tokens: int | None = 10_000,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    trained: Annotated[bool, Option(apart=True)] = False,
+    train_split: str | None = None,
+    steps: Annotated[int | None, Option(ge=1)] = None,
+    dropout: Annotated[float | None, Option(ge=0)] = None,
+    lr: float | None = None,
+    max_tokens: MaxTokens = 10_000,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> LensResult:
-    """Read the word of each token from every stored layer of a snapshot, by a head.
+    """Read the word of each token from its state in each layer.
+
+    The encoder's own MLM head reads the state. No word is masked: it says what a layer still holds
+    of the word that stands there. With ``trained`` each layer is read by a head of its own, which
+    is trained from the store first.
+
+    Examples:
+        >>> import bertvision
+        >>> read = bertvision.lens("1e", trained=True, steps=3, max_tokens=200)
+        >>> read.top1.shape  # (layers,)
+        (3,)
+        >>> list(read.to_pandas().columns)
+        ['name', 'head', 'layer', 'top1', 'top1_rare', 'mrr', 'log_p', 'kl']
 
     Args:
-        workspace: Workspace with the activations.
-        tag: The snapshot.
-        split: Split of it with the states of all tokens.
-        trained: Settings of a head for each layer; None takes the MLM head of the pretrained
-            encoder.
-        train_split: Split that heads are trained on.
-        max_tokens: Size at most of a seeded sample of tokens; None uses all.
-        seed: Seed of the sample, and of training.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to read.
+        split: Split to read, stored with all tokens.
+        trained: Train a head for each layer, instead of the MLM head.
+        train_split: Split that heads are trained on (default train).
+        steps: Steps of training, of about 512 tokens (default 500).
+        dropout: Share of a state set to zero in training (default 0.5).
+        lr: Learning rate (default 0.001).
 
     Raises:
-        InputError: ``plot`` does not end in ``.svg``, the pretrained encoder has no MLM head, the
-            split does not hold all tokens, or heads would be trained on it.
+        UnknownNameError: there is no such snapshot or split.
+        InputError: ``plot`` does not end in ``.svg``, the encoder has no MLM head, or an option is
+            out of range or belongs to trained heads.
     """
-    x = workspace.split(tag, split).require_complete()
-    options = {
-        "trained": Given(trained is not None, False, named=True),
-        "max_tokens": Given(max_tokens, 10_000),
-        "seed": Given(seed, 0),
-    }
-    splits = [x]
-    if trained is not None:
-        if split == train_split:
-            raise InputError(
-                f"--trained: the heads would be trained on {split}, where they are then asked: "
-                "name another split with --split or --train-split"
-            )
-        splits.append(workspace.split(tag, train_split).require_complete())
-        usual = LensOptions()
-        options |= {
-            "train_split": Given(train_split, "train"),
-            "steps": Given(trained.steps, usual.steps),
-            "dropout": Given(trained.dropout, usual.dropout),
-            "lr": Given(trained.lr, usual.lr),
-        }
+    from torch import nn
+
+    from bertvision.pipelines.readouts.lens import train_lens, words_of
+    from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
+
+    given = {"steps": steps, "dropout": dropout, "lr": lr}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not trained and (chosen or train_split is not None):
+        option = "--train-split" if train_split is not None else f"--{next(iter(chosen))}"
+        raise InputError(f"{option} is of heads that are trained: give --trained too")
+    learned_of = train_split or "train"
+    if trained and split == learned_of:
+        raise InputError(
+            f"--trained: the heads would be trained on {split}, where they are then asked: "
+            "name another split with --split or --train-split"
+        )
+    request = Request(lens, locals())
+    tag, usual = parse_tag(checkpoint), LensOptions()
+    (x, *others) = request.splits([tag], split, *([learned_of] if trained else []))
+    request.names = [split]
+    options = usual._replace(**chosen)
+    for keyword in ("train_split", "steps", "dropout", "lr"):
+        del request.settings[keyword]
+    if trained:
+        request.settings["train_split"] = Setting(learned_of, "train")
+        for keyword in given:
+            value, default = getattr(options, keyword), getattr(usual, keyword)
+            request.settings[keyword] = Setting(value, default)
 
     def measure() -> LensResult:
-        folder = workspace.require_snapshot(tag)
+        folder = request.workspace.require_snapshot(tag)
         special = load_snapshot_tokenizer(folder).all_special_ids
         words = words_of(x)
         decoder: Decoder
-        if trained is None:
-            decoder, head, note = mlm_head(workspace, tag)
+        if not others:
+            decoder, head, note = mlm_head(request.workspace, tag)
         else:
-            learned = splits[1]
-            asked = words_of(learned)
+            asked = words_of(others[0])
             asked[np.isin(asked, special)] = -1
             embeddings = cast(nn.Embedding, load_snapshot(folder).model.get_input_embeddings())
-            decoder = train_lens(learned, asked, embeddings.weight, trained._replace(seed=seed))
+            decoder = train_lens(others[0], asked, embeddings.weight, options._replace(seed=seed))
             head = "heads trained by layer"
             note = (
                 f"Each layer has an affine map of its own onto the input embeddings of {tag}, "
-                f"trained on {train_split} for {trained.steps:,} steps with dropout "
-                f"{trained.dropout:g}."
+                f"trained on {learned_of} for {options.steps:,} steps with dropout "
+                f"{options.dropout:g}."
             )
         return lens_of_array(
             x.dask(),
             words,
             decoder,
             special=special,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or None,
             seed=seed,
             scheduler=scheduler,
             name=x.name,
@@ -250,12 +282,14 @@ def lens(
             layers=x.record.layers,
         )
 
-    job = Job(LensResult, (tag,), (split,), options, splits)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(LensResult, measure)
 
 
 def mlm_head(workspace: Workspace, tag: str) -> tuple[MlmHead, str, str]:
     """The MLM head of the pretrained encoder, what it is called, and what is to be known of it."""
+    from bertvision.pipelines.encoders.mlm_head import load_mlm_head
+    from bertvision.pipelines.workspace.pretrained import pretrained
+
     checkpoint = pretrained(workspace)
     name = Path(checkpoint.name_or_path).name
     head = load_mlm_head(checkpoint.folder, checkpoint.name_or_path)
@@ -367,6 +401,8 @@ def _blocks(
     x: da.Array, asked: Words, entering: Words, max_tokens: int | None, seed: int
 ) -> Blocks:
     """Blocks of states and their words: of a sample, or of all tokens where there are no more."""
+    import dask.array as da
+
     chunks = (x.chunks[0], 1, 1)
     arrays = (x, da.from_array(asked[:, None, None], chunks=chunks))  # type: ignore[no-untyped-call]
     if max_tokens is None or len(entering) <= max_tokens:

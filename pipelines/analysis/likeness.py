@@ -8,9 +8,8 @@ Whether the nearest neighbour of a word's use, by cosine, is another use of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
@@ -25,6 +24,10 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
 )
 from bertvision.pipelines.scheduler import compute
+
+if TYPE_CHECKING:
+    import dask.array as da
+
 
 Rows = NDArray[np.int64]
 ROUNDING = 1e-24

@@ -28,26 +28,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
-from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-from bertvision.pipelines.finetuning.kept_logits import predict_logits
+from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
-from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.batch import Batch, collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
@@ -58,13 +53,16 @@ from bertvision.pipelines.tasks.scores import (
     headline_metric,
     trivial_score,
 )
-from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.variants.variant import transformer_layers
-from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.snapshots import load_snapshot
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from bertvision.pipelines.precision import Precision
+    from bertvision.pipelines.tasks.batch import Batch
+    from bertvision.pipelines.tasks.task import Task
+
 
 _PROJECTIONS = (
     "attention.output.dense",  # BERT, RoBERTa, ELECTRA, DeBERTa
@@ -92,6 +90,8 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
     Raises:
         InputError: it is not known where the family has its attention heads.
     """
+    import torch
+
     encoder, config = model.base_model, model.config
     layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
     found = [m for name, m in encoder.named_modules() if name.endswith(_PROJECTIONS)]
@@ -160,6 +160,8 @@ def replayed(model: PreTrainedModel) -> Iterator[Replay]:
         Where to begin. It changes nothing for a family that shares one layer among all (ALBERT),
         which always runs whole.
     """
+    from bertvision.pipelines.variants.variant import transformer_layers
+
     try:
         layers = [*transformer_layers(model)]
     except InputError:
@@ -379,6 +381,10 @@ def pruning(
         InputError: it is not known where the family has its attention heads, there are no items,
             or fewer than two random orders.
     """
+    import torch
+
+    from bertvision.pipelines.precision import device
+
     if not len(ranked.items) or not len(scored.items) or orders < 2:
         raise InputError(
             f"pruning has {len(ranked.items)} items to order heads by, {len(scored.items)} to "
@@ -432,7 +438,6 @@ def pruning(
     )
 
 
-@torch.inference_mode()
 def _rise(
     model: PreTrainedModel,
     task: Task,
@@ -445,29 +450,37 @@ def _rise(
 
     Windows of like length run together, and with a head masked only the layers from its own up.
     """
+    import torch
+
+    from bertvision.pipelines.precision import autocast, device
+
     where, whole, rise = device(), 0.0, torch.zeros(gates.shape, dtype=torch.float64)
-    for batch in _batches(model, task, windows):
-        batch = batch.to(where)
+    with torch.inference_mode():
+        for batch in _batches(model, task, windows):
+            batch = batch.to(where)
 
-        def loss(batch: Batch = batch) -> float:
-            with autocast(precision, where):
-                output = model(**batch.inputs)
-            done(len(batch.input_ids))
-            return float(task.loss(output, batch))
+            def loss(batch: Batch = batch) -> float:
+                with autocast(precision, where):
+                    output = model(**batch.inputs)
+                done(len(batch.input_ids))
+                return float(task.loss(output, batch))
 
-        with replayed(model) as replay:
-            open_all = loss()
-            for layer, head in np.ndindex(*gates.shape):
-                replay.start = layer
-                gates[layer, head] = 0
-                rise[layer, head] += loss() - open_all
-                gates[layer, head] = 1
-        whole += open_all
+            with replayed(model) as replay:
+                open_all = loss()
+                for layer, head in np.ndindex(*gates.shape):
+                    replay.start = layer
+                    gates[layer, head] = 0
+                    rise[layer, head] += loss() - open_all
+                    gates[layer, head] = 1
+            whole += open_all
     return whole / len(windows), rise / len(windows)
 
 
 def _batches(model: PreTrainedModel, task: Task, windows: Windows) -> Iterator[Batch]:
     """Windows of like length together, the longest first."""
+    from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+    from bertvision.pipelines.tasks.batch import collate
+
     labels, padding = task.labels(windows), pad_id(None, model.config)
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
     while len(order):
@@ -481,6 +494,12 @@ def _batches(model: PreTrainedModel, task: Task, windows: Windows) -> Iterator[B
 
 def _sensitivity(model: PreTrainedModel, task: Task, windows: Windows, gates: Tensor) -> Tensor:
     """(layers, heads) float64: mean over windows of the size of ∂L/∂ξ, l2 norm 1 by layer."""
+    import torch
+
+    from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
+    from bertvision.pipelines.precision import device
+    from bertvision.pipelines.tasks.batch import collate
+
     where, labels, padding = device(), task.labels(windows), pad_id(None, model.config)
     found = torch.zeros(gates.shape, dtype=torch.float64)
     gates.requires_grad_(True)
@@ -502,6 +521,9 @@ def _score(
     model: PreTrainedModel, task: Task, sample: Sample, precision: Precision
 ) -> tuple[float, str, float | None]:
     """The task's first metric in per cent, its name, and that of the commonest answer."""
+    from bertvision.pipelines.encoders.loading import pad_id
+    from bertvision.pipelines.finetuning.kept_logits import predict_logits
+
     arrays, _ = predict_logits(
         *(model, task, sample.windows),
         padding=pad_id(None, model.config),
@@ -514,43 +536,57 @@ def _score(
     return float(metrics[key]), key, trivial_score(metrics, key)
 
 
-def run_prune(
-    workspace: Workspace,
-    tag: str,
+@job
+def prune(
+    checkpoint: Tag,
     *,
     split: str = "dev",
-    items: int = 100,
-    orders: int = 3,
-    precision: str = "auto",
-    seed: int = 0,
-    plot: Path | None = None,
+    items: Annotated[int, Option(ge=2)] = 100,
+    orders: Annotated[int, Option(ge=2)] = 3,
+    precision: PrecisionOption = "auto",
+    seed: Seed = 0,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
 ) -> PruningResult:
-    """Find which attention heads a fine-tuned snapshot needs; runs the encoder often.
+    """Mask attention heads, and measure what the encoder loses.
+
+    Heads are masked one by one, and then ever more of them. For each attention head the layers from
+    its own up are run, and for the curve the encoder 38 times, over half of the items each. A
+    second call with the same settings, of the same weights, gives what was kept.
+
+    Examples:
+        >>> import bertvision
+        >>> pruned = bertvision.prune("1e", items=4)
+        >>> pruned.rise.shape  # (layers, attention heads)
+        (2, 4)
 
     Args:
-        workspace: with the snapshot.
-        tag: the snapshot.
-        split: of the workspace's own data.
-        items: of a seeded sample: half of them order the heads, the other half is scored.
-        orders: random orders beside that of importance.
-        precision: arithmetic of the forward passes: auto, 32 or bf16.
-        seed: of the sample and the orders.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to analyse.
+        split: Split to score on.
+        items: Seeded sample: half orders the heads, half is scored.
+        orders: Random orders beside that of importance.
+        seed: Seed of the sample and of the orders.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
-        InputError: ``plot`` does not end in ``.svg``, it is not known where the family has its
-            attention heads, or the workspace has no task.
-        WorkspaceError: the snapshot is damaged, or the data changed.
+        InputError: ``plot`` does not end in ``.svg``, the family's attention heads cannot be
+            masked, or the workspace has no task.
     """
-    if not find_task(workspace.config.task.name).learns:
+    from bertvision.pipelines.precision import resolve_precision
+    from bertvision.pipelines.workspace.snapshots import load_snapshot
+
+    request = Request(prune, locals())
+    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
+    if not find_task(request.workspace.config.task.name).learns:
         raise InputError(
-            f"workspace {workspace.root} has no task by which attention heads could be told "
-            "important: make one with `bertvision finetune`"
+            f"workspace {request.workspace.root} has no task by which attention heads could be "
+            "told important: make one with `bertvision finetune`"
         )
-    folder, arithmetic = ensure_snapshot(workspace, tag), resolve_precision(precision)
-    data = workspace.dataset()
+    folder = request.snapshot(tag)
+    data = request.workspace.dataset()
     data.check([split])
+    request.names = [split]
+    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> PruningResult:
         snapshot = load_snapshot(folder)
@@ -563,19 +599,14 @@ def run_prune(
             return Sample(some, data.task.windows(some, snapshot.tokenizer, data.config))
 
         return pruning(
-            *(snapshot.model, data.task, sample(chosen[:half]), sample(chosen[half:])),
+            snapshot.model,
+            data.task,
+            sample(chosen[:half]),
+            sample(chosen[half:]),
             orders=orders,
             precision=arithmetic,
             seed=seed,
             name=f"{tag}/{split}",
         )
 
-    options = {
-        "items": Given(items, 100),
-        "orders": Given(orders, 3),
-        "precision": Given(arithmetic, arithmetic),
-        "seed": Given(seed, 0),
-    }
-    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
-    job = Job(PruningResult, (tag,), (split,), options, (), runs)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(PruningResult, measure)

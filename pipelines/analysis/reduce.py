@@ -7,15 +7,18 @@ add the same numbers in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import dask.array as da
 import numpy as np
 from dask.base import persist as dask_persist
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError, NonFiniteError
+
+if TYPE_CHECKING:
+    import dask.array as da
+
 
 T = TypeVar("T")
 Blocks = list[tuple[Delayed, ...]]

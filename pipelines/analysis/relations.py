@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -29,20 +28,18 @@ from bertvision.pipelines.analysis.attention import (
     load_eager,
     sampled_windows,
 )
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
+from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
+from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
-from bertvision.pipelines.precision import resolve_precision
+from bertvision.pipelines.reading import StrPath, Tag, parse_tag, text_of
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
-from bertvision.pipelines.tasks.trees.treebank import TREEBANK, is_cut, words_of_tokens
 from bertvision.pipelines.uncertainty import percentiles, resampled_means
-from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.data import check_data, open_data
 
 DIRECTIONS = ("dependent to head", "head to dependent")
 """Who looks at whom."""
@@ -210,6 +207,8 @@ def looked(sentence: ParsedSentence, offsets: npt.NDArray[np.int32], maps: Windo
         offsets: (tokens, 2) characters of its tokens.
         maps: of its window.
     """
+    from bertvision.pipelines.tasks.trees.treebank import words_of_tokens
+
     return Looked(sentence, words_of_tokens(sentence.words, offsets), maps)
 
 
@@ -225,7 +224,7 @@ def between_words(of: Looked) -> Array:
     return found
 
 
-def relations(
+def relations_of_maps(
     chosen_on: Iterable[Looked],
     scored_on: Iterable[Looked],
     *,
@@ -333,39 +332,52 @@ def _scored(
     return float(followed.mean()), float(by_offset.mean()), float(low), float(high)
 
 
-def run_relations(
-    workspace: Workspace,
-    tag: str,
+@job
+def relations(
+    checkpoint: Tag,
     *,
+    data: Annotated[StrPath | None, Option(decides=False)] = None,
     split: str = "dev",
-    sentences: int | None = 1_000,
-    precision: str = "auto",
-    seed: int = 0,
-    plot: Path | None = None,
+    sentences: Annotated[int, Option(ge=0)] = 1_000,
+    precision: PrecisionOption = "auto",
+    seed: Seed = 0,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
 ) -> RelationsResult:
-    """Find which attention heads of a snapshot follow a dependency relation.
+    """Find attention heads that follow dependency relations.
+
+    For each relation the best head is chosen on half of the sentences and scored on the others,
+    beside the best fixed offset. It runs the encoder; ``data`` is needed the first time.
 
     Args:
-        workspace: with the snapshot and a treebank.
-        tag: the snapshot.
-        split: of the treebank.
-        sentences: of a seeded sample, half of which choose heads and offsets; None takes all.
-        precision: arithmetic of the forward pass: auto, 32 or bf16.
-        seed: of the sample and the bootstrap.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshot to analyse.
+        data: A treebank in CoNLL-U, to be said once: a file or a folder.
+        split: Split of the treebank.
+        sentences: Seeded sample of at most so many; 0 takes all.
+        seed: Seed of the sample and of intervals.
 
     Raises:
         UnknownNameError: there is no such snapshot, treebank or split.
-        InputError: ``plot`` does not end in ``.svg``, or no relation has enough examples.
-        WorkspaceError: the snapshot is damaged, or the data changed.
+        InputError: the treebank is malformed, or no relation has enough examples.
     """
-    folder, arithmetic = ensure_snapshot(workspace, tag), resolve_precision(precision)
-    data = workspace.dataset(TREEBANK)
-    data.check([split])
+    from bertvision.pipelines.precision import resolve_precision
+    from bertvision.pipelines.tasks.trees.treebank import TREEBANK, is_cut
+    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
+    request = Request(relations, locals())
+    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
+    root, source = request.workspace.root, text_of(data)
+    check_data(root, None, TREEBANK, source)
+    open_data(root, None, TREEBANK, source)
+    folder = request.snapshot(tag)
+    treebank = request.workspace.dataset(TREEBANK)
+    treebank.check([split])
+    request.names = [split]
+    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> RelationsResult:
         tokenizer = load_snapshot_tokenizer(folder)
-        items, windows = data.items(split), data.windows(split, tokenizer)
+        items, windows = treebank.items(split), treebank.windows(split, tokenizer)
         ends = windows.first_token + windows.n_tokens
         offsets = [
             windows.offset_mapping[begin:end]
@@ -375,10 +387,10 @@ def run_relations(
             [
                 i
                 for i, item in enumerate(items)
-                if not is_cut(item.text, offsets[i], data.config.max_length)
+                if not is_cut(item.text, offsets[i], treebank.config.max_length)
             ]
         )
-        chosen = whole[sampled_windows(len(whole), sentences, seed)]
+        chosen = whole[sampled_windows(len(whole), sentences or None, seed)]
         order = np.random.default_rng(seed).permutation(chosen)
         model = load_eager(folder)
         halves = (
@@ -388,15 +400,7 @@ def run_relations(
             )
             for rows in (order[: len(order) // 2], order[len(order) // 2 :])
         )
-        return relations(
-            *halves, name=f"{tag}/{TREEBANK}-{split}", n_cut=len(items) - len(whole), seed=seed
-        )
+        name, n_cut = f"{tag}/{TREEBANK}-{split}", len(items) - len(whole)
+        return relations_of_maps(*halves, name=name, n_cut=n_cut, seed=seed)
 
-    options = {
-        "sentences": Given(sentences, 1_000),
-        "precision": Given(arithmetic, arithmetic),
-        "seed": Given(seed, 0),
-    }
-    runs = {str(tag): read_snapshot_info(folder).weights_sha256}
-    job = Job(RelationsResult, (tag,), (split,), options, (), runs)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(RelationsResult, measure)

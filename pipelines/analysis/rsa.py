@@ -12,26 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
+from bertvision.pipelines import reading
 from bertvision.pipelines.analysis.cosines import cosine_correlations
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import gathered_blocks
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
 from bertvision.pipelines.analysis.sides import check_layers, joined_rows
+from bertvision.pipelines.declare import (
+    FigurePath,
+    SchedulerName,
+    Seed,
+    StorePath,
+    WorkspacePath,
+    job,
+)
 from bertvision.pipelines.files import to_json
+from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
+from bertvision.pipelines.reading import Tag, parse_names, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
 
 Matrices = Annotated[Array, Axes.of("splits", "repeats", "layers_x", "layers_y")]
 OfSplits = Annotated[tuple[Count, ...], Axes.of("splits")]
@@ -56,6 +68,7 @@ class RsaResult(AnalysisResult):
     """
 
     kind = "rsa"
+    keeps = Keeps("values", "course")
     heading = "RSA: how tokens lie to each other"
     caption = "RSA: how alike the cosines between tokens are in the same layer of two snapshots"
     reading = (
@@ -180,7 +193,7 @@ class Paired(NamedTuple):
     rows_y: NDArray[np.int64]
 
 
-def rsa(
+def rsa_of_arrays(
     splits: Mapping[str, Paired],
     *,
     n_tokens: int = 5_000,
@@ -264,65 +277,68 @@ def _sd(values: Array) -> Array:
     return sd
 
 
-def run_rsa(
-    workspace: Workspace,
-    first: str,
-    second: str,
+@job
+def rsa(
+    first: Tag,
+    second: Tag,
     *,
-    splits: Sequence[str] = ("dev",),
-    n_tokens: int = 5_000,
-    repeats: int = 10,
-    seed: int = 0,
-    scheduler: str = "threads",
-    plot: Path | None = None,
+    split: reading.Names = "dev",
+    max_tokens: Annotated[int, Option(ge=3)] = 5_000,
+    repeats: Annotated[int, Option(ge=1)] = 10,
+    seed: Seed = 0,
+    scheduler: SchedulerName = "threads",
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
 ) -> RsaResult:
-    """RSA between all layers of two snapshots, on sampled tokens of splits side by side.
+    """Compare how tokens are arranged in two snapshots (RSA).
+
+    Tokens are sampled, and their similarities to each other correlated (representational similarity
+    analysis).
+
+    Examples:
+        >>> import bertvision
+        >>> alike = bertvision.rsa("0.5e", "1e", max_tokens=100, repeats=3)
+        >>> alike.of_pairs.shape  # (splits, repeats, layers, layers)
+        (1, 3, 3, 3)
+        >>> [list(row) for row in alike.same_layers()][0]
+        ['x', 'y', 'split', 'layer_x', 'layer_y', 'rsa', 'rsa_sd', 'by_token', 'by_token_sd']
 
     Args:
-        workspace: with the activations.
-        first: snapshot of the rows.
-        second: snapshot of the columns; may be the same.
-        splits: which both have; tokens are joined on (example id, position).
-        n_tokens: of a sample.
-        repeats: samples of a split.
-        seed: of the samples.
-        scheduler: ``threads``, ``processes`` or the ``tcp://`` address of a Dask cluster.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        first: Snapshot of the rows.
+        second: Snapshot of the columns; may be the same.
+        split: Split that both have; several side by side, such as dev,mpqa-all.
+        max_tokens: Seeded sample of at most so many tokens.
+        repeats: Samples of each split.
 
     Raises:
-        InputError: ``plot`` does not end in ``.svg``.
-        ProvenanceError: the two do not hold the same tokens, or splits not the same layers.
+        UnknownNameError: there is no such snapshot or split.
+        InputError: ``plot`` does not end in ``.svg``, or a number is too small.
+        ProvenanceError: the two do not hold the same tokens; the message names them.
     """
-    pairs = {
-        split: tuple(workspace.split(tag, split).require_complete() for tag in (first, second))
-        for split in splits
-    }
-    stored = [split for pair in pairs.values() for split in pair]
-    for of_tag in zip(*pairs.values(), strict=True):
-        check_layers(of_tag)
-    x, y = next(iter(pairs.values()))
+    request = Request(rsa, locals())
+    names = tuple(dict.fromkeys(parse_names(split)))
+    tags = parse_tag(first), parse_tag(second)
+    stored = request.splits(tags, *names)
+    rows, columns = stored[: len(names)], stored[len(names) :]
+    check_layers(rows)
+    check_layers(columns)
 
     def measure() -> RsaResult:
-        found = {}
-        for split, (one, other) in pairs.items():
-            rows = joined_rows((one, other))
-            states = one.dask()
-            found[split] = Paired(states, states if one.name == other.name else other.dask(), *rows)
-        return rsa(
-            found,
-            n_tokens=n_tokens,
+        pairs = {}
+        for name, x, y in zip(names, rows, columns, strict=True):
+            states = x.dask()
+            both = states, states if x.name == y.name else y.dask()
+            pairs[name] = Paired(*both, *joined_rows((x, y)))
+        return rsa_of_arrays(
+            pairs,
+            n_tokens=max_tokens,
             repeats=repeats,
             seed=seed,
             scheduler=scheduler,
-            names=(str(x.tag), str(y.tag)),
-            layers_x=x.record.layers,
-            layers_y=y.record.layers,
+            names=tags,
+            layers_x=rows[0].record.layers,
+            layers_y=columns[0].record.layers,
         )
 
-    options = {
-        "max_tokens": Given(n_tokens, 5_000),
-        "repeats": Given(repeats, 10),
-        "seed": Given(seed, 0),
-    }
-    job = Job(RsaResult, (first, second), splits, options, stored)
-    return kept_or_measured(workspace, job, measure, plot)
+    return request.answer(RsaResult, measure)

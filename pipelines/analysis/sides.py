@@ -10,19 +10,24 @@ to, a row of the data, and where in it they stand.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from numpy.typing import NDArray
 
-from bertvision.errors import ProvenanceError
-from bertvision.featurestore.format.examples import table_digest
-from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.kept import Given, Other
+from bertvision.errors import InputError, ProvenanceError
+from bertvision.pipelines.analysis.request import Other, Request, Setting
 from bertvision.pipelines.extraction.layers import layers_text
+from bertvision.pipelines.reading import StrPath
+from bertvision.pipelines.workspace.checks import check_stored, find_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+    from bertvision.featurestore.split import ActivationSplit
+
 
 Rows = NDArray[np.int64]
 
@@ -111,6 +116,8 @@ def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
 
 
 def _same_texts(x: ActivationSplit, y: ActivationSplit) -> bool:
+    from bertvision.featurestore.format.examples import table_digest
+
     if x.record.format == y.record.format:
         return x.record.examples_sha256 == y.record.examples_sha256
     # digests of two kinds: the tables themselves are compared, each of which is checked
@@ -156,23 +163,21 @@ class Sides(NamedTuple):
     """A split of each of two snapshots.
 
     Attributes:
-        x: of the rows.
-        y: of the columns.
-        names: what each is called, for titles.
-        own: those that the workspace holds.
-        others: those that another one holds, by name.
+        x: Split of the rows.
+        y: Split of the columns.
+        names: Names of both, for titles.
+        apart: Whether they are of two workspaces.
     """
 
     x: ActivationSplit
     y: ActivationSplit
     names: tuple[str, str]
-    own: tuple[ActivationSplit, ...]
-    others: Mapping[str, Other]
+    apart: bool
 
     @property
     def are_one(self) -> bool:
         """Whether both are the same split."""
-        return not self.others and self.x.name == self.y.name
+        return not self.apart and self.x.name == self.y.name
 
     def arrays(self) -> tuple[da.Array, da.Array, Rows | None]:
         """The hidden states of both, the same object where both are one, and see `places_in`.
@@ -192,28 +197,40 @@ class Sides(NamedTuple):
         }
 
 
-def sides(
-    workspace: Workspace, first: str, second: str, split: str, beside: Workspace | None
+def pair(
+    request: Request, first: str, second: str, split: str, beside: StrPath | Workspace | None
 ) -> Sides:
-    """A split of two snapshots.
+    """Read a split of two snapshots.
 
     Args:
-        workspace: with the first.
-        first: snapshot of the rows.
-        second: snapshot of the columns.
-        split: which both have.
-        beside: with the second; None is the same workspace.
+        request: Request that reads them.
+        first: Snapshot of the rows.
+        second: Snapshot of the columns.
+        split: Split that both have.
+        beside: Workspace with the second; None is that of the request.
 
     Raises:
-        IncompleteSplitError: shards of one are missing.
+        WorkspaceError: There is no such workspace.
+        UnknownNameError: There is no such snapshot or split.
+        InputError: ``beside`` is the workspace of the request.
+        IncompleteSplitError: Shards of one are missing.
     """
-    x = workspace.split(first, split).require_complete()
-    y = (beside or workspace).split(second, split).require_complete()
     if beside is None:
-        return Sides(x, y, (x.name, y.name), (x, y), {})
-    mine, theirs = told_apart((workspace, beside))
-    others = {f"{theirs}: {y.name}": Other(beside, y)}
-    return Sides(x, y, (f"{mine}: {x.name}", f"{theirs}: {y.name}"), (x,), others)
+        x, y = request.splits([first, second], split)
+        return Sides(x, y, (x.name, y.name), False)
+    other = find_workspace(beside)
+    if other.root == request.workspace.root:
+        raise InputError(f"--with {other.root}: this is the same workspace; leave --with out")
+    check_stored(other, second, split)
+    (x,) = request.splits([first], split)
+    y = other.split(second, split).require_complete()
+    mine, theirs = told_apart((request.workspace, other))
+    request.tags = [first, second]
+    request.others = {f"{theirs}: {y.name}": Other(other, y)}
+    # as it is typed where one stands in the first
+    path = os.path.relpath(other.root, request.workspace.root)
+    request.settings["with"] = Setting(path, None, f"with-{theirs}")
+    return Sides(x, y, (f"{mine}: {x.name}", f"{theirs}: {y.name}"), True)
 
 
 def check_layers(splits: Sequence[ActivationSplit]) -> None:
@@ -229,15 +246,6 @@ def check_layers(splits: Sequence[ActivationSplit]) -> None:
                 f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
                 f"{layers_text(other.record.layers)}: extract the same layers of both"
             )
-
-
-def given_beside(workspace: Workspace, beside: Workspace | None) -> dict[str, Given]:
-    """The option that names the other workspace, as it is typed where one stands in the first."""
-    if beside is None:
-        return {}
-    _, name = told_apart((workspace, beside))
-    path = os.path.relpath(beside.root, workspace.root)
-    return {"with": Given(path, None, named=f"with-{name}")}
 
 
 def told_apart(workspaces: Sequence[Workspace]) -> list[str]:

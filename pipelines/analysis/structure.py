@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from bertvision.errors import ProvenanceError, counted
-from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis.kept import Given, Job, kept_or_measured
+from bertvision.errors import ProvenanceError, UnknownNameError, counted
+from bertvision.pipelines.analysis.moments import Array as Floats
+from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.declare import DEFAULTS, FigurePath, StorePath, WorkspacePath, job
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting import Chart, check_suffix, curves
+from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.readouts.batched import Floats
-from bertvision.pipelines.readouts.options import StructureOptions, treebank_splits
-from bertvision.pipelines.readouts.structure import (
+from bertvision.pipelines.reading import Tags, parse_tags, path_of
+from bertvision.pipelines.readouts.options import (
     BASELINES,
-    EDGE_PROBES,
     METRICS,
     Baseline,
-    Measured,
     Metric,
-    Parts,
-    centre_of_gravity,
-    expected_layer,
-    majority,
-    measure,
-    tree_baselines,
-    unlearned,
+    StructureOptions,
+    treebank_splits,
 )
-from bertvision.pipelines.readouts.trees import ByLength, Share, TreeStates, interval, score
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from bertvision.featurestore.split import ActivationSplit
+    from bertvision.pipelines.readouts.structure import Measured, Parts
+    from bertvision.pipelines.readouts.trees import ByLength, Share
+
 
 Scores = Annotated[Floats, Axes.of("tags", "metrics", "layers")]
 BySeed = Annotated[Floats, Axes.of("tags", "seeds", "tasks", "layers")]
@@ -209,10 +205,14 @@ class StructureResult(AnalysisResult):
 
     def centres(self) -> Floats:
         """(tags, seeds, tasks) centres of gravity of the mixes of all layers."""
+        from bertvision.pipelines.readouts.structure import centre_of_gravity
+
         return centre_of_gravity(self.weights, self.layers)
 
     def expected_layers(self) -> Floats:
         """(tags, seeds, tasks) expected layers of the mixes up to each; NaN where none adds."""
+        from bertvision.pipelines.readouts.structure import expected_layer
+
         return expected_layer(self.upto, self.layers)
 
     def charts(self) -> dict[str, Chart]:
@@ -232,6 +232,8 @@ class StructureResult(AnalysisResult):
 
     def _layers_of(self, t: int, k: int) -> str:
         """The layers that a task's edge probes look at."""
+        from bertvision.pipelines.readouts.structure import centre_of_gravity, expected_layer
+
         weights, upto = self.weights[t, :, k].mean(axis=0), self.upto[t, :, k].mean(axis=0)
         expected = expected_layer(upto, self.layers)
         told = f"{expected:.2f}" if np.isfinite(expected) else "none (no layer adds to the first)"
@@ -269,51 +271,65 @@ def beside(results: Sequence[StructureResult]) -> StructureResult:
     return replace(first, tags=tags, **joined)
 
 
+@job
 def structure(
-    workspace: Workspace,
-    tags: Sequence[str],
+    checkpoint: Tags,
     *,
-    split: str,
-    options: StructureOptions,
-    plot: Path | None = None,
+    split: str = "treebank-test",
+    options: StructureOptions = DEFAULTS,
+    plot: FigurePath = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
 ) -> StructureResult:
-    """Structure in all layers of snapshots, each measured where it is not kept.
+    """Measure how much of gold syntax trees each layer holds.
+
+    Structural probes and edge probing read a stored treebank with train and dev, which `bertvision
+    extract --task treebank` stores. A second call with the same settings, of the same weights,
+    gives what was kept.
 
     Args:
-        workspace: Workspace with the stored treebank.
-        tags: The snapshots.
-        split: Split that is scored; probes are trained on the data set's train, and chosen on its
-            dev.
-        options: Settings of the training and the intervals.
-        plot: SVG file to write; by default in ``analysis/`` of the workspace.
+        checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
+        split: Split that is scored; probes are trained on train of the same treebank.
 
     Raises:
+        UnknownNameError: there is no such snapshot or split.
         InputError: ``plot`` does not end in ``.svg``, or a split holds no trees.
-        ProvenanceError: splits were not extracted alike.
-        CorruptStoreError: what is stored is damaged.
+        ProvenanceError: splits were not extracted alike; names what differs.
     """
-    names = treebank_splits(split)
-    folder = workspace.root / FOLDER
-    drawn = plot or folder / f"{StructureResult.kind}-{'+'.join(tags)}-{split}.svg"
-    check_suffix(drawn)
-    default = asdict(StructureOptions())
-    given = {name: Given(value, default[name]) for name, value in asdict(options).items()}
-    results = []
+    tags, names = parse_tags(checkpoint), treebank_splits(split)
+    given = locals() if len(tags) == 1 else {**locals(), "plot": None}
+    asked = []
     for tag in tags:
-        splits = [workspace.split(tag, name).require_complete() for name in names]
+        request = Request(structure, given)
+        try:
+            splits = request.splits([tag], *names)
+        except UnknownNameError as error:
+            if f"no split {split!r}" not in str(error):
+                raise
+            raise UnknownNameError(
+                f"{error}; a part that is stored is scored with --split, such as "
+                "--split treebank-dev"
+            ) from None
+        request.names = [split]
         _check_alike(splits)
-        job = Job(StructureResult, (tag,), (split,), given, splits)
-        own = drawn if len(tags) == 1 else None
-        measured = partial(_measured, splits, options)
-        results.append(kept_or_measured(workspace, job, measured, own))
+        asked.append((request, splits))
+    results = [
+        request.answer(StructureResult, partial(_measured, splits, options))
+        for request, splits in asked
+    ]
     if len(results) == 1:
         return results[0]
     joined = beside(results)
-    joined.figure().save(drawn)
+    name = f"{StructureResult.kind}-{'+'.join(tags)}-{split}.svg"
+    joined.figure().save(path_of(plot) or request.workspace.root / FOLDER / name)
     return joined
 
 
 def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> StructureResult:
+    from bertvision.pipelines.readouts.structure import Parts, measure
+    from bertvision.pipelines.readouts.trees import TreeStates
+
     parts = Parts(*map(TreeStates, splits))
     name = f"structure of {splits[0].tag}"
     seeds = range(options.seed, options.seed + options.seeds)
@@ -333,6 +349,9 @@ def result_of(
         by_seed: Scores of the probes, by seed.
         options: Settings of the training and the intervals.
     """
+    from bertvision.pipelines.readouts.structure import EDGE_PROBES, unlearned
+    from bertvision.pipelines.readouts.trees import interval, score
+
     layers = len(parts.scored.layers)
     alone, upto = [], []
     for measured in by_seed:
@@ -381,6 +400,9 @@ def scale(metric: Metric) -> float:
 
 def _baselines(parts: Parts, seed: int) -> Floats:
     """(baselines, metrics) scores, means over trees; NaN where a baseline says nothing."""
+    from bertvision.pipelines.readouts.structure import majority, tree_baselines
+    from bertvision.pipelines.readouts.trees import score
+
     scored = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
     values = [
         [scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan for m in METRICS]

@@ -23,6 +23,12 @@ CROSS_ENCODER = "cross-encoder"
 PairScorerName = Literal["cosine", "trained"]
 PAIR_SCORERS: tuple[PairScorerName, ...] = get_args(PairScorerName)
 """Scorers of the similarity of two sentences."""
+Metric = Literal["uuas", "dspr", "root", "nspr", "upos", "relation"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+"""Metrics of syntax: two of the distance probe, two of the depth probe, two of edge probes."""
+Baseline = Literal["chain", "random", "majority"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+"""Each word hangs on the one before it; a random tree; the most frequent label."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,11 @@ from bertvision.pipelines.readouts.batched import (
     StackedAdam,
 )
 from bertvision.pipelines.readouts.batched import train as train_batched
-from bertvision.pipelines.readouts.options import StructureOptions
+from bertvision.pipelines.readouts.options import (
+    Baseline,
+    Metric,
+    StructureOptions,
+)
 from bertvision.pipelines.readouts.trees import (
     LONGEST,
     SHORTEST,
@@ -61,12 +65,6 @@ from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 
 Array = npt.NDArray[Any]
 Name = TypeVar("Name", bound=str)
-Metric = Literal["uuas", "dspr", "root", "nspr", "upos", "relation"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-"""In the order of tables: two of the distance probe, two of the depth probe, two of edge probes."""
-Baseline = Literal["chain", "random", "majority"]
-BASELINES: tuple[Baseline, ...] = get_args(Baseline)
-"""Each word hangs on the one before it; a random tree; the label that training has most often."""
 RANDOM_TREES = 10
 """Random trees of each sentence; scores are their means."""
 UNKNOWN = -1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertvision.errors import UnknownNameError, WorkspaceError, did_you_mean
-from bertvision.pipelines.analysis.kinds import ANALYSES
+from bertvision.pipelines import analysis
 from bertvision.pipelines.finetuning import latency_record
 from bertvision.pipelines.repeats.folder import require_seeds
 from bertvision.pipelines.report import analyses, probing
@@ -62,7 +62,7 @@ _MEASURED: tuple[Maker, ...] = (
     probing_section,
     rankings_section,
     similarity_section,
-    *(partial(analysis_section, kind) for kind in ANALYSES),
+    *(partial(analysis_section, kind) for kind in analysis.results()),
 )
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.models import Kind
-from bertvision.models.outputs import ClassOutput, SpanOutput
+from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed
 from bertvision.pipelines.encoders.loading import Float32Linear
 from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
@@ -239,3 +239,23 @@ def exits_of(model: PreTrainedModel) -> ExitLayers:
     exits = getattr(model, NAME)
     assert isinstance(exits, ExitLayers)
     return exits
+
+
+class ExitHead(nn.Module):
+    """An output layer as a head of packed hidden states.
+
+    Args:
+        exits: Output layers.
+        place: Place of its layer on the axis of layers.
+        layer: Number of its layer.
+        kind: Kind of the task.
+    """
+
+    def __init__(self, exits: ExitLayers, place: int, layer: int, kind: Kind) -> None:
+        super().__init__()
+        self.exits, self.place, self.layer, self.kind = exits, place, layer, kind
+
+    def forward(self, states: Tensor, lengths: Tensor) -> SpanOutput | ClassOutput:
+        """Logits of packed hidden states (tokens, layers, hidden), with lengths (batch,)."""
+        padded = pad_packed(states[:, self.place], lengths, fill=0.0)
+        return self.exits.forward(self.layer, padded, self.kind)

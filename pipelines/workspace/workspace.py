@@ -56,6 +56,10 @@ class Workspace:
     _datasets: dict[str | None, Dataset] = field(default_factory=dict, compare=False, repr=False)
     """By name, shared with those that `at` makes, so that items are read once."""
 
+    def __fspath__(self) -> str:
+        """Path of the folder: a job takes the workspace itself for ``workspace``."""
+        return str(self.root)
+
     def __repr__(self) -> str:
         (_, task), (_, model), (_, snapshots) = self._facts()
         return f"<Workspace {self.root}: {task}, {model}; snapshots {snapshots}>"

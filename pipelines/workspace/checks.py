@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
-from bertvision.jobs.reading import StrPath, path_of, text_of
 from bertvision.models.zoo import HEADS, check_head
+from bertvision.pipelines.reading import StrPath, path_of, text_of
 from bertvision.pipelines.stored_name import check_hidden_states
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
@@ -19,17 +19,21 @@ from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.plugins import load_class
 
 
-def find_workspace(workspace: StrPath | None, store: StrPath | None = None) -> Workspace:
+def find_workspace(
+    workspace: StrPath | Workspace | None, store: StrPath | None = None
+) -> Workspace:
     """Open the workspace that ``workspace`` names, or the one the current folder stands in.
 
     Args:
-        workspace: its folder, or None.
-        store: where its activations are for this once: a folder or a URL.
+        workspace: Its folder, or itself.
+        store: Folder or URL of its activations for this once.
 
     Raises:
         WorkspaceError: there is none.
     """
-    return Workspace.find(path_of(workspace)).at(text_of(store))
+    if not isinstance(workspace, Workspace):
+        workspace = Workspace.find(path_of(workspace))
+    return workspace.at(text_of(store))
 
 
 def check_learns(space: Workspace) -> None:

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.featurestore.format.names import EncodingName
-from bertvision.jobs.reading import READ, StrPath, parse_choice
 from bertvision.pipelines.options import Option, Options, PrecisionName, declared, flag
+from bertvision.pipelines.reading import READ, StrPath, parse_choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,13 +29,18 @@ DEFAULTS: Any = None
 
 WorkspacePath = Annotated[
     StrPath | None,
-    Option("Folder of the experiment; by default the one you stand in.", "--workspace -w"),
+    Option(
+        "Folder of the experiment; by default the one you stand in.",
+        "--workspace -w",
+        decides=False,
+    ),
 ]
 StorePath = Annotated[
     StrPath | None,
     Option(
         "Activation store: a folder or an fsspec URL, such as s3://bucket/folder; by default the "
-        "workspace's."
+        "workspace's.",
+        decides=False,
     ),
 ]
 NewStorePath = Annotated[
@@ -46,20 +51,25 @@ NewStorePath = Annotated[
     ),
 ]
 FigurePath = Annotated[
-    StrPath | None, Option("SVG file to write; by default in analysis/ of the workspace.")
+    StrPath | None,
+    Option("SVG file to write; by default in analysis/ of the workspace.", decides=False),
 ]
 OtherWorkspace = Annotated[
-    StrPath | None, Option("Workspace with the second snapshot, of the same data.", "--with")
+    StrPath | None,
+    Option("Workspace with the second snapshot, of the same data.", "--with", decides=False),
 ]
 Seed = Annotated[int, Option("Seed of the sample.", ge=0)]
 MaxTokens = Annotated[int, Option("Seeded sample of at most so many tokens; 0 uses all.", ge=0)]
 Resamples = Annotated[int, Option("How often the bootstrap draws, for intervals.", ge=1)]
-Precision = Annotated[
-    PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+PrecisionOption = Annotated[
+    PrecisionName,
+    Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.", decides=False),
 ]
 SchedulerName = Annotated[
     str,
-    Option("Where to compute: threads, processes, or tcp://HOST:PORT of a Dask cluster."),
+    Option(
+        "Where to compute: threads, processes, or tcp://HOST:PORT of a Dask cluster.", decides=False
+    ),
 ]
 ClusterAddress = Annotated[
     str | None, Option("tcp://HOST:PORT of a Dask cluster whose workers extract.")
@@ -74,13 +84,18 @@ Devices = Annotated[
 ]
 DataSource = Annotated[
     StrPath | None,
-    Option("Where the data are, to be said once: a file, a folder or a data set on the hub."),
+    Option(
+        "Where the data are, to be said once: a file, a folder or a data set on the hub.",
+        decides=False,
+    ),
 ]
 TextColumn = Annotated[
-    str | None, Option("Column of the texts (tasks csv and text; default text).")
+    str | None, Option("Column of the texts (tasks csv and text; default text).", decides=False)
 ]
 PairColumn = Annotated[str | None, Option("Column of the second texts (task csv).")]
-LabelColumn = Annotated[str | None, Option("Column of the labels (task csv; default label).")]
+LabelColumn = Annotated[
+    str | None, Option("Column of the labels (task csv; default label).", decides=False)
+]
 MaxLength = Annotated[
     int | None,
     Option("Tokens of a window of added data (default 128; text 512, chat 1024).", ge=16),
