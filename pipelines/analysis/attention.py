@@ -23,7 +23,7 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Numbers
 from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap
@@ -194,7 +194,7 @@ class AttentionResult(AnalysisResult):
     values: Annotated[Array, Axes.of("measures", "layers", "heads")]
     errors: Annotated[Array, Axes.of("measures", "layers", "heads")]
     alike: Annotated[Array, Axes.of("measures")]
-    measures: Names
+    measures: Labels
     layers: Numbers
     heads: Numbers
     name: str

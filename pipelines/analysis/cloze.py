@@ -32,7 +32,7 @@ from bertvision.pipelines.analysis.cloze_items import (
 from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
 from bertvision.pipelines.declare import FigurePath, Resamples, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
@@ -112,7 +112,7 @@ class ClozeResult(AnalysisResult):
     shuffled: OfGroups
     negated: OfGroups
     negated_same: OfGroups
-    groups: Names
+    groups: Labels
     n_items: Annotated[tuple[Count, ...], Axes.of("groups")]
     n_negated: Annotated[tuple[Count, ...], Axes.of("groups")]
     n_candidates: OfGroups

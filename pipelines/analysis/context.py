@@ -25,7 +25,7 @@ from bertvision.pipelines.analysis.likeness import Groups, alike, common, separa
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.analysis.sides import check_layers, in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
@@ -133,7 +133,7 @@ class ContextResult(AnalysisResult):
     chance: float
     by_position: Annotated[Array, Axes.of("snapshots", "positions", "layers")]
     positions: tuple[Count, ...]
-    snapshots: Names
+    snapshots: Labels
     name: str
     layers: Numbers
     n_words: Count

@@ -18,11 +18,11 @@ from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.models import Kind
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Numbers
 from bertvision.pipelines.declare import FigurePath, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
-from bertvision.pipelines.reading import Tag, parse_names, parse_tag
+from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
 from bertvision.pipelines.records import Count, read_record
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.systems import read_windows
@@ -96,7 +96,7 @@ class ExitsResult(AnalysisResult):
         "and level lines for all layers and the commonest answer."
     )
 
-    criteria: Names
+    criteria: Labels
     thresholds: OfPoints
     mean_layers: OfPoints
     scores: OfPoints

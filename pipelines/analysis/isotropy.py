@@ -38,7 +38,7 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
 )
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.declare import (
     FigurePath,
@@ -266,8 +266,8 @@ class IsotropyResult(AnalysisResult):
     ]
     outlier_sd: float
     rounding: OfLayers
-    snapshots: Names
-    sets: Names
+    snapshots: Labels
+    sets: Labels
     name: str
     layers: Numbers
     n_vectors: Counts

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.declare import (
     DataSource,
     FigurePath,
@@ -39,7 +39,7 @@ from bertvision.pipelines.declare import (
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.reading import Tag, parse_names, parse_poolings, parse_tag, text_of
+from bertvision.pipelines.reading import Names, Tag, parse_names, parse_poolings, parse_tag, text_of
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.workspace.checks import check_snapshots
@@ -200,7 +200,7 @@ class LanguagesResult(AnalysisResult):
     retrieved: OfLayers
     retrieved_centred: OfLayers
     majority: float
-    groups: Names
+    groups: Labels
     sizes: Annotated[tuple[Count, ...], Axes.of("groups")]
     name: str
     layers: Numbers

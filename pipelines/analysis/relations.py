@@ -30,7 +30,7 @@ from bertvision.pipelines.analysis.attention import (
 )
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Names
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
 from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
@@ -81,7 +81,7 @@ class RelationsResult(AnalysisResult):
     )
     seen = "For each relation: how often the best attention head is right, and the best offset."
 
-    relations: Names
+    relations: Labels
     examples: Annotated[tuple[Count, ...], Axes.of("relations")]
     layers: Annotated[tuple[Count, ...], Axes.of("relations")]
     heads: Annotated[tuple[Count, ...], Axes.of("relations")]

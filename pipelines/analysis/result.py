@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
 """Numbers of layers, of which there is at least one."""
-Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Labels = Annotated[tuple[str, ...], Field(min_length=1)]
 """Names of what stands side by side."""
 
 

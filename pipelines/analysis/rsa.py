@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines import reading
 from bertvision.pipelines.analysis.cosines import cosine_correlations
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import gathered_blocks
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Names, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.analysis.sides import check_layers, joined_rows
 from bertvision.pipelines.declare import (
     FigurePath,
@@ -36,7 +35,7 @@ from bertvision.pipelines.declare import (
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
-from bertvision.pipelines.reading import Tag, parse_names, parse_tag
+from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import use_scheduler
@@ -86,7 +85,7 @@ class RsaResult(AnalysisResult):
     of_tokens: Matrices
     x: str
     y: str
-    splits: Names
+    splits: Labels
     layers_x: Numbers
     layers_y: Numbers
     n_tokens: OfSplits
@@ -282,7 +281,7 @@ def rsa(
     first: Tag,
     second: Tag,
     *,
-    split: reading.Names = "dev",
+    split: Names = "dev",
     max_tokens: Annotated[int, Option(ge=3)] = 5_000,
     repeats: Annotated[int, Option(ge=1)] = 10,
     seed: Seed = 0,

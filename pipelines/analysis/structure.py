@@ -13,7 +13,7 @@ from pydantic import Field
 from bertvision.errors import ProvenanceError, UnknownNameError, counted
 from bertvision.pipelines.analysis.moments import Array as Floats
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, Names, Numbers
+from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, Labels, Numbers
 from bertvision.pipelines.declare import DEFAULTS, FigurePath, StorePath, WorkspacePath, job
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
@@ -103,7 +103,7 @@ class StructureResult(AnalysisResult):
         "of their own."
     )
 
-    tags: Names
+    tags: Labels
     layers: Numbers
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
     value: Scores
@@ -115,7 +115,7 @@ class StructureResult(AnalysisResult):
     tasks: tuple[Metric, ...]
     upto: BySeed
     weights: BySeed
-    parts: Names
+    parts: Labels
     sentences: OfParts
     cut: OfParts
     wordless: OfParts
