@@ -78,11 +78,16 @@ _MODULES = {
     "pipelines.tasks.sentences.task": ("SentenceTask",),
     "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows", "require_fields"),
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names} | {
-    name: f"pipelines.analysis.{name}" for name in analysis.names()
-}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604  (the lazy names are the public names)
+
+def _home(name: str) -> str | None:
+    """The module of a public name; None where there is no such name."""
+    is_analysis = name not in _HOME and name in analysis.names()
+    return f"pipelines.analysis.{name}" if is_analysis else _HOME.get(name)
+
+
+__all__ = ["__version__", *_HOME, *analysis.names()]  # noqa: PLE0604  (the lazy names are the public names)
 
 if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares
     from bertvision.errors import BertvisionError as BertvisionError
@@ -155,6 +160,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.analysis.relations import relations as relations
     from bertvision.pipelines.analysis.rsa import rsa as rsa
     from bertvision.pipelines.analysis.structure import structure as structure
+    from bertvision.pipelines.analysis.twonn import twonn as twonn
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
     from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
@@ -188,12 +194,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if (home := _home(name)) is None:
         raise AttributeError(f"module 'bertvision' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"bertvision.{_HOME[name]}"), name)
+    return getattr(import_module(f"bertvision.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *analysis.names()})

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
@@ -30,17 +30,20 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-COMMANDS = {
-    "Start": ("quickstart", "doctor", "status"),
-    "Fine-tune": ("finetune", "repeat", "logits"),
-    "Store": ("extract", "generate", "store"),
-    "Heads": ("heads", "train", "evaluate", "sweep", "ensemble"),
-    "Analyse": tuple(analysis.names()),
-    "Read out": ("probe", "rank", "similarity"),
-    "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),
-    "Share": ("table", "report", "push", "pull"),
-}
-"""Commands by heading of `bertvision --help`; `bertvision rsa` calls ``bertvision.rsa``."""
+def commands() -> dict[str, tuple[str, ...]]:
+    """Commands by heading of `bertvision --help`; `bertvision rsa` calls ``bertvision.rsa``."""
+    return {
+        "Start": ("quickstart", "doctor", "status"),
+        "Fine-tune": ("finetune", "repeat", "logits"),
+        "Store": ("extract", "generate", "store"),
+        "Heads": ("heads", "train", "evaluate", "sweep", "ensemble"),
+        "Analyse": tuple(analysis.names()),
+        "Read out": ("probe", "rank", "similarity"),
+        "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),
+        "Share": ("table", "report", "push", "pull"),
+    }
+
+
 _STORE = {
     "ls": "jobs.store:ls",
     "info": "jobs.store:info",
@@ -58,7 +61,7 @@ _STORE = {
 def _place(name: str) -> str:
     """The module and function of a command."""
     function = {"errors": "error_analysis"}.get(name, name)
-    return f"{bertvision._HOME[function]}:{function}"
+    return f"{bertvision._home(function)}:{function}"
 
 
 class Commands(dict[str, Any]):
@@ -94,7 +97,10 @@ class Commands(dict[str, Any]):
 def _summary(place: str) -> str:
     """The first line of a job's docstring, out of its source: nothing is imported."""
     module, _, function = place.partition(":")
-    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    if module.startswith("pipelines.analysis."):
+        source = analysis.sources()[function]
+    else:
+        source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     _, _, below = source.read_text(encoding="utf-8").partition(f"\ndef {function}(")
     return below.partition('"""')[2].partition("\n")[0].rstrip('"').replace("`", "")
 
@@ -102,8 +108,8 @@ def _summary(place: str) -> str:
 class CommandGroup(typer.core.TyperGroup):
     """Commands that say of an option in front of them that it belongs behind."""
 
-    headings: ClassVar[Mapping[str, Sequence[str]]]
-    places: ClassVar[Mapping[str, str]]
+    headings: Mapping[str, Sequence[str]]
+    places: Mapping[str, str]
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -149,10 +155,11 @@ _SHOWN_BY = {"results": "table", "predictions": "errors", "error_analysis": "err
 class _Group(CommandGroup):
     """Turns errors that are no bug into a message and a status, and warnings into one line."""
 
-    headings = COMMANDS
-    places = {
-        name: _place(name) for names in COMMANDS.values() for name in names if name != "store"
-    }
+    def __init__(self, **given: Any) -> None:
+        self.headings = commands()
+        names = [name for names in self.headings.values() for name in names if name != "store"]
+        self.places = {name: _place(name) for name in names}
+        super().__init__(**given)
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -187,7 +194,7 @@ class _Group(CommandGroup):
 class _StoreGroup(CommandGroup):
     """The commands of the store."""
 
-    headings: ClassVar[Mapping[str, Sequence[str]]] = {"Commands": tuple(_STORE)}
+    headings: Mapping[str, Sequence[str]] = {"Commands": tuple(_STORE)}  # noqa: RUF012
     places = _STORE
 
 

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from bertvision.pipelines import analysis
+
 ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("reference") / "api.md"
 
@@ -60,6 +62,7 @@ def groups() -> Iterator[tuple[str, list[str]]]:
         names += ast.literal_eval(value)
         line = value.end_lineno or line
     yield heading, names
+    yield "Analyses of hidden states", analysis.names()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 import bertvision
-from bertvision.cli import COMMANDS, app
+from bertvision.cli import app, commands
 from bertvision.pipelines.declare import arguments
 
 TARGET = Path(__file__).with_name("cli.md")
@@ -41,28 +41,29 @@ _OFTEN = 5
 def render() -> str:
     """The whole page."""
     root: Any = typer.main.get_command(app)
-    commands = {name: root.commands[name] for names in COMMANDS.values() for name in names}
-    store = commands["store"].commands
+    headings = commands()
+    by_name = {name: root.commands[name] for names in headings.values() for name in names}
+    store = by_name["store"].commands
     options = Counter(
         _entry(option)
-        for command in [*commands.values(), *store.values()]
-        if command is not commands["store"]
+        for command in [*by_name.values(), *store.values()]
+        if command is not by_name["store"]
         for option in command.params
     )
     shared = {entry for entry, n in options.items() if n >= _OFTEN and entry[0].startswith("`-")}
     lines = [HEADER, "## Options of many commands\n"]
     lines += [_line(entry) for entry in sorted(shared)]
     told: dict[frozenset[Entry], str] = {}
-    for heading, names in COMMANDS.items():
+    for heading, names in headings.items():
         lines.append(f"\n## {heading}")
         for name in names:
             if name == "store":
                 for word, command in store.items():
                     lines += _section(f"store {word}", command, shared, None)
             else:
-                own = {_entry(option) for option in commands[name].params}
+                own = {_entry(option) for option in by_name[name].params}
                 like = next((other for entries, other in told.items() if entries <= own), None)
-                lines += _section(name, commands[name], shared | _fields(like), like)
+                lines += _section(name, by_name[name], shared | _fields(like), like)
                 if fields := _fields(name):
                     told.setdefault(frozenset(fields), name)
     return "\n".join(lines) + "\n"

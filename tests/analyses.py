@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dask.array as da
 import numpy as np
 import torch
+import xarray as xr
 from test_lens import WORDS, Head
 
 from bertvision.pipelines.analysis.attention import AttentionResult, WindowMaps
@@ -26,7 +27,7 @@ from bertvision.pipelines.analysis.languages import languages_of_groups as langu
 from bertvision.pipelines.analysis.lens import LensResult, lens_of_array
 from bertvision.pipelines.analysis.prune import PruningResult
 from bertvision.pipelines.analysis.relations import RelationsResult
-from bertvision.pipelines.analysis.result import AnalysisResult
+from bertvision.pipelines.analysis.result import AnalysisResult, LabelledResult
 from bertvision.pipelines.analysis.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.structure import StructureResult
@@ -213,3 +214,18 @@ MAKERS: dict[type[AnalysisResult], Callable[[], AnalysisResult]] = {
     StructureResult: _structure,
     ExitsResult: _exits,
 }
+
+
+def made(kind: type[AnalysisResult]) -> AnalysisResult:
+    """A small result of a kind; the dataset of a labelled one is of random numbers."""
+    if not issubclass(kind, LabelledResult):
+        return MAKERS[kind]()
+    random, sizes = np.random.default_rng(0), {"snapshot": ["0e", "1e"]}
+    variables = {}
+    for name, variable in kind.variables.items():
+        dims = variable.dims.split()
+        labels = {dim: sizes.get(dim, list(range(3))) for dim in dims}
+        sizes |= labels
+        for end in ("", "_sd") if variable.sd else ("",):
+            variables[name + end] = (dims, random.uniform(1, 9, [len(labels[d]) for d in dims]))
+    return kind(xr.Dataset(variables, sizes, {"title": f"A result of {kind.kind}"}))

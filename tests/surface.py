@@ -124,7 +124,8 @@ def _records() -> Iterator[str]:
     from bertvision.pipelines.records import Record
 
     for result in analysis.results():
-        yield f"result {result.kind}: {', '.join(f.name for f in dataclasses.fields(result))}"
+        names = getattr(result, "variables", None) or [f.name for f in dataclasses.fields(result)]
+        yield f"result {result.kind}: {', '.join(names)}"
 
     def below(kind: type) -> Iterator[Any]:
         for sub in kind.__subclasses__():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analyses import MAKERS
+from analyses import MAKERS, made
 from byhand import fields, rewrite
 from figures import Drawing
 from test_hostile_records import VALUES, WHOLE_FILES
@@ -19,15 +19,22 @@ from test_hostile_records import VALUES, WHOLE_FILES
 import bertvision
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines import analysis
-from bertvision.pipelines.analysis.result import Analysis, AnalysisResult, read_analysis
+from bertvision.pipelines.analysis.result import (
+    Analysis,
+    AnalysisResult,
+    LabelledResult,
+    read_analysis,
+)
+from bertvision.pipelines.analysis.twonn import TwoNnResult
 from bertvision.pipelines.records import write_record
+from bertvision.pipelines.results.columns import Column, latex_of
 
 pytestmark = pytest.mark.usefixtures("charts_drawn_anew")
 
 
 @pytest.fixture(scope="module", params=analysis.results(), ids=lambda kind: kind.kind)
 def result(request: pytest.FixtureRequest) -> AnalysisResult:
-    return MAKERS[request.param]()
+    return made(request.param)
 
 
 @pytest.fixture
@@ -50,12 +57,16 @@ def presented(result: AnalysisResult) -> None:
     keys = {column.key for column in result.columns()}
     assert keys <= {key for row in result.shown() for key in row}  # a row may lack some
     json.dumps([result.rows(), result.shown(), result.to_json()], allow_nan=False)
+    lines = len(result.shown())
+    assert result.to_markdown().count("\n") == lines + 2
+    assert result.to_latex().count("\n") == lines + 6
     assert result.drawn()
 
 
 def test_every_kind_is_a_command_a_verb_and_has_a_result_that_is_tested() -> None:
     kinds = [kind.kind for kind in analysis.results()]
-    assert set(MAKERS) == set(analysis.results()) == set(_subclasses(AnalysisResult))
+    labelled = {kind for kind in analysis.results() if issubclass(kind, LabelledResult)}
+    assert set(analysis.results()) == {*MAKERS, *labelled} == set(_subclasses(AnalysisResult))
     assert len(set(kinds)) == len(kinds)
     assert all(callable(getattr(bertvision, kind)) for kind in kinds)
 
@@ -63,14 +74,17 @@ def test_every_kind_is_a_command_a_verb_and_has_a_result_that_is_tested() -> Non
 def _subclasses(kind: type[AnalysisResult]) -> list[type[AnalysisResult]]:
     """Those of which there are results."""
     found = [of for sub in kind.__subclasses__() for of in (sub, *_subclasses(sub))]
-    return [of for of in found if not isabstract(of)]
+    return [of for of in found if not isabstract(of) and hasattr(of, "kind")]
 
 
 def test_a_result_comes_back_from_its_file_to_the_last_bit(
     result: AnalysisResult, kept: Path
 ) -> None:
     again = read_analysis(kept, type(result)).result
+    assert again.to_xarray().identical(result.to_xarray())
     for name, value in vars(result).items():
+        if name == "dataset":
+            continue
         assert type(getattr(again, name)) is type(value)
         if isinstance(value, np.ndarray):
             np.testing.assert_array_equal(getattr(again, name), value)
@@ -111,7 +125,7 @@ def test_a_field_of_another_kind_is_refused_or_what_is_read_can_be_shown(
             else:
                 presented(found)
         tried(len(VALUES), "values of fields")
-    assert len(told) > 0.7 * len(VALUES) * (len(whole) + 2)
+    assert len(told) > 0.6 * len(VALUES) * (len(whole) + 2)
     assert max(map(len, told)) < 1000
 
 
@@ -143,3 +157,33 @@ def test_the_figure_has_no_text_on_another_and_is_the_same_twice(
     assert result.figure() == (tmp_path / "figure.svg").read_text()
     huge = re.sub(r"-?\d+\.\d+(e-?\d+)?", "1e308", json.dumps(result.to_json()))
     assert type(result).from_json(json.loads(huge)).figure().startswith("<svg ")
+
+
+def test_a_table_in_latex_and_markdown_says_what_its_columns_say() -> None:
+    result = made(TwoNnResult)
+    row = result.shown()[0]
+    first = f"{row['dimension']:.1f} ± {row['dimension_sd']:.1f}"
+    assert result.to_markdown().splitlines()[:2] == [
+        "| snapshot | layer | dimension | distinct |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    assert first in result.to_markdown().splitlines()[2]
+    assert first.replace("±", r"$\pm$") in result.to_latex()
+    assert latex_of([Column("a", "50 %_{x}", "text")], [{"a": "b & c"}]).splitlines()[2:5:2] == [
+        r"50 \%\_\{x\} \\",
+        r"b \& c \\",
+    ]
+
+
+def test_a_labelled_dataset_that_is_another_is_refused() -> None:
+    whole = made(TwoNnResult).to_json()
+    values = whole["variables"]
+    for wrong, says in (
+        ({**whole, "coords": {"snapshot": ["0e", "1e"]}}, "no coordinate labels layer"),
+        ({**whole, "coords": {**whole["coords"], "layer": [0, 1]}}, "conflicting sizes"),
+        ({**whole, "variables": {"dimension": values["dimension"]}}, "variables and their dims"),
+        ({**whole, "variables": {**values, "other": 1.0}}, "variables are not dimension, distinct"),
+        ({**whole, "variables": {**values, "distinct": [["many"]]}}, "could not convert"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            TwoNnResult.from_json(wrong)

@@ -23,6 +23,7 @@ from workspaces import write_squad
 import bertvision
 from bertvision.cli import app
 from bertvision.models.registry import HEADS, describe_heads
+from bertvision.pipelines import analysis
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -233,7 +234,10 @@ PYTHON = [
 ]
 
 
-JOBS = {name for name, home in bertvision._HOME.items() if home.startswith("jobs.")}
+JOBS = {
+    *(name for name, home in bertvision._HOME.items() if home.startswith("jobs.")),
+    *analysis.names(),
+}
 
 
 @pytest.mark.parametrize(("page", "i"), PYTHON)

@@ -20,6 +20,7 @@ from bertvision.jobs.errors import Errors
 from bertvision.jobs.experiment import Status
 from bertvision.jobs.show import Row, Rows
 from bertvision.jobs.systems import Comparison, Ensemble
+from bertvision.pipelines import analysis
 from bertvision.pipelines.declare import bound
 from bertvision.pipelines.reading import (
     parse_fractions,
@@ -37,7 +38,12 @@ from bertvision.pipelines.workspace.status import status as run_status
 from bertvision.pipelines.workspace.workspace import Workspace
 
 JOBS = [
-    name for name, home in bertvision._HOME.items() if home.startswith("jobs.") and name.islower()
+    *(
+        name
+        for name, home in bertvision._HOME.items()
+        if home.startswith("jobs.") and name.islower()
+    ),
+    *analysis.names(),
 ]
 
 
@@ -59,11 +65,11 @@ def test_help_says_every_parameter_of_a_job(name: str) -> None:
 
 
 def test_every_command_is_a_job_with_a_summary_that_fits_a_line() -> None:
-    from bertvision.cli import COMMANDS, _summary, app
+    from bertvision.cli import _summary, app, commands
 
     group: Any = typer.main.get_command(app)
     lines = [_summary(place) for place in group.places.values()]
-    assert set(group.places) | {"store"} == {name for names in COMMANDS.values() for name in names}
+    assert {*group.places, "store"} == {name for names in commands().values() for name in names}
     assert all(line.endswith(".") and 10 < len(line) < 67 for line in lines)
     for name, place in group.places.items():
         job = getattr(bertvision, place.partition(":")[2])

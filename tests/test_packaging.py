@@ -177,8 +177,7 @@ PUBLIC = """
     import_states export_states generate generated_texts audit shuffle_tokens
     train evaluate heads sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
-    probe rank similarity structure cka cca rsa isotropy context exits languages
-    attention relations prune lens cloze
+    probe rank similarity
     Row Rows ensure_features load_head Head
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenStream TokenBatch
@@ -196,10 +195,12 @@ PUBLIC = """
 
 def test_public_names_are_these() -> None:
     import bertvision
+    from bertvision.pipelines import analysis
 
-    assert bertvision.__all__ == PUBLIC == list(dict.fromkeys(PUBLIC))
-    assert [name for name in PUBLIC if getattr(bertvision, name, None) is None] == []
-    assert dir(bertvision) == sorted(PUBLIC)
+    public = [*PUBLIC, *analysis.names()]
+    assert bertvision.__all__ == public == list(dict.fromkeys(public))
+    assert [name for name in public if getattr(bertvision, name, None) is None] == []
+    assert dir(bertvision) == sorted(public)
     with pytest.raises(AttributeError, match="'bertvision' has no attribute 'activation'"):
         getattr(bertvision, "activation")  # noqa: B009
 
@@ -215,5 +216,6 @@ def test_type_checkers_see_the_public_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    homes = {name: f"bertvision.{home}.{name}" for name, home in bertvision._HOME.items()}
+    homes = {name: f"bertvision.{bertvision._home(name)}.{name}" for name in seen}
     assert seen == homes
+    assert set(bertvision._HOME) <= set(seen)

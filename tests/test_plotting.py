@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analyses import MAKERS
+from analyses import made
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def bars(ax: Axes) -> Iterator[ErrorbarContainer]:
 
 @pytest.mark.parametrize("kind", analysis.results(), ids=lambda kind: kind.kind)
 def test_every_measure_of_every_analysis_is_drawn_with_names_on_its_axes(kind: Any) -> None:
-    result = MAKERS[kind]()
+    result = made(kind)
     for name, chart in result.charts().items():
         figure = Figure()
         ax = result.plot(figure.subplots(), measure=name)
@@ -57,14 +57,14 @@ def test_without_axes_a_figure_is_made_that_is_saved(tmp_path: Any) -> None:
     import matplotlib.pyplot as plt
 
     plt.switch_backend("agg")
-    ax = MAKERS[RsaResult]().plot()
+    ax = made(RsaResult).plot()
     ax.figure.savefig(path := tmp_path / "rsa.pdf")
     plt.close(ax.figure)
     assert path.read_bytes().startswith(b"%PDF")
 
 
 def test_bars_of_rsa_are_the_standard_deviation_over_samples(ax: Axes) -> None:
-    result = MAKERS[RsaResult]()
+    result = made(RsaResult)
     result.plot(ax)
     mean, sd = result.of_pairs[0].mean(axis=0), result.of_pairs[0].std(axis=0, ddof=1)
     line, _, (drawn,) = next(bars(ax))
@@ -75,7 +75,7 @@ def test_bars_of_rsa_are_the_standard_deviation_over_samples(ax: Axes) -> None:
 
 
 def test_structure_has_its_intervals_over_sentences_and_its_baselines(ax: Axes) -> None:
-    result = MAKERS[StructureResult]()
+    result = made(StructureResult)
     result.plot(ax, measure="uuas")
     drawn = [found.lines[2][0].get_segments() for found in bars(ax)]
     ends = np.array([[segment[:, 1] for segment in of] for of in drawn])
@@ -87,7 +87,7 @@ def test_structure_has_its_intervals_over_sentences_and_its_baselines(ax: Axes) 
 
 
 def test_points_in_rows_have_intervals_where_their_series_has_them(ax: Axes) -> None:
-    result = MAKERS[ClozeResult]()
+    result = made(ClozeResult)
     result.plot(ax)
     with_bars = {of.get_label(): of.has_xerr for of in bars(ax)}
     assert with_bars["P@1"]
@@ -100,7 +100,7 @@ def test_points_in_rows_have_intervals_where_their_series_has_them(ax: Axes) -> 
 
 
 def test_several_results_on_one_axes_differ_in_colour_and_shape(ax: Axes) -> None:
-    result = MAKERS[CkaResult]()
+    result = made(CkaResult)
     for _ in range(2):
         result.plot(ax, measure="cka_same")
     first, second = (found.lines[0] for found in bars(ax))
@@ -109,7 +109,7 @@ def test_several_results_on_one_axes_differ_in_colour_and_shape(ax: Axes) -> Non
 
 
 def test_a_level_line_that_is_there_is_not_named_twice(ax: Axes) -> None:
-    result = MAKERS[LensResult]()
+    result = made(LensResult)
     for _ in range(2):
         result.plot(ax)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
@@ -117,7 +117,7 @@ def test_a_level_line_that_is_there_is_not_named_twice(ax: Axes) -> None:
 
 
 def test_differences_have_zero_in_the_middle_of_their_colours(ax: Axes) -> None:
-    result = MAKERS[PruningResult]()
+    result = made(PruningResult)
     (cells,) = result.plot(ax, measure="rise").collections
     assert cells.get_clim() == (-np.abs(result.rise).max(), np.abs(result.rise).max())
 
@@ -136,7 +136,7 @@ def test_layers_of_a_map_are_named_by_their_numbers(ax: Axes) -> None:
 
 def test_an_unknown_measure_is_refused_with_those_there_are(ax: Axes) -> None:
     with pytest.raises(UnknownNameError, match="did you mean top1.*log_p, kl"):
-        MAKERS[LensResult]().plot(ax, measure="top_1")
+        made(LensResult).plot(ax, measure="top_1")
 
 
 def scored(name: str, score: float, **more: Any) -> Row:

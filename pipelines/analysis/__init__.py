@@ -16,10 +16,19 @@ if TYPE_CHECKING:
     from bertvision.pipelines.analysis.result import AnalysisResult
 
 
+def sources() -> dict[str, Path]:
+    """The files of all analyses, by name; nothing is imported."""
+    files = {p.stem: p for folder in __path__ for p in Path(folder).glob("[!_]*.py")}
+    return {
+        name: files[name]
+        for name in sorted(files)
+        if f"\n@job\ndef {name}(" in files[name].read_text("utf-8")
+    }
+
+
 def names() -> list[str]:
     """The names of all analyses, in order; nothing is imported."""
-    files = [path for folder in __path__ for path in Path(folder).glob("[!_]*.py")]
-    return sorted(p.stem for p in files if f"\n@job\ndef {p.stem}(" in p.read_text("utf-8"))
+    return list(sources())
 
 
 def results() -> tuple[type[AnalysisResult], ...]:

@@ -26,7 +26,7 @@ from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.analysis.sides import check_layers, in_order, joined_rows
+from bertvision.pipelines.analysis.sides import in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
     Rows,
@@ -429,7 +429,7 @@ def context(
 
     request = Request(context, locals())
     splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
-    check_layers(splits)
+    request.same_layers()
     _check_tokens(splits[0])
     folder = request.workspace.require_snapshot(request.tags[0])
 

@@ -39,7 +39,6 @@ from bertvision.pipelines.analysis.reduce import (
 )
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.analysis.sides import check_layers
 from bertvision.pipelines.declare import (
     FigurePath,
     MaxTokens,
@@ -649,7 +648,7 @@ def isotropy(
     """
     request = Request(isotropy, locals())
     splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
-    check_layers(splits)
+    request.same_layers()
 
     def measure() -> IsotropyResult:
         # where windows are one vector each, these are all there is

@@ -14,10 +14,12 @@ others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from bertvision.errors import ProvenanceError, WorkspaceError
@@ -30,6 +32,7 @@ from bertvision.pipelines.analysis.result import (
     read_analysis,
 )
 from bertvision.pipelines.declare import Argument, arguments
+from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.measurements import weights_of_snapshot
 from bertvision.pipelines.plotting import check_suffix
 from bertvision.pipelines.reading import Tags
@@ -236,6 +239,34 @@ class Request:
         self.runs[tag] = read_snapshot_info(folder).weights_sha256
         return folder
 
+    def same_layers(self) -> tuple[int, ...]:
+        """The layers that every split holds.
+
+        Raises:
+            ProvenanceError: Two hold different layers.
+        """
+        check_layers(self.read)
+        return tuple(self.read[0].record.layers)
+
+    def samples(self, most: int, seed: int | Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """A seeded sample of the tokens of each split, one split after the other.
+
+        Args:
+            most: Size of a sample at most; of a split with fewer tokens all are taken.
+            seed: Seed of the samples; splits of equal size give the same rows.
+
+        Yields:
+            (tokens, layers, hidden) hidden states.
+        """
+        from bertvision.pipelines.scheduler import compute, use_scheduler
+
+        for split in self.read:
+            states = split.dask()
+            random = np.random.default_rng(seed)
+            rows = np.sort(random.permutation(states.shape[0])[:most])
+            with use_scheduler(self.scheduler, self.kind):
+                yield compute(states[rows])
+
     @property
     def command(self) -> str:
         """Command that makes the result again."""
@@ -304,6 +335,21 @@ class Request:
             return None
         log.info("as it was measured before, with the same settings and weights: %s", path)
         return record.result
+
+
+def check_layers(splits: Sequence[ActivationSplit]) -> None:
+    """Refuse splits that hold other layers than the first of them.
+
+    Raises:
+        ProvenanceError: one does; names both and what they hold.
+    """
+    first, *others = splits
+    for other in others:
+        if first.record.layers != other.record.layers:
+            raise ProvenanceError(
+                f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
+                f"{layers_text(other.record.layers)}: extract the same layers of both"
+            )
 
 
 def _weights(split: ActivationSplit) -> object:

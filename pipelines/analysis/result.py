@@ -1,14 +1,10 @@
-"""Results of analyses: a table for the eye, rows for CSV and pandas, JSON, a figure.
+"""Results of analyses: labelled arrays, and how they are read.
 
-A result says once what its fields are (`fields`), how its rows are read (`columns`) and which
-charts it has. The command, the file that is kept and the section of the report all come from that.
-
-The fields of a result, described once: their types, their axes, and what a file may hold.
-
-A result is a frozen dataclass. Its annotations say what each field is, and `Axes` how long: from
-these alone comes the model that checks what is read from a disk, value for value.
-
-Analyses as a workspace keeps them, in ``analysis/<name>.json`` beside the figure.
+A result names the axes of its arrays, its columns and its charts once; the table, CSV, JSON,
+pandas, xarray, Markdown, LaTeX, the figure, the file that a workspace keeps in ``analysis/`` and
+the section of the report follow. `LabelledResult` holds an `xarray.Dataset`, and is all that a new
+analysis needs. A result with methods of its own is a frozen dataclass whose annotations say what
+each field is, and `Axes` along what; what is read from a disk is checked against them.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -48,15 +45,16 @@ from pydantic_core import CoreSchema, core_schema
 
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.measurements import read_current
-from bertvision.pipelines.plotting import Chart, Figure, Plotted, figure
+from bertvision.pipelines.plotting import Chart, Figure, Plotted, curves, figure
 from bertvision.pipelines.records import Count, Record, read_record
-from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.results.columns import Column, latex_of, markdown_of, table_of
 from bertvision.pipelines.text import fill, html_of
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 
 Numbers = Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -221,7 +219,7 @@ class AnalysisResult(Plotted):
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """Rows as ``--csv`` writes them; what is not a number is None."""
+        """Rows as ``--csv`` writes them; NaN is None."""
 
     @abstractmethod
     def columns(self) -> list[Column]:
@@ -276,6 +274,37 @@ class AnalysisResult(Plotted):
 
         return pd.DataFrame(self.rows())
 
+    def to_markdown(self) -> str:
+        """The table of `shown` in Markdown."""
+        return markdown_of(self.columns(), self.shown())
+
+    def to_latex(self) -> str:
+        """The table of `shown` as a LaTeX tabular, with the rules of booktabs."""
+        return latex_of(self.columns(), self.shown())
+
+    def to_xarray(self) -> xr.Dataset:
+        """The fields with axes as variables, those that label axes as coordinates, others as attrs.
+
+        Fields of uneven length are variables of objects.
+        """
+        import xarray as xr
+
+        fields_, values = described(type(self)), values_of(self)
+        axes = {axis for field in fields_.values() for axis in field.axes}
+        variables: dict[str, Any] = {}
+        for name, field in fields_.items():
+            if field.is_array:
+                variables[name] = (field.axes, getattr(self, name))
+            elif field.axes:
+                cells = np.empty(len(values[name]), object)
+                cells[:] = values[name]
+                with suppress(ValueError):  # of uneven length
+                    cells = np.array(values[name])
+                variables[name] = (field.axes[: cells.ndim], cells)
+        coordinates = {name: values[name] for name in fields_ if name in axes}
+        rest = {k: v for k, v in values.items() if k not in variables and k not in coordinates}
+        return xr.Dataset(variables, coordinates, rest)
+
     def to_json(self) -> dict[str, Any]:
         """The fields by name; arrays and tuples are lists, NaN is null."""
         return values_of(self)
@@ -299,20 +328,145 @@ class AnalysisResult(Plotted):
         cls, source: type[Any], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """In a record: read from JSON as its fields are described, written as `to_json` says."""
-        if not is_dataclass(cls):  # the base, of which there are no files
+        model = cls._model()
+        if model is None:
             return core_schema.is_instance_schema(cls)
-
-        def read(values: Any) -> AnalysisResult:
-            return cls(**read_fields(cls, values))
-
         from_file = core_schema.no_info_after_validator_function(
-            read, handler.generate_schema(values_model(cls))
+            cls._read, handler.generate_schema(model)
         )
         return core_schema.json_or_python_schema(
             json_schema=from_file,
             python_schema=core_schema.is_instance_schema(cls),
-            serialization=core_schema.plain_serializer_function_ser_schema(values_of),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda x: x.to_json()),
         )
+
+    @classmethod
+    def _model(cls) -> type[BaseModel] | None:
+        """The model of its JSON; None of a base, of which there are no files."""
+        return values_model(cls) if is_dataclass(cls) else None
+
+    @classmethod
+    def _read(cls, values: Any) -> Self:
+        return cls(**read_fields(cls, values))
+
+
+class Variable(NamedTuple):
+    """A variable of a `LabelledResult`, and its column.
+
+    Attributes:
+        dims: Names of its axes, apart by a space.
+        label: Header of its column, and name of its values in charts.
+        digits: Decimals in tables.
+        sd: Whether the variable ``<name>_sd`` holds a standard deviation of it.
+    """
+
+    dims: str
+    label: str
+    digits: int = 2
+    sd: bool = False
+
+
+class _Labelled(Record):
+    """The JSON of a `LabelledResult`."""
+
+    title: Annotated[str, Field(min_length=1)]
+    coords: dict[str, tuple[int, ...] | tuple[str, ...]]
+    variables: dict[str, JsonValue]
+
+
+class LabelledResult(AnalysisResult):
+    """Base of results that hold an `xarray.Dataset` of numbers.
+
+    A subclass says how it is read (`kind`, `heading`, …) and what its `variables` are. Tables have
+    a row for each combination of coordinates, charts a line over ``layer`` for each combination of
+    the others; a method of the subclass may change either.
+
+    Args:
+        dataset: float64 variables with the dims that `variables` names, a coordinate of integers or
+            texts for each dim, and the title of the result in ``attrs``.
+
+    Raises:
+        ValueError: The dataset has other variables, dims or coordinates.
+    """
+
+    variables: ClassVar[Mapping[str, Variable]]
+    """By name its variables, in the order of the columns."""
+
+    def __init__(self, dataset: xr.Dataset) -> None:
+        dims = {name: tuple(v.dims.split()) for name, v in self.variables.items()}
+        dims |= {f"{name}_sd": dims[name] for name, v in self.variables.items() if v.sd}
+        given = {str(name): dataset[name].dims for name in dataset.data_vars}
+        if given != dims:
+            raise ValueError(f"variables and their dims are {given} where {dims} belong")
+        if unlabelled := set(dataset.sizes) - set(dataset.coords):
+            raise ValueError(f"no coordinate labels {', '.join(sorted(map(str, unlabelled)))}")
+        self.dataset = dataset.astype(np.float64)
+
+    def title(self) -> str:
+        """One line that says what was measured on how much."""
+        return str(self.dataset.attrs["title"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each combination of coordinates."""
+        frame = self.dataset.to_dataframe().reset_index()
+        return [
+            {str(key): None if value != value else value for key, value in row.items()}
+            for row in frame.to_dict("records")
+        ]
+
+    def columns(self) -> list[Column]:
+        """A column for each coordinate, then for each variable."""
+        numbers = [
+            Column(name, v.label, digits=v.digits, sd=v.sd) for name, v in self.variables.items()
+        ]
+        return [*(Column(str(dim), str(dim), "text") for dim in self.dataset.sizes), *numbers]
+
+    def charts(self) -> dict[str, Chart]:
+        """Each variable over layers."""
+        rows = self.rows()
+        return {
+            name: curves(
+                rows,
+                name,
+                variable.label,
+                by=[dim for dim in variable.dims.split() if dim != "layer"],
+                over="samples" if variable.sd else "",
+            )
+            for name, variable in self.variables.items()
+            if "layer" in variable.dims.split()
+        }
+
+    def to_xarray(self) -> xr.Dataset:
+        """The dataset."""
+        return self.dataset
+
+    def to_json(self) -> dict[str, Any]:
+        """Title, coordinates and variables by name; arrays are lists, NaN is null."""
+        return {
+            "title": self.title(),
+            "coords": {str(k): x.values.tolist() for k, x in self.dataset.coords.items()},
+            "variables": {str(k): to_json(x.values) for k, x in self.dataset.data_vars.items()},
+        }
+
+    @classmethod
+    def _model(cls) -> type[BaseModel] | None:
+        return _Labelled
+
+    @classmethod
+    def _read(cls, values: Any) -> Self:
+        import xarray as xr
+
+        dims = {name: variable.dims.split() for name, variable in cls.variables.items()}
+        try:
+            variables = {
+                name: (dims[name.removesuffix("_sd")], np.array(value, np.float64))
+                for name, value in values.variables.items()
+            }
+            coords = {name: list(labels) for name, labels in values.coords.items()}
+            dataset = xr.Dataset(variables, coords, {"title": values.title})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"variables are not {', '.join(dims)}: {error}") from None
+        return cls(dataset)
 
 
 FOLDER = "analysis"

@@ -21,9 +21,9 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cosines import cosine_correlations
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import gathered_blocks
-from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.request import Request, check_layers
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.analysis.sides import check_layers, joined_rows
+from bertvision.pipelines.analysis.sides import joined_rows
 from bertvision.pipelines.declare import (
     FigurePath,
     SchedulerName,

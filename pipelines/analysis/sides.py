@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.pipelines.analysis.request import Other, Request, Setting
-from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.reading import StrPath
 from bertvision.pipelines.workspace.checks import check_stored, find_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -231,21 +230,6 @@ def pair(
     path = os.path.relpath(other.root, request.workspace.root)
     request.settings["with"] = Setting(path, None, f"with-{theirs}")
     return Sides(x, y, (f"{mine}: {x.name}", f"{theirs}: {y.name}"), True)
-
-
-def check_layers(splits: Sequence[ActivationSplit]) -> None:
-    """Refuse splits that hold other layers than the first of them.
-
-    Raises:
-        ProvenanceError: one does; names both and what they hold.
-    """
-    first, *others = splits
-    for other in others:
-        if first.record.layers != other.record.layers:
-            raise ProvenanceError(
-                f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
-                f"{layers_text(other.record.layers)}: extract the same layers of both"
-            )
 
 
 def told_apart(workspaces: Sequence[Workspace]) -> list[str]:

@@ -108,6 +108,48 @@ def table_of(
     return format_table([column.label for column in shown], lines, stacked=stacked)
 
 
+def markdown_of(shown: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as a table in Markdown.
+
+    Args:
+        shown: Columns in order.
+        rows: Values by the keys of the columns.
+    """
+    lines = [[column.label for column in shown]]
+    lines.append(["---:" if column.is_number else "---" for column in shown])
+    lines += [[column.text(row).replace("|", "\\|") for column in shown] for row in rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"−": "$-$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "…": r"\dots{}"},
+    }
+)
+
+
+def latex_of(shown: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as a LaTeX tabular, with the rules of booktabs.
+
+    Args:
+        shown: Columns in order.
+        rows: Values by the keys of the columns.
+    """
+
+    def line(cells: Iterable[str]) -> str:
+        return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\" + "\n"
+
+    aligned = "".join("r" if column.is_number else "l" for column in shown)
+    body = "".join(line(column.text(row) for column in shown) for row in rows)
+    head = line(column.label for column in shown)
+    return (
+        f"\\begin{{tabular}}{{{aligned}}}\n\\toprule\n{head}\\midrule\n{body}"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+
+
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether some of the systems that answer by a threshold have an oracle F1, and others none.
 
