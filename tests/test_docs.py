@@ -123,7 +123,8 @@ def test_files_that_a_page_mentions_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_import_from_the_front_door_alone(page: Path) -> None:
     imported = re.findall(r"^\s*(?:from|import) (bertvision[\w.]*)", page.read_text(), re.MULTILINE)
-    assert set(imported) <= {"bertvision"}
+    shows_a_module = page.name == "adding-an-analysis.md"
+    assert set(imported) <= {"bertvision"} or shows_a_module
 
 
 def test_every_promise_names_tests_that_there_are() -> None:

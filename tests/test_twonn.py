@@ -133,7 +133,7 @@ def test_an_analysis_is_added_by_one_file(
     section = analysis_section(type(kept), reading)
     assert section is not None
     assert section.title == "Lengths"
-    assert [figure.title for figure in section.figures] == [kept.title()]
+    assert [figure.name for figure in section.figures] == [kept.title()]
     for path in (workspace.root / "analysis").glob("lengths-*"):
         path.unlink()
 

@@ -299,7 +299,8 @@ class AnalysisResult(Plotted):
                 cells = np.empty(len(values[name]), object)
                 cells[:] = values[name]
                 with suppress(ValueError):  # of uneven length
-                    cells = np.array(values[name])
+                    even = np.array(values[name])
+                    cells = even if even.ndim == len(field.axes) else cells
                 variables[name] = (field.axes[: cells.ndim], cells)
         coordinates = {name: values[name] for name in fields_ if name in axes}
         rest = {k: v for k, v in values.items() if k not in variables and k not in coordinates}
