@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +291,7 @@ def test_a_value_that_does_not_fit_costs_its_own_example_alone(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("x", torch.zeros(4, HIDDEN, LAYERS)), r"transpose\(1, 2\)"),
+        (("x", torch.zeros(4, HIDDEN, LAYERS)), r"dims=\('seq', 'hidden', 'layers'\) says"),
         (("x", torch.zeros(4, LAYERS, HIDDEN, dtype=torch.long)), "give floats"),
         (("x", torch.zeros(65, LAYERS, HIDDEN)), "larger shard_tokens"),
         (("x", torch.zeros(0, LAYERS, HIDDEN)), "0 tokens"),
@@ -799,3 +801,16 @@ def test_what_was_added_beside_a_refused_example_is_not_replaced(tmp_path: Path)
     with pytest.raises(InputError, match="has an example 'usual' already"):
         writer.add("usual", np.zeros((7, 1, 64)))
     writer.finish()
+
+
+@pytest.mark.parametrize("dims", list(permutations(("seq", "layers", "hidden"))))
+def test_an_example_goes_in_with_its_axes_in_any_order(tmp_path: Path, dims: Sequence[str]) -> None:
+    order = [("seq", "layers", "hidden").index(dim) for dim in dims]
+    with ActivationStore.create(tmp_path).writer("0e", "train", **SHAPE, encoding="float32") as out:
+        out.add("a", states("a").permute(order), dims=dims)
+        out.add("b", states("b").numpy().transpose(order), dims=dims)
+        with pytest.raises(InputError, match="give 'seq', 'layers', 'hidden' in the array's order"):
+            out.add("c", states("c"), dims=(*dims[:2], "token"))
+        split = out.finish()
+    for example, key in zip(split, "ab", strict=True):
+        assert torch.equal(example.transpose(1, 2), states(key))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from threading import RLock
@@ -25,7 +25,14 @@ from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.writing.buffer import Example, Losses, ShardBuffer
-from bertvision.featurestore.writing.columns import as_key, as_states, as_whole, check_same, rows_of
+from bertvision.featurestore.writing.columns import (
+    DIMS,
+    as_key,
+    as_states,
+    as_whole,
+    check_same,
+    rows_of,
+)
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
 from bertvision.featurestore.writing.finishing import finish
 from bertvision.featurestore.writing.growing import Column, GrowingLedger, GrowingRecord
@@ -164,6 +171,7 @@ class ActivationWriter:
         key: str | int,
         hidden_states: Tensor | npt.NDArray[Any],
         *,
+        dims: Sequence[str] = DIMS,
         input_ids: object = None,
         labels: Mapping[str, object] | None = None,
         fields: Mapping[str, object] | None = None,
@@ -175,6 +183,8 @@ class ActivationWriter:
         Args:
             key: its name, which no other example of the split has; a number is its digits.
             hidden_states: (seq, layers, hidden) float, on any device; copied.
+            dims: Names of its axes, where their order is another, such as that of an example that
+                is read, ``("seq", "hidden", "layers")``.
             input_ids: (seq,) token ids, or None; of all examples or none.
             labels: arrays of the example as a whole, by name; of each example the same ones.
             fields: arrays of its tokens, by name, (seq, …) each; likewise.
@@ -193,7 +203,7 @@ class ActivationWriter:
             again = self._adding == name and bool(self._buffers) and name in self._buffer
             there = self._has(name) and not again
             growing = check_new(name, self._growing, there, self._due, ledger.tag, ledger.split)
-            states = as_states(name, hidden_states, growing)
+            states = as_states(name, hidden_states, growing, dims)
             rows, columns = rows_of(len(states), input_ids, labels, fields)
             if (others := self._columns()) is not None:
                 check_same(columns, others, f"example {name!r}")

@@ -71,21 +71,37 @@ def as_key(key: object) -> str:
     return name
 
 
-def as_states(name: str, hidden_states: object, layout: Layout) -> torch.Tensor:
-    """The hidden states of an example as a tensor of the split's shape.
+DIMS = ("seq", "layers", "hidden")
+"""Axes of an example as the store has them."""
+
+
+def as_states(
+    name: str, hidden_states: object, layout: Layout, dims: Sequence[str] = DIMS
+) -> torch.Tensor:
+    """The hidden states of an example as a tensor of the split's shape, (seq, layers, hidden).
+
+    Args:
+        name: Key of the example.
+        hidden_states: Array of floats.
+        layout: Layers, channels and shards of the split.
+        dims: Names of the axes of the array.
 
     Raises:
-        InputError: they have another one.
+        InputError: The array has another shape, or ``dims`` are not the names of three axes.
     """
+    if sorted(dims) != sorted(DIMS):
+        raise InputError(f"dims={dims!r}: give {', '.join(map(repr, DIMS))} in the array's order")
     try:
         states = torch.as_tensor(hidden_states)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"example {name!r}: the hidden states are no array: {error}") from None
+    if states.ndim == len(DIMS):
+        states = states.permute([list(dims).index(dim) for dim in DIMS])
     wanted = (len(layout.layers), layout.hidden_size)
     shape = tuple(states.shape)
     if len(shape) != 3 or shape[1:] != wanted or states.dtype not in _FLOATS:
         turned = len(shape) == 3 and shape[:0:-1] == wanted
-        hint = "; transpose(1, 2) puts layers before channels" if turned else ""
+        hint = "; dims=('seq', 'hidden', 'layers') says that channels come first" if turned else ""
         raise InputError(
             f"example {name!r} is {states.dtype} of shape {shape}: give floats of (seq, "
             f"{wanted[0]} layers, {wanted[1]} channels){hint}"
