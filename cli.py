@@ -128,6 +128,13 @@ class CommandGroup(typer.core.TyperGroup):
             with formatter.section(heading):
                 formatter.write_dl(rows)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the name of a command, or an option; no job is imported for a name."""
+        if incomplete.startswith("-"):
+            return list(super().shell_complete(ctx, incomplete))
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [typer.core.CompletionItem(name, help=self._line(name)) for name in names]
+
     def _line(self, name: str) -> str:
         if name in self.places:
             return _summary(self.places[name])

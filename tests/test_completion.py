@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from stores import Made
 from typer.testing import CliRunner
 
@@ -96,3 +98,11 @@ def test_without_a_workspace_nothing_is_offered_and_nothing_fails(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert offered(f"bertvision {line}") == []
+
+
+def test_the_name_of_a_command_is_completed_without_importing_its_job() -> None:
+    group: Any = typer.main.get_command(app)
+    items = group.shell_complete(None, "c")
+    assert [item.value for item in items] == ["cca", "cka", "cloze", "context", "compare"]
+    assert items[1].help == "Compare the layers of two snapshots by linear CKA."
+    assert [dict.__getitem__(group.commands, item.value) for item in items] == [None] * 5
