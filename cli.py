@@ -133,7 +133,8 @@ class CommandGroup(typer.core.TyperGroup):
         if incomplete.startswith("-"):
             return list(super().shell_complete(ctx, incomplete))
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        return [typer.core.CompletionItem(name, help=self._line(name)) for name in names]
+        item: Any = typer.core.CompletionItem  # type: ignore[attr-defined]
+        return [item(name, help=self._line(name)) for name in names]
 
     def _line(self, name: str) -> str:
         if name in self.places:
