@@ -83,7 +83,7 @@ def table(report: Report) -> str:
             )
         lines.append(cells)
     for name, ratio in report["ratios"].items():
-        if name not in report["medians"]:
+        if name.rpartition(": ")[2] not in report["medians"]:
             lines.append([f"*{name}*", _digits(ratio), *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -99,22 +99,18 @@ def _deviations(report: Report) -> str:
     )
     header = ["statistic", "float32"]
     for encoding in _ENCODINGS:
-        header += [f"{encoding}: median", "largest", "relative", "keeps"]
-    lines = [header, ["---", "---", *["---:", "---:", "---:", "---"] * len(_ENCODINGS)]]
+        header += [f"{encoding}: largest", "keeps"]
+    lines = [header, ["---", "---", *["---:", "---"] * len(_ENCODINGS)]]
     for name, found in report["statistics"].items():
         cells = [name, f"{_digits(found['least'])} to {_digits(found['most'])}".replace("-", "−")]
         for encoding in _ENCODINGS:
             of_encoding = found[encoding]
             if of_encoding["lost"]:
-                cells += ["", "", "", "–"]
+                cells += ["", "–"]
                 continue
-            off, relative = of_encoding["absolute"], of_encoding["relative"]
-            share = off["largest"] / max(found["most"] - found["least"], 1e-300)
-            cells += [
-                *(_short(off[kind]) for kind in ("median", "largest")),
-                f"{_short(100 * relative['median'])} %",
-                next(word for limit, word in _KEEPS if share <= limit),
-            ]
+            off = of_encoding["absolute"]["largest"]
+            share = off / max(found["most"] - found["least"], 1e-300)
+            cells += [_short(off), next(word for limit, word in _KEEPS if share <= limit)]
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{caption}\n\n{rows}"
