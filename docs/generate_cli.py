@@ -18,8 +18,7 @@ TARGET = Path(__file__).with_name("cli.md")
 HEADER = """\
 # The command line
 
-Written by `make docs` from the commands; do not edit. `bertvision train --help` says the
-same of one.
+Written by `make docs` from the commands; do not edit. `bertvision train --help` says more of one.
 
 Results go to stdout, progress and messages to stderr. Every command works on the workspace it is
 run in (the folder with `bertvision.yaml`, or any folder below it). A command that is killed is
@@ -111,7 +110,7 @@ def _section(
 ) -> Iterator[str]:
     """A command: its help, its options that were not told elsewhere, and the names of others."""
     yield f"\n### bertvision {name}\n"
-    yield command.help
+    yield command.help.partition("\n\n")[0]
     own = [_entry(option) for option in command.params]
     lines = [_line(entry) for entry in own if entry not in told]
     if above := [flags for flags, *rest in own if (flags, *rest) in named]:

@@ -5,7 +5,7 @@
 
 Every report docs/performance/NAME.json becomes NAME.png, bars of its ratios on a log scale, and the
 table between the comments `<!-- table: NAME -->` and `<!-- end -->` of the page. Sides of a report
-whose names end in ` | CONDITION` are drawn and listed by condition.
+whose names end in ` | CONDITION`, and of `compression` in `, CONDITION`, are listed by condition.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def table(report: Report) -> str:
     """
     if "statistics" in report:
         return _deviations(report)
+    if report.get("benchmark") == "compression":
+        report = {**report, **{key: _by_condition(report[key]) for key in ("medians", "ratios")}}
     conditions = _conditions(report["medians"])
     sides = list(dict.fromkeys(_side(name) for name in report["medians"]))
     readers = report["settings"].get("readers", {})
@@ -182,6 +184,11 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
     ax.set_axisbelow(True)
     for edge in ("top", "right"):
         ax.spines[edge].set_visible(False)
+
+
+def _by_condition(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of sides that are named ``SIDE, CONDITION``."""
+    return {name.replace(", ", " | "): value for name, value in of.items()}
 
 
 def _conditions(names: Mapping[str, Any]) -> list[str]:

@@ -209,7 +209,7 @@ def spread(task: str) -> str:
     columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
     costs = ("fine_tuning_seconds", "extraction_seconds", "training_seconds")
     timed = costs[0] in held["rows"][0]
-    columns += [Column("", name) for name in (*names, "kept (MB)", *["seconds"][:timed])]
+    columns += [Column("", name) for name in (*names, *["seconds"][:timed])]
     lines = []
     for row in held["rows"]:
         failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
@@ -217,7 +217,6 @@ def spread(task: str) -> str:
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
         of, low, high = ("" if end is None else signed(end, 1) for end in ends)
         line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
-        line.append(f"{row['kept_bytes'] / 1e6:.3g}")
         if timed:
             line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
