@@ -135,8 +135,7 @@ def claims(names: str) -> str:
                 else:
                     c = found[first, second]
                     said = MARKS[verdict(claim["kind"], c["low"], c["high"])]
-                    ends = f"({signed(c['low'])} to {signed(c['high'])})"
-                    said = f"{signed(c['difference'])} {ends} {said}"
+                    said = f"{_interval(c['difference'], c['low'], c['high'])} {said}"
                 cells.setdefault(row, {})[title if runs[1:] else f"at {tag}"] = said
         basis.append(_compared(held[0], f"{title}: " if runs[1:] else ""))
     heads = list(dict.fromkeys(head for row in cells.values() for head in row))
@@ -147,6 +146,11 @@ def claims(names: str) -> str:
     columns = [Column("", name, "text") for name in ("claim", "compared", *heads)]
     legend = ", ".join(f"{mark} {said}" for said, mark in MARKS.items())
     return f"{_markdown(columns, lines)}\n\n{'; '.join(basis)}. {legend}.\n"
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    """A difference and its interval."""
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
 
 
 def _compared(first: Mapping[str, Any], title: str) -> str:
@@ -179,6 +183,7 @@ def patterns_of(runs: str) -> str:
     text = ""
     for named, encoder, task, effects, said in judged(read, verdict):
         text = named or text
+        effects = re.sub(r" \((\+\S+ to \+|−\S+ to −)\S+\)", "", effects)  # shown if it holds 0
         cells.setdefault(text, {})[f"{encoder}, {task}"] = f"{effects} {MARKS[said]}"
     heads = sorted({head for row in cells.values() for head in row})
     columns = [Column("", name, "text") for name in ("pattern", *heads)]
@@ -215,8 +220,7 @@ def spread(task: str) -> str:
         failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
         line = [row["method"], f"{row['score']:.1f} ± {row['score_sd']:.1f}", str(failed)]
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
-        of, low, high = ("" if end is None else signed(end, 1) for end in ends)
-        line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
+        line += ["–" if None in ends else _interval(*ends), f"{trained:,}"]
         if timed:
             line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
