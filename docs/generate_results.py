@@ -224,7 +224,8 @@ def spread(task: str) -> str:
         if timed:
             line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
-    return f"{_markdown(columns, lines)}\n\n{held['baseline_name']}: {held['baseline'] or 0:.1f}.\n"
+    baseline = f"Baseline, {held['baseline_name']}: {held['baseline'] or 0:.1f}."
+    return f"{_markdown(columns, lines)}\n\n{baseline}\n"
 
 
 def weights(runs: str) -> str:
