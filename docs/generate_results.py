@@ -113,7 +113,8 @@ def claims(names: str) -> str:
     """The claims of runs, a row for each comparison, with differences and verdicts.
 
     Args:
-        names: folders of docs/results/: of one, a column for each snapshot; of several, one each.
+        names: folders of docs/results/: of one, a column for each snapshot; of several, one each,
+            headed by the ``title`` of its claims.
     """
     runs = names.split()
     cells: dict[tuple[str, str], dict[str, str]] = {}
