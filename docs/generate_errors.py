@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("reference") / "errors.md"
 BASES = ("BertvisionError", "BertvisionWarning")
+_MANY = 40
+"""Names that raise an error before they are no longer listed."""
 
 HEADER = """\
 # Errors
@@ -41,7 +43,9 @@ def render() -> str:
         home = "" if module == "errors" else f", from `bertvision.{module}`"
         parts += [f"## {node.name}\n", f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"]
         names = dict.fromkeys(f"`{name}`" for error, name in raised if error == node.name)
-        if names:
+        if len(names) > _MANY:
+            parts.append("Raised by most of [the API](api.md).\n")
+        elif names:
             parts.append(f"Raised by {', '.join(names)}.\n")
     return "\n".join(parts)
 
