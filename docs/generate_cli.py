@@ -18,12 +18,11 @@ TARGET = Path(__file__).with_name("cli.md")
 HEADER = """\
 # The command line
 
-Written by `make docs` from the commands; do not edit. `bertvision train --help` says the
-same of one.
+Written by `make docs` from the commands; do not edit. `bertvision train --help` says more of one.
 
-Results go to stdout, as JSON with `--json`; progress and messages go to stderr. Every command works
-on the workspace it is run in (the folder with `bertvision.yaml`, or any folder below it), or on
-`--workspace DIR`. A command that is killed is finished by running it again. `bertvision NAME …` is
+Results go to stdout, progress and messages to stderr. Every command works on the workspace it is
+run in (the folder with `bertvision.yaml`, or any folder below it). A command that is killed is
+finished by running it again. `bertvision NAME …` is
 `bertvision.NAME(…)` in Python, with the same arguments but for --json, --csv and --dry-run (which
 is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` is `ActivationStore`.
 
@@ -34,8 +33,9 @@ is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` i
 | 2 | an option, file or workspace is wrong; the message says what to do |
 | 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
 """
-_OFTEN = 5
-"""Commands that share an option before it is listed once, above all of them."""
+_OFTEN, _NEARLY_ALL = 3, 20
+"""Commands that share an option before it is described once, above all of them, and before they do
+not name it any more."""
 
 
 def render() -> str:
@@ -50,7 +50,12 @@ def render() -> str:
         if command is not by_name["store"]
         for option in command.params
     )
-    shared = {entry for entry, n in options.items() if n >= _OFTEN and entry[0].startswith("`-")}
+    often: dict[str, Entry] = {}
+    for entry, n in options.most_common():
+        if n >= _OFTEN and entry[0].startswith("`-"):
+            often.setdefault(entry[0], entry)  # of the same flags, the commonest
+    shared = set(often.values())
+    named = {entry for entry in shared if options[entry] < _NEARLY_ALL}
     lines = [HEADER, "## Options of many commands\n"]
     lines += [_line(entry) for entry in sorted(shared)]
     told: dict[frozenset[Entry], str] = {}
@@ -59,11 +64,14 @@ def render() -> str:
         for name in names:
             if name == "store":
                 for word, command in store.items():
-                    lines += _section(f"store {word}", command, shared, None)
+                    lines += _section(f"store {word}", command, shared, named, None)
             else:
                 own = {_entry(option) for option in by_name[name].params}
                 like = next((other for entries, other in told.items() if entries <= own), None)
-                lines += _section(name, by_name[name], shared | _fields(like), like)
+                told_there = _fields(like)
+                lines += _section(
+                    name, by_name[name], shared | told_there, named - told_there, like
+                )
                 if fields := _fields(name):
                     told.setdefault(frozenset(fields), name)
     return "\n".join(lines) + "\n"
@@ -98,11 +106,16 @@ def _fields(name: str | None) -> set[Entry]:
     return {_entry(o) for o in command.commands[name].params if o.name in fields}
 
 
-def _section(name: str, command: Any, shared: set[Entry], like: str | None) -> Iterator[str]:
+def _section(
+    name: str, command: Any, told: set[Entry], named: set[Entry], like: str | None
+) -> Iterator[str]:
+    """A command: its help, its options that were not told elsewhere, and the names of others."""
     yield f"\n### bertvision {name}\n"
-    yield command.help
+    yield command.help.partition("\n\n")[0]
     own = [_entry(option) for option in command.params]
-    lines = [_line(entry) for entry in own if entry not in shared]
+    lines = [_line(entry) for entry in own if entry not in told]
+    if above := [flags for flags, *rest in own if (flags, *rest) in named]:
+        lines.append(f"- {', '.join(above)}: as above.")
     if like:
         lines.append(f"- The options of `bertvision {like}`.")
     if lines:

@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TARGET = Path(__file__).with_name("reference") / "errors.md"
 BASES = ("BertvisionError", "BertvisionWarning")
+_MANY = 40
+"""Names that raise an error before they are no longer listed."""
 
 HEADER = """\
 # Errors
@@ -26,7 +28,7 @@ what was given, what is allowed and what to do next. The command line prints it 
 and exits with status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a
 queue of jobs may try again. Of these names `bertvision` exports `BertvisionError` and
 `BertvisionWarning`; the others are imported from `bertvision.errors`, or from the module that is
-named.
+named. [The API](api.md) says of every name why it raises what.
 """
 
 
@@ -40,9 +42,11 @@ def render() -> str:
         bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
         home = "" if module == "errors" else f", from `bertvision.{module}`"
         parts += [f"## {node.name}\n", f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"]
-        rows = [f"- `{name}`: {why}" for error, name, why in raised if error == node.name]
-        if rows:
-            parts.append("\n".join(rows) + "\n")
+        names = dict.fromkeys(f"`{name}`" for error, name in raised if error == node.name)
+        if len(names) > _MANY:
+            parts.append("Raised by most of [the API](api.md).\n")
+        elif names:
+            parts.append(f"Raised by {', '.join(names)}.\n")
     return "\n".join(parts)
 
 
@@ -65,8 +69,8 @@ def errors() -> Iterator[tuple[ast.ClassDef, str]]:
                 yield node, ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def _raised() -> Iterator[tuple[str, str, str]]:
-    """Error, public function or method, and why it raises it, as its docstring says."""
+def _raised() -> Iterator[tuple[str, str]]:
+    """Error, and a public function or method that raises it, as its docstring says."""
     import bertvision
 
     for public in bertvision.__all__[1:]:
@@ -82,13 +86,13 @@ def _raised() -> Iterator[tuple[str, str, str]]:
                     yield from _reasons(method, f"{public}.{method.name}")
 
 
-def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
-    """What the section ``Raises:`` of a docstring says."""
+def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    """The errors that the section ``Raises:`` of a docstring names."""
     _, found, section = _docstring(node).partition("\nRaises:\n")
     if found:
         text = "\n".join(takewhile(lambda line: line.startswith(" "), section.splitlines()))
-        for error, why in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE):
-            yield error, name, _one_line(why)
+        for error in re.findall(r"^    (\w+): ", text, re.MULTILINE):
+            yield error, name
 
 
 def _docstring(node: ast.AST) -> str:

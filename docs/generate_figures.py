@@ -5,7 +5,7 @@
 
 Every report docs/performance/NAME.json becomes NAME.png, bars of its ratios on a log scale, and the
 table between the comments `<!-- table: NAME -->` and `<!-- end -->` of the page. Sides of a report
-whose names end in ` | CONDITION` are drawn and listed by condition.
+whose names end in ` | CONDITION`, and of `compression` in `, CONDITION`, are listed by condition.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def table(report: Report) -> str:
     """
     if "statistics" in report:
         return _deviations(report)
+    if report.get("benchmark") == "compression":
+        report = {**report, **{key: _by_condition(report[key]) for key in ("medians", "ratios")}}
     conditions = _conditions(report["medians"])
     sides = list(dict.fromkeys(_side(name) for name in report["medians"]))
     readers = report["settings"].get("readers", {})
@@ -83,7 +85,7 @@ def table(report: Report) -> str:
             )
         lines.append(cells)
     for name, ratio in report["ratios"].items():
-        if name not in report["medians"]:
+        if name.rpartition(": ")[2] not in report["medians"]:
             lines.append([f"*{name}*", _digits(ratio), *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -99,22 +101,18 @@ def _deviations(report: Report) -> str:
     )
     header = ["statistic", "float32"]
     for encoding in _ENCODINGS:
-        header += [f"{encoding}: median", "largest", "relative", "keeps"]
-    lines = [header, ["---", "---", *["---:", "---:", "---:", "---"] * len(_ENCODINGS)]]
+        header += [f"{encoding}: largest", "keeps"]
+    lines = [header, ["---", "---", *["---:", "---"] * len(_ENCODINGS)]]
     for name, found in report["statistics"].items():
         cells = [name, f"{_digits(found['least'])} to {_digits(found['most'])}".replace("-", "−")]
         for encoding in _ENCODINGS:
             of_encoding = found[encoding]
             if of_encoding["lost"]:
-                cells += ["", "", "", "–"]
+                cells += ["", "–"]
                 continue
-            off, relative = of_encoding["absolute"], of_encoding["relative"]
-            share = off["largest"] / max(found["most"] - found["least"], 1e-300)
-            cells += [
-                *(_short(off[kind]) for kind in ("median", "largest")),
-                f"{_short(100 * relative['median'])} %",
-                next(word for limit, word in _KEEPS if share <= limit),
-            ]
+            off = of_encoding["absolute"]["largest"]
+            share = off / max(found["most"] - found["least"], 1e-300)
+            cells += [_short(off), next(word for limit, word in _KEEPS if share <= limit)]
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{caption}\n\n{rows}"
@@ -186,6 +184,11 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
     ax.set_axisbelow(True)
     for edge in ("top", "right"):
         ax.spines[edge].set_visible(False)
+
+
+def _by_condition(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of sides that are named ``SIDE, CONDITION``."""
+    return {name.replace(", ", " | "): value for name, value in of.items()}
 
 
 def _conditions(names: Mapping[str, Any]) -> list[str]:

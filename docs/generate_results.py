@@ -5,13 +5,14 @@ Usage: python docs/generate_results.py
 A page such as docs/results.md has its tables described in ``docs/results/views/results.toml``:
 each, between the comments ``<!-- table: NAME -->`` and ``<!-- end -->`` of the page, is some rows
 and columns of a table of a run's report. Between
-``<!-- claims: RUN -->`` and ``<!-- end -->`` stand the claims of the run's ``claims.toml``, with
-the verdict that follows from the intervals in its ``comparisons.json``; between
+``<!-- claims: RUN RUN -->`` and ``<!-- end -->`` stand the claims of the runs' ``claims.toml``,
+with the verdicts that follow from the intervals in their ``comparisons.json``: a column for each
+run, or of one run for each snapshot. Between
 ``<!-- patterns: RUNS -->`` and ``<!-- end -->`` those of `patterns` on the runs of a folder;
 between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say;
 between ``<!-- spread: TASK -->`` and ``<!-- end -->`` what methods of fine-tuning come to
-over seeds; between ``<!-- weights: RUNS -->`` and ``<!-- end -->`` which third of the layers has
-the largest learned weights, in runs whose names begin so (``all``: in every run).
+over seeds; between ``<!-- weights: RUNS -->`` and ``<!-- end -->`` how much more the upper third of
+the layers weighs than the others, in runs whose names begin so (``all``: in every run).
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ VIEWS = {path.stem: path for path in sorted((RESULTS / "views").glob("*.toml"))}
 PAGES = {name: Path(__file__).parent / f"{name}.md" for name in VIEWS}
 MARGIN = 1.0
 """Points within which two scores count as the same."""
+MARKS = {"holds": "✓", "does not": "✗", "cannot be told": "?"}
+"""A verdict in a table of claims."""
 _PLACE = re.compile(
-    r"(<!-- (table|claims|patterns|frozen|spread|weights): ([\w-]+) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|claims|patterns|frozen|spread|weights): ([\w -]+) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 
@@ -65,11 +68,36 @@ def view(asked: Mapping[str, Any]) -> str:
     Args:
         asked: ``run`` and ``table``; ``columns``, each a key, a label and optionally ``count``,
             ``signed``, ``text``, ``size``, ``interval``, ``gain`` or a number of digits, which may
-            also stand behind ``interval``; ``where``, values that rows have.
+            also stand behind ``interval``; ``where``, values that rows have. With ``parts``, each
+            of which says some of these and ``as``, rows with the same value of ``by`` become one,
+            whose keys are those of the first part, and KEY of a part is ``AS KEY``.
     """
+    columns = [_column(*spec) for spec in asked["columns"]]
+    basis = asked.get("basis")
+    if "parts" not in asked:
+        rows, found = _rows(asked)
+        basis = found if basis is None else basis
+    else:
+        joined: dict[Any, dict[str, Any]] = {}
+        for part in asked["parts"]:
+            for row in _rows({**asked, **part})[0]:
+                to = joined.setdefault(row[asked["by"]], dict(row))
+                to.update({f"{part['as']} {key}": value for key, value in row.items()})
+        rows = list(joined.values())
+    if asked.get("sort"):
+        rows.sort(key=lambda row: row[asked["sort"]] or 0.0)
+    lines = [[column.text(row) for column in columns] for row in rows]
+    lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]  # baselines of each snapshot
+    table = _markdown(columns, lines)
+    shown = "in brackets" if any(column.interval for column in columns) else "in the rows"
+    basis = re.sub("in (the files|brackets) 95 %", f"{shown} 95 %", basis or "")
+    return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
+
+
+def _rows(asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a table that have what is asked for, and what the table rests on."""
     path = RESULTS / asked["run"] / "tables" / f"{asked['table']}.json"
     held = json.loads(path.read_text(encoding="utf-8"))
-    columns = [_column(*spec) for spec in asked["columns"]]
     where: Mapping[str, Any] = asked.get("where", {})
     rows = [
         row
@@ -78,56 +106,60 @@ def view(asked: Mapping[str, Any]) -> str:
     ]
     if not rows:
         raise SystemExit(f"{path} has no row with {where}")
-    if asked.get("sort"):
-        rows.sort(key=lambda row: row[asked["sort"]] or 0.0)
-    lines = [[column.text(row) for column in columns] for row in rows]
-    lines = [list(line) for line in dict.fromkeys(map(tuple, lines))]  # baselines of each snapshot
-    table = _markdown(columns, lines)
-    basis = asked["basis"] if "basis" in asked else held["basis"]
-    shown = "in brackets" if any(column.interval for column in columns) else "in the rows"
-    basis = re.sub("in (the files|brackets) 95 %", f"{shown} 95 %", basis)
-    return f"{table}\n\n{basis}\n" if basis else f"{table}\n"
+    return rows, "" if isinstance(held, list) else held.get("basis", "")
 
 
-def claims(run: str) -> str:
-    """The claims of a run, a row for each comparison, with its verdict."""
-    folder = RESULTS / run
-    told = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
-    asked, sides = told["claim"], told.get("beside", {}).get("as", ("", ""))
-    held = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
-    found = {(c["first"], c["second"]): c for c in held}
-    lines = []
-    for claim in asked:
-        for first, second in claim["pairs"]:
-            if claim.get("untested"):
-                mean = f"{signed(_gain(run, first), 1).replace('-', '−')} (no interval)"
-                compared = f"{first}{sides[0]} − {second}{sides[1]}"
-                text = claim["text"] if (first, second) == tuple(claim["pairs"][0]) else ""
-                lines.append([text, compared, mean, "–", "not tested"])
-                continue
-            c = found[first, second]
-            low, high = (signed(c[end], 1).replace("-", "−") for end in ("low", "high"))
-            shown = f"{signed(c['difference'], 1).replace('-', '−')} ({low} to {high})"
-            lines.append(
-                [
-                    claim["text"] if (first, second) == tuple(claim["pairs"][0]) else "",
-                    f"{first}{sides[0]} − {second}{sides[1]}",
-                    shown,
-                    f"{c['seeds'][0]}, {c['seeds'][1]}",
-                    verdict(claim["kind"], c["low"], c["high"]),
-                ]
-            )
-    columns = [Column("", name, "text") for name in ("claim", "compared")]
-    columns += [Column("", "difference (95 %)"), Column("", "seeds"), Column("", "verdict", "text")]
-    first = held[0]
+def claims(names: str) -> str:
+    """The claims of runs, a row for each comparison, with differences and verdicts.
+
+    Args:
+        names: folders of docs/results/: of one, a column for each snapshot; of several, one each,
+            headed by the ``title`` of its claims.
+    """
+    runs = names.split()
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    basis = []
+    for run in runs:
+        folder = RESULTS / run
+        told = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
+        sides, title = told.get("beside", {}).get("as", ("", "")), told.get("title", run)
+        held = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
+        found = {(c["first"], c["second"]): c for c in held}
+        for claim in told["claim"]:
+            for first, second in claim["pairs"]:
+                tag = second.rpartition(":")[2]
+                end = "" if runs[1:] else f":{tag}"
+                pair = f"{first.removesuffix(end)}{sides[0]} − {second.removesuffix(end)}{sides[1]}"
+                row = claim["text"], pair
+                if claim.get("untested"):
+                    said = f"{signed(_gain(run, first))}, not tested"
+                else:
+                    c = found[first, second]
+                    said = MARKS[verdict(claim["kind"], c["low"], c["high"])]
+                    said = f"{_interval(c['difference'], c['low'], c['high'])} {said}"
+                cells.setdefault(row, {})[title if runs[1:] else f"at {tag}"] = said
+        basis.append(_compared(held[0], f"{title}: " if runs[1:] else ""))
+    heads = list(dict.fromkeys(head for row in cells.values() for head in row))
+    lines, last = [], ""
+    for (text, pair), row in cells.items():
+        lines.append([text if text != last else "", pair, *(row.get(head, "") for head in heads)])
+        last = text
+    columns = [Column("", name, "text") for name in ("claim", "compared", *heads)]
+    legend = ", ".join(f"{mark} {said}" for said, mark in MARKS.items())
+    return f"{_markdown(columns, lines)}\n\n{'; '.join(basis)}. {legend}.\n"
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    """A difference and its interval."""
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+
+
+def _compared(first: Mapping[str, Any], title: str) -> str:
+    """The units of a run's comparisons, and what was drawn."""
     of, drawn, items = METRICS[first["metric"]], first["clusters"], first["questions"]
     clusters, name = first["words"]
     over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
-    basis = (
-        f"Differences in points of {of}; paired bootstrap over {over}, and over seeds where there "
-        "are several; the intervals are of one comparison each, not of all together."
-    )
-    return f"{_markdown(columns, lines)}\n\n{basis}\n"
+    return f"{title or 'Differences in '}points of {of}, bootstrap over {over}"
 
 
 def _gain(run: str, head: str) -> float:
@@ -146,11 +178,18 @@ def _gain(run: str, head: str) -> float:
 
 
 def patterns_of(runs: str) -> str:
-    """The published patterns, and what runs of a folder say of each."""
+    """The published patterns, and what runs of a folder say of each: effects by seed, verdicts."""
     read = [json.loads(path.read_text()) for path in sorted((RESULTS / runs).glob("*.json"))]
-    columns = [Column("", name, "text") for name in ("pattern", "encoder", "task")]
-    columns += [Column("", "effect by seed", "text"), Column("", "verdict", "text")]
-    return f"{_markdown(columns, judged(read, verdict))}\n"
+    cells: dict[str, dict[str, str]] = {}
+    text = ""
+    for named, encoder, task, effects, said in judged(read, verdict):
+        text = named or text
+        effects = re.sub(r" \((\+\S+ to \+|−\S+ to −)\S+\)", "", effects)  # shown if it holds 0
+        cells.setdefault(text, {})[f"{encoder}, {task}"] = f"{effects} {MARKS[said]}"
+    heads = sorted({head for row in cells.values() for head in row})
+    columns = [Column("", name, "text") for name in ("pattern", *heads)]
+    lines = [[text, *(row.get(head, "") for head in heads)] for text, row in cells.items()]
+    return f"{_markdown(columns, lines)}\n"
 
 
 def frozen(reports: str) -> str:
@@ -172,41 +211,31 @@ def frozen(reports: str) -> str:
 def spread(task: str) -> str:
     """Methods of fine-tuning on a task, a row for each, and their difference from the first."""
     held = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
-    names = ("failed", "difference (95 %)", "trained weights", "kept (MB)")
+    names = (f"failed of {held['rows'][0]['runs']}", "difference (95 %)", "trained weights")
     columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
     costs = ("fine_tuning_seconds", "extraction_seconds", "training_seconds")
     timed = costs[0] in held["rows"][0]
-    columns += [Column("", name) for name in ("lowest", "highest", *names, *["seconds"][:timed])]
+    columns += [Column("", name) for name in (*names, *["seconds"][:timed])]
     lines = []
     for row in held["rows"]:
         failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
-        line = [row["method"], f"{row['score']:.1f} ± {row['score_sd']:.1f}"]
-        line += [f"{row['lowest']:.1f}", f"{row['highest']:.1f}", f"{failed} of {row['runs']}"]
+        line = [row["method"], f"{row['score']:.1f} ± {row['score_sd']:.1f}", str(failed)]
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
-        of, low, high = ("" if end is None else signed(end, 1) for end in ends)
-        line += [f"{of} ({low} to {high})" if low else of or "–", f"{trained:,}"]
-        line.append(f"{row['kept_bytes'] / 1e6:.3g}")
+        line += ["–" if None in ends else _interval(*ends), f"{trained:,}"]
         if timed:
             line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
-    trivial = f"{held['baseline'] or 0:.1f}"
-    basis = (
-        f"Scores on dev; {held['baseline_name']}: {trivial}. Mean ± standard "
-        "deviation over seeds; the interval of the difference (Welch's t) is over seeds alone, on "
-        "these examples."
-    )
-    return f"{_markdown(columns, lines)}\n\n{basis}\n"
+    baseline = f"Baseline, {held['baseline_name']}: {held['baseline'] or 0:.1f}."
+    return f"{_markdown(columns, lines)}\n\n{baseline}\n"
 
 
 def weights(runs: str) -> str:
-    """Mean learned weight of the layers of each third, and whether the upper third has the most.
+    """Mean learned weight of the upper third of the layers less that of the next heaviest third.
 
     Args:
         runs: beginning of the names of folders of docs/results/, or ``all``.
     """
-    names = ("run", "head", "trained on", "seeds", "lower", "middle", "upper", "verdict")
-    columns = [Column("", n, "text" if n in names[:3] + names[-1:] else "count") for n in names]
-    lines, said = [], []
+    cells: dict[tuple[str, str], dict[str, float]] = {}
     for path in sorted(RESULTS.glob("*/tables/pooling_weights.json")):
         run = path.parents[1].name
         if runs != "all" and not run.startswith(runs):
@@ -215,15 +244,20 @@ def weights(runs: str) -> str:
             layers = [row[f"layer_{i}"] for i in range(1, 1 + sum("layer_" in k for k in row) - 1)]
             size = len(layers) // 3
             means = [sum(layers[i * size : (i + 1) * size]) / size for i in range(3)]
-            said.append("holds" if means[2] > max(means[:2]) else "does not")
-            shown = [f"{mean:.2f}" for mean in means]
-            which = [run, row["name"], row["trained_on"], str(row["seeds"])]
-            lines.append([*which, *shown, said[-1]])
+            ahead = means[2] - max(means[:2])
+            cells.setdefault((run, row["name"]), {})[row["trained_on"]] = ahead
+    tags = sorted({tag for row in cells.values() for tag in row}, key=lambda tag: float(tag[:-1]))
+    columns = [Column("", name, "text") for name in ("run", "head")]
+    columns += [Column("", tag, "signed") for tag in tags]
+    lines = [
+        [*which, *(f"{row[tag]:+.2f}".replace("-", "−") if tag in row else "–" for tag in tags)]
+        for which, row in cells.items()
+    ]
+    found = [ahead for row in cells.values() for ahead in row.values()]
     basis = (
-        f"Mean weight of a layer in per cent, means over seeds; thirds of the transformer layers, "
-        f"without the embeddings. *Holds*: the upper third has the most, which is so in "
-        f"{said.count('holds')} of {len(said)} rows. Verdicts are signs of differences of one row "
-        "each: the rows have no interval."
+        "Mean weight of a layer of the upper third, in per cent, less that of the heavier of the "
+        f"other two thirds, by the snapshot trained on; above 0 in {sum(a > 0 for a in found)} of "
+        f"{len(found)}."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
 
