@@ -29,6 +29,8 @@ settings.register_profile("bertvision", deadline=None)
 settings.load_profile("bertvision")
 
 if TYPE_CHECKING:
+    from hubs import Hub
+
     from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = """
@@ -93,6 +95,15 @@ def charts_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plotting, "_panel", plotting._panel.__dict__["draw"])
 
 
+@pytest.fixture
+def charts_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chart is drawn, for tests of the numbers and words of a page: empty ones stand there."""
+    from bertvision.pipelines import plotting
+
+    empty = plotting.Panel("<svg></svg>", 1.0, 1.0)
+    monkeypatch.setattr(plotting, "_panel", lambda *chart: empty)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Sums depend on the number of threads: one, where processes are compared bit for bit."""
@@ -102,6 +113,33 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, for tests that write a store again and again."""
+    from faults import in_memory
+
+    with in_memory(tmp_path) as folder:
+        yield folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this process, that huggingface_hub talks to."""
+    import hubs
+
+    with hubs.running(monkeypatch, tmp_path / "cache") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[list[str]]:
+    """The requests that an S3 server of this process answers; the environment leads to it."""
+    from remotes import s3_server
+
+    with s3_server() as requests:
+        yield requests
 
 
 @pytest.fixture
