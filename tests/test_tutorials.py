@@ -30,6 +30,10 @@ BLOCK = re.compile(
 )
 
 
+FEWER_STEPS = {"if step == 600:": "if step == 100:", "range(1, 501)": "range(1, 101)"}
+"""What the pages train themselves is trained for less long."""
+
+
 def narrow_encoder(folder: Path) -> Path:
     """Write an encoder of as many layers as the quickstart's, and its tokenizer; 32 channels."""
     from transformers import BertConfig, BertForQuestionAnswering
@@ -71,7 +75,10 @@ def test_a_tutorial_runs_from_top_to_bottom(
     monkeypatch.chdir(quick)
     torch.manual_seed(0)
     session: dict[str, Any] = {"__name__": page.stem}
-    for i, (left_out, language, source) in enumerate(BLOCK.findall(page.read_text())):
+    text = page.read_text()
+    for steps, fewer in FEWER_STEPS.items():
+        text = text.replace(steps, fewer)
+    for i, (left_out, language, source) in enumerate(BLOCK.findall(text)):
         if left_out:
             continue
         if language == "bash":
