@@ -40,12 +40,12 @@ WORDS = """
 
 
 LONGEST = """
-    test_variants test_tutorials test_train test_devices test_report test_hostile_records
-    test_memory test_surface test_remote test_scheduler test_cka test_writer_crash
-    test_cluster_extract test_benchmarks test_late_writers test_hub_store test_probe test_audit
-    test_report_analyses test_lease test_probe_report test_docstrings test_tables test_tokens
-    test_generate test_remote_secrets test_analysis_results test_isotropy test_corruption
-    test_structure test_docs test_store_faults test_hostile test_writer test_cli_machine
+    test_train test_memory test_writer_crash test_analysis_results test_remote test_surface
+    test_devices test_tutorials test_generate test_cka test_late_writers test_variants
+    test_probe test_corruption test_audit test_probe_run test_isotropy test_tokens
+    test_cluster_extract test_hub_store test_scheduler test_docstrings test_probe_report
+    test_benchmarks test_docs test_structure test_parsing_run test_ordering test_repair
+    test_lightning test_writer test_models test_objectives test_names test_distillation
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 
