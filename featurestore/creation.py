@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -290,6 +290,9 @@ def described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
     }
 
 
+_version = cache(version)
+
+
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that write a split."""
-    return {name: version(name) for name in ("bertvision", "numpy", "torch", "zarr")}
+    return {name: _version(name) for name in ("bertvision", "numpy", "torch", "zarr")}

@@ -81,7 +81,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def measure(folder: Path, *pages: tuple[str, int]) -> list[dict[str, Any]]:
-    """What the browser finds in pages, each at its width: overflow, collisions, requests, anchors.
+    """Findings of the browser in pages, each at its width: overflow, collisions, requests, anchors.
 
     A page's content security policy forbids scripts; the copy that is measured has none. It
     stands in a frame, because windows have a smallest width, and beside the others, because to

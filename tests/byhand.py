@@ -10,7 +10,7 @@ SEAL = "record_sha256"
 
 
 def fields(path: Path) -> dict[str, Any]:
-    """What a record says, without its seal."""
+    """The fields of a record, without its seal."""
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     values.pop(SEAL, None)
     return values

@@ -208,7 +208,7 @@ class CleanRuns:
 
     @cache  # noqa: B019
     def scores(self, head: Path, workspace: str, encoding: str, tag: str) -> Any:
-        """What a clean head scores on a clean dev split."""
+        """The score of a clean head on a clean dev split."""
         root = self.folder / "scored"
         shutil.copytree(self.made(workspace, encoding), root)
         shutil.copytree(head, root / "heads" / "1e" / head.name, dirs_exist_ok=True)
@@ -217,7 +217,7 @@ class CleanRuns:
         return scored["rules"]
 
     def rules(self, head: Path, scores: HeadScores) -> Any:
-        """What a head must score on the activations that some scores say they are of."""
+        """The score that a head must have on the activations that a record of scores names."""
         encoding = scores.activations["dev"]["encoding"]
         for (workspace, tag), made_from in self.provenances.items():
             if made_from == scores.provenance:
@@ -227,7 +227,7 @@ class CleanRuns:
 
     @cached_property
     def provenances(self) -> dict[tuple[str, str], Any]:
-        """What the dev splits were made from, by workspace and tag; in every encoding the same."""
+        """Provenance of the dev splits, by workspace and tag; the same in every encoding."""
         stores = {w: self.made(w, ENCODINGS[0]) / "activations" for w in WORKSPACES}
         return {
             (w, tag): ActivationSplit(store, tag, "dev").record.provenance
@@ -237,7 +237,7 @@ class CleanRuns:
 
     @cached_property
     def of_bert(self) -> dict[str, Any]:
-        """What the encoder itself scores at each snapshot, by the digest of its weights."""
+        """Scores of the encoder itself at each snapshot, by the digest of its weights."""
         found = [json.loads(p.read_text()) for p in self.folder.glob("base/*/bert/*/metrics.json")]
         return {scores["weights_sha256"]: scores["rules"] for scores in found}
 
@@ -259,7 +259,7 @@ def opened(store: Path) -> dict[str, ActivationSplit]:
 
 
 def fingerprint(store: Path) -> tuple[object, ...]:
-    """What changes when any file of a store does."""
+    """A value that changes when any file of a store does."""
     held = []
     for folder, _, names in os.walk(store):
         for name in names:

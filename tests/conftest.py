@@ -29,6 +29,8 @@ settings.register_profile("bertvision", deadline=None)
 settings.load_profile("bertvision")
 
 if TYPE_CHECKING:
+    from hubs import Hub
+
     from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = """
@@ -38,12 +40,12 @@ WORDS = """
 
 
 LONGEST = """
-    test_variants test_tutorials test_train test_devices test_report test_hostile_records
-    test_memory test_surface test_remote test_scheduler test_cka test_writer_crash
-    test_cluster_extract test_benchmarks test_late_writers test_hub_store test_probe test_audit
-    test_report_analyses test_lease test_probe_report test_docstrings test_tables test_tokens
-    test_generate test_remote_secrets test_analysis_results test_isotropy test_corruption
-    test_structure test_docs test_store_faults test_hostile test_writer test_cli_machine
+    test_train test_memory test_writer_crash test_analysis_results test_remote test_surface
+    test_devices test_tutorials test_generate test_cka test_late_writers test_variants
+    test_probe test_corruption test_audit test_probe_run test_isotropy test_tokens
+    test_cluster_extract test_hub_store test_scheduler test_docstrings test_probe_report
+    test_benchmarks test_docs test_structure test_parsing_run test_ordering test_repair
+    test_lightning test_writer test_models test_objectives test_names test_distillation
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 
@@ -93,6 +95,15 @@ def charts_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plotting, "_panel", plotting._panel.__dict__["draw"])
 
 
+@pytest.fixture
+def charts_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chart is drawn, for tests of the numbers and words of a page: empty ones stand there."""
+    from bertvision.pipelines import plotting
+
+    empty = plotting.Panel("<svg></svg>", 1.0, 1.0)
+    monkeypatch.setattr(plotting, "_panel", lambda *chart: empty)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Sums depend on the number of threads: one, where processes are compared bit for bit."""
@@ -102,6 +113,33 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, for tests that write a store again and again."""
+    from faults import in_memory
+
+    with in_memory(tmp_path) as folder:
+        yield folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub of this process, that huggingface_hub talks to."""
+    import hubs
+
+    with hubs.running(monkeypatch, tmp_path / "cache") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[list[str]]:
+    """The requests that an S3 server of this process answers; the environment leads to it."""
+    from remotes import s3_server
+
+    with s3_server() as requests:
+        yield requests
 
 
 @pytest.fixture

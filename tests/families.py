@@ -51,7 +51,7 @@ def _meta_bpe() -> dict[str, Any]:
 
 
 def _bracketed_bpe() -> dict[str, Any]:
-    """Of ModernBERT, whose tokenizer has no class of its own."""
+    """The tokenizer of ModernBERT, which has no class of its own."""
     made = _byte_bpe(_BERT)
     tokenizer = Tokenizer(models.BPE(**made))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -73,7 +73,7 @@ class Family(NamedTuple):
     """Name of its class in transformers."""
     vocabulary: Callable[[], dict[str, Any]]
     settings: dict[str, Any]
-    """Of its configuration, beside the sizes."""
+    """Options of its configuration, beside the sizes."""
     ends: tuple[bool, bool] = (True, True)
     """Whether a window begins, and ends, with a special token."""
     max_length: int = 130

@@ -1,4 +1,4 @@
-"""What a process does to files below a folder, call by call: to stop it anywhere, or replay it.
+"""A process's calls on files below a folder, one by one: to stop it anywhere, or to replay it.
 
 The package has no hooks for faults. A `Recorder` stands between it and the operating system's
 calls instead: it knows each by the file it concerns, runs a hook before it, and keeps it.

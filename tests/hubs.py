@@ -38,7 +38,7 @@ class Stored:
 
     @property
     def oid(self) -> str:
-        """As Git names the blob, which of a large file is a pointer."""
+        """Git's name of the blob; the blob of a large file is a pointer."""
         data = self.content if not self.lfs else f"oid sha256:{self.sha256}\n".encode()
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
@@ -60,7 +60,7 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     log: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What is said of each commit, and which one it follows."""
+    """The message of each commit, and the commit that it follows."""
 
     def commit(
         self, branch: str, files: dict[str, Stored], message: str, description: str = ""

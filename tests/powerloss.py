@@ -18,7 +18,7 @@ class _File:
         self.cached: list[bytes] = []
 
     def after(self, rng: random.Random) -> bytes:
-        """What the disk may hold of it."""
+        """Contents that the disk may have for it."""
         cached = b"".join(self.cached)
         if not cached:
             return self.flushed
@@ -44,7 +44,7 @@ class _Folder:
         self.flushed, self.changes = dict(self.names), []
 
     def after(self, rng: random.Random) -> dict[str, _File | _Folder]:
-        """What the disk may hold of it: each change not flushed is there or not."""
+        """Contents that the disk may have for it: any changes that were not flushed are missing."""
         found = dict(self.flushed)
         for changed in self.changes:
             if rng.random() < 0.5:

@@ -60,7 +60,7 @@ class Running:
         self.process.start()
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Its output so far."""
         return self._out.read_text() if self._out.exists() else ""
 
     def finished(self) -> Finished:
@@ -92,7 +92,7 @@ def run_code(code: str, *arguments: object, **environment: str) -> Finished:
 
 
 def warm_context() -> multiprocessing.context.ForkServerContext:
-    """Where processes are forked from one that holds the heavy modules: one for all tests."""
+    """A process that holds the heavy modules and forks the others: one for all tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(HEAVY))
     return context

@@ -1,4 +1,4 @@
-"""What the public functions read of a workspace, in a form that two versions of the code compare.
+"""Results of the public functions on a workspace, in a form that two versions of the code share.
 
 `readings` is of what files say: text, whole numbers, and arithmetic on a few recorded numbers.
 `values` is of what a machine computes from stored bytes, which its kernels may round differently.
@@ -107,7 +107,7 @@ def head_logits() -> dict[str, Floats]:
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:
-    """Where a reading is not what was expected: what is missing, or says something else.
+    """Differences of a reading from the expected one: missing parts and other values.
 
     A later version may say more of a thing, by a new key; lists are as long as they were. Floats
     are the same up to the rounding of their last digits.
@@ -145,7 +145,7 @@ def _splits(space: Workspace) -> list[ActivationSplit]:
 
 
 def _split(split: ActivationSplit) -> dict[str, Any]:
-    """What a stored split is; digests of what is in it, where no arithmetic is between."""
+    """Description of a stored split, with digests of the parts that no arithmetic changes."""
     arrays = {name: split.array(name) for name in sorted(split.record.arrays)}
     info = split.info()
     provenance = json.dumps(info.pop("provenance"), sort_keys=True)

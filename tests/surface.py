@@ -146,7 +146,7 @@ def _records() -> Iterator[str]:
 
 
 def outputs(folder: Path) -> dict[str, Any]:
-    """What commands say of the workspaces of the archive, by the command.
+    """Output of commands on the workspaces of the archive, by the command.
 
     Args:
         folder: Where the archive is unpacked.

@@ -79,7 +79,7 @@ def test_a_planned_extraction_leaves_out_what_the_extraction_does(
 def test_a_refused_call_does_not_fix_the_settings_of_its_data(
     verb: str, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    """Of 600 tokens an encoder of 512 positions says so only once there are windows."""
+    """An encoder of 512 positions refuses 600 tokens only once there are windows."""
     source = tmp_path / "long.csv"
     source.write_text(
         "text,label\n" + "".join(f"{'anna ' * (600 + i)},{i % 2}\n" for i in range(40))
@@ -101,7 +101,7 @@ def test_a_refused_call_does_not_fix_the_settings_of_its_data(
 def test_data_that_are_stored_stay_known_when_a_later_snapshot_is_missing(
     tiny_bert: Path, tmp_path: Path
 ) -> None:
-    """What is in the store is read by the record of its data set."""
+    """Stored splits are read by the record of their data set."""
     call = given(tiny_bert, tmp_path, "phrases", skip_bad=True)
     bertvision.extract(**call)
     with pytest.raises(UnknownNameError, match="has no snapshot 1e"):

@@ -29,7 +29,6 @@ from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks import registry
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import (
-    TASKS,
     TaskEntry,
     check_task,
     find_task,
@@ -173,11 +172,6 @@ def test_what_is_no_task_is_refused_by_name(
     with pytest.raises(InputError, match=r"'nowhere:Thing' cannot be imported.*current folder"):
         find_task(name_task("nowhere:Thing"))
     sys.modules.pop("not_a_task")
-
-
-def test_the_registry_says_of_each_task_what_its_class_says() -> None:
-    for name, entry in TASKS.items():
-        assert load_task(name).kind == entry.kind, name
 
 
 def test_bert_and_heads_learn_three_classes(space: Workspace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from byhand import fields
-from transformers import AutoModelForQuestionAnswering
 from workspaces import answerable_options, write_squad
 
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.tasks.data import TaskConfig
@@ -198,28 +195,6 @@ def test_bert_is_fine_tuned_and_scored(finished: Workspace) -> None:
     assert found_again.to_json() == fields(folder / "metrics.json")
 
 
-def test_training_lowers_the_loss(finished: Workspace) -> None:
-    from bertvision.pipelines.tasks.batch import collate
-
-    task, losses = load_task("answerable"), []
-    for tag in ("0e", "1e"):
-        model, tokenizer, _ = load_snapshot(finished.snapshot_dir(tag))
-        windows = finished.windows("train", tokenizer)
-        rows, labels = np.arange(len(windows)), task.labels(windows)
-        batch = collate(windows, windows.first_token, rows, 0, labels)
-        with torch.inference_mode():
-            losses.append(float(task.loss(model(**batch.inputs), batch)))
-    assert losses[1] < 0.95 * losses[0]
-
-
-def test_0e_is_the_pretrained_encoder(finished: Workspace, tiny_bert: Path) -> None:
-    ours = load_snapshot(finished.snapshot_dir("0e")).model.base_model.state_dict()
-    for name, tensor in (
-        load_model(tiny_bert, AutoModelForQuestionAnswering).base_model.state_dict().items()
-    ):
-        assert torch.equal(tensor, ours[name])
-
-
 def test_the_pooler_belongs_to_the_encoder(finished: Workspace) -> None:
     folder = finished.snapshot_dir("1e")
     encoder = sum(p.numel() for p in load_snapshot(folder).model.base_model.parameters())
@@ -234,18 +209,6 @@ def test_status_shows_accuracy_and_f1(finished: Workspace) -> None:
     (shown,) = (s["bert"] for s in found["snapshots"] if s["tag"] == "1e")
     argmax = metrics["rules"]["argmax"]["metrics"]
     assert shown == {"accuracy": argmax["accuracy"], "f1": argmax["f1"]}
-
-
-def test_a_lost_snapshot_is_made_again_the_same(finished: Workspace, tmp_path: Path) -> None:
-    shutil.copytree(finished.root, tmp_path / "copy")
-    copy = Workspace.find(tmp_path / "copy")
-    shutil.rmtree(copy.snapshot_dir("0.5e"))
-    finetune(copy.root, FinetuneOptions(), resume=True, evaluate=False)
-    for tag in ("0.5e", "1e"):
-        ours, theirs = (
-            load_snapshot(space.snapshot_dir(tag)).model.state_dict() for space in (copy, finished)
-        )
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_the_task_on_its_own_continues_the_workspace(
@@ -267,11 +230,6 @@ def test_other_tasks_and_data_are_refused(
 ) -> None:
     with pytest.raises(WorkspaceError, match=message):
         open_workspace(finished.root, FinetuneOptions(**change), resume=False)
-
-
-def test_a_workspace_of_spans_is_not_continued_as_answerable(workspace: Workspace) -> None:
-    with pytest.raises(WorkspaceError, match="task = squad_v2, not answerable"):
-        open_workspace(workspace.root, FinetuneOptions(task="answerable"), resume=False)
 
 
 def test_without_files_the_data_is_that_of_squad_v2() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -11,7 +10,7 @@ import hubs
 import numpy as np
 import pytest
 import torch
-from remotes import only_ours, s3_server
+from remotes import only_ours
 from stores import Made
 
 import bertvision
@@ -31,12 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(fsspec.config.conf, "blockcache", {"cache_storage": str(folder)})
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 10)
     return folder
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[list[str]]:
-    with s3_server() as requests:
-        yield requests
 
 
 def test_a_store_on_the_hub_is_read_once(
@@ -83,7 +76,7 @@ def test_a_file_that_was_replaced_is_another_one(cache: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"short"])
 def test_a_block_that_is_not_whole_is_asked_for_again(cache: Path, damage: bytes) -> None:
-    """As a machine may leave it that lost its power."""
+    """A machine that lost its power may leave such a block."""
     url = "blockcache::memory://tests/halved"
     open_storage(url).write("f", content := bytes(range(250)) * 12)
     assert _content(url, 3000) == content

@@ -94,7 +94,7 @@ def test_where_no_token_stands_out_the_statistics_are_the_plain_moments(encoding
 
 
 def test_a_channel_is_widened_for_the_token_that_reaches_beyond_the_others() -> None:
-    """As BERT's [CLS] does: in int8 no token loses more than 2 % then."""
+    """BERT's [CLS] has them: in int8 no token may lose more than 2 % then."""
     x = hidden_states(1700, 1, 384)
     first = np.arange(1700) % 170 == 0
     x[first, :, 5] = 13.0

@@ -120,7 +120,7 @@ WORD_MARKED = (
 def test_what_a_template_marks_is_learned_and_nothing_else(
     template: str, turns: Any, words: str, tmp_path: Path
 ) -> None:
-    """As characters of the text say it, whether or not the tokenizer keeps white space."""
+    """Characters of the text decide, whether or not the tokenizer keeps white space."""
     for name in ("bert", "gpt2"):
         tokenizer = AutoTokenizer.from_pretrained(make_family(name, tmp_path / name))
         tokenizer.chat_template = template
@@ -215,7 +215,7 @@ def test_a_date_that_is_none_or_that_nothing_reads_is_refused(
 def test_a_split_is_not_gone_on_with_in_other_tokens(
     dated: dict[str, Any], pool: str | None, digest: bool
 ) -> None:
-    """Of one that was begun before digests were kept, the stored tokens are compared."""
+    """The stored tokens are compared where a split was begun before digests were kept."""
     if pool and not digest:
         pytest.skip("nothing of the tokens is stored")
     options = {} if pool is None else {"pool": pool}

@@ -191,11 +191,9 @@ def test_a_warning_is_one_line(space: Path, dev_json: Path) -> None:
     ("args", "keys"),
     [
         (["cka", "0.5e", 1], {"cka", "cka_dropped", "n_tokens"}),
-        (["rsa", "0.5e", "1e", "--max-tokens", 60, "--repeats", 2], {"of_pairs", "of_tokens"}),
         (["isotropy", "1e", "--max-tokens", 0], {"mean_cosine", "explained_variance"}),
-        (["context", "1e", "--split", "train", "--tokens", 200], {"self_similarity", "nearest"}),
     ],
-    ids=["cka", "rsa", "isotropy", "context"],
+    ids=["cka", "isotropy"],
 )
 def test_analyses_print_a_table_and_write_a_plot(
     copy: Path, args: list[Any], keys: set[str]

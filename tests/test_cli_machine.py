@@ -73,7 +73,7 @@ writing = st.integers(0, 240) | st.integers(230, 480)
 when a split is created, as after it. Some are after the command's end."""
 ALIKE = [("1e/dev", "0.5e/dev"), ("0.5e/dev", "1e/dev"), RUNS, RUNS[::-1]]
 RENAMED = [*[("", "")] * 4, *ALIKE]
-"""What a part may be copied over in place of what it was."""
+"""Parts that may be copied over each other."""
 
 
 class CommandLine(RuleBasedStateMachine):

@@ -41,7 +41,7 @@ def workers(n_workers: int = 2, **options: Any) -> AbstractContextManager[Any]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of two worker processes, for tests that do not kill them."""
+    """Address of a cluster of two worker processes, for tests that do not kill them."""
     with workers() as made:
         yield made.scheduler_address
 

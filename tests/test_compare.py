@@ -204,7 +204,7 @@ def _at_zero(run: Path) -> dict[str, Any]:
 def test_a_system_of_another_workspace_is_compared_on_the_same_items(
     lab: Workspace, tmp_path: Path
 ) -> None:
-    """As if both stood in one; each is named with its workspace."""
+    """The result is that of one workspace with both; each is named with its own."""
     other = scored_copy(lab, tmp_path / "other")
     shutil.rmtree(lab.bert_dir("1e"))
     here = compare(other, f"{HEAD}:0.5e:1e", "bert:1e", resamples=100)

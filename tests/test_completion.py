@@ -31,7 +31,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offered(line: str, shell: str = "bash") -> list[str]:
-    """What a shell is told to offer behind a line that was typed."""
+    """The words that a shell offers behind a line that was typed."""
     words = line.split(" ")
     typed = {
         "_BERTVISION_COMPLETE": f"complete_{shell}",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.models import convolution
-from bertvision.models.cnn import CNNSpanHead, KernelBank, NxNSpanHead
+from bertvision.models.cnn import KernelBank
 from bertvision.models.convolution import (
     Conv,
     ConvNorm,
@@ -294,34 +291,6 @@ def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
         assert (ours[real].float() - theirs[real]).norm() / theirs[real].norm() < 0.04
 
 
-@pytest.mark.parametrize("name", CHEAP)
-@pytest.mark.parametrize(("layers", "hidden"), [(1, 1), (2, 33), (7, 384), (13, 770)])
-def test_heads_take_any_number_of_layers_and_hidden_size(
-    name: str, layers: int, hidden: int
-) -> None:
-    head = build_head(name, layers=layers, hidden=hidden)
-    output = head(torch.randn(5, layers, hidden), torch.tensor([2, 3]))
-    assert output.start_logits.shape == output.end_logits.shape == (2, 3)
-
-
-@pytest.mark.parametrize("name", [CHEAP[0], *CLS[:1]])
-def test_safetensors_round_trip_gives_equal_logits(name: str, tmp_path: Path) -> None:
-    head, other = make(name, seed=0), make(name, seed=1)
-    states, _ = batch(4)
-    lengths = torch.tensor([4] if name in SPAN else [1] * 4)
-    save_file(head.state_dict(), tmp_path / "model.safetensors")
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    for ours, theirs in zip(other(states, lengths), head(states, lengths), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("lengths", [[3, 3], [8], [7, 0]])
-def test_lengths_that_do_not_describe_the_tokens_are_refused(lengths: list[int]) -> None:
-    states, _ = batch(7)
-    with pytest.raises(InputError, match="summing to 7"):
-        make("learned-pooling-adapter-386-cnn-nxn")(states, torch.tensor(lengths))
-
-
 def test_dropout_is_where_the_name_says_it() -> None:
     states, lengths = batch(6)
 
@@ -341,12 +310,6 @@ def test_dilated_head_is_dilated_and_no_other() -> None:
 
     assert dilations("cnn-1xn-dilated") == {(1, 2)}
     assert dilations("cnn-1xn") == {(1, 1)}
-
-
-@pytest.mark.parametrize("head", [CNNSpanHead, NxNSpanHead])
-def test_impossible_dimensions_are_refused(head: type[Head]) -> None:
-    with pytest.raises(InputError, match="at least 1"):
-        head(layers=0, hidden=8)  # type: ignore[call-arg]
 
 
 # --- classification -----------------------------------------------------------------------------

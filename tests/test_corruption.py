@@ -58,7 +58,7 @@ class Stored:
         assert not table or split.table().equals(self.table)
 
     def found(self) -> list[str]:
-        """What `verify` says, or the error with which the split is refused."""
+        """Problems that `verify` finds, or the error with which the split is refused."""
         try:
             return self.open().verify()
         except BertvisionError as error:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faults import Killed, Op, Recorder, contents, in_memory, small
+from faults import Killed, Op, Recorder, contents, small
 from powerloss import PowerLoss
 from processes import run_code
 from stores import Made
@@ -33,14 +33,8 @@ def write(made: Made, store: Path, acknowledged: list[int] | None = None) -> lis
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
-
-
-@pytest.fixture
 def whole(memory: Path) -> tuple[list[Op], dict[str, bytes]]:
-    """What writing the small split does, and what is there at its end."""
+    """Calls of writing the small split, and the files at its end."""
     recorder = Recorder(memory / "whole")
     with recorder.recording():
         write(small(), memory / "whole")
@@ -126,7 +120,7 @@ def named_points(ops: list[Op], most: int) -> list[int]:
 
 
 RENAMED = "ledger/1e/train/.00001.json.tmp: rename"
-"""What commits a shard."""
+"""The call that commits a shard."""
 
 
 def check_killed(store: Path, notes: dict[str, list[str]], expected: dict[str, bytes]) -> None:

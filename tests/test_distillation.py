@@ -130,18 +130,6 @@ def test_spans_are_told_start_and_end_of_their_own_window_without_padding() -> N
     assert float(summed) == pytest.approx(0.25 * 3 + 0.75 * float(sum(distances)), rel=1e-5)
 
 
-def test_what_a_batch_is_told_is_gathered_once_for_all_heads() -> None:
-    teacher, arrays = span_teacher()
-    batch, other = torch.tensor([0, 1]), torch.tensor([1])
-    told = teacher.of(batch)
-    assert teacher.of(batch) is told
-    first = arrays["start_logits"]
-    assert told["start_logits"][0, :2].tolist() == first[3:].tolist()  # example 0 is window 1
-    assert told["start_logits"][1].tolist() == first[:3].tolist()
-    assert teacher.of(other)["start_logits"].tolist() == [first[:3].tolist()]
-    assert teacher.of(batch) is not told  # that of one batch alone is kept
-
-
 # --- kept logits ---
 
 

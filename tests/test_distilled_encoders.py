@@ -37,7 +37,7 @@ def kept(workspace: Workspace) -> Workspace:
 
 @pytest.fixture
 def options(kept: Workspace) -> FinetuneOptions:
-    """Of a student of one layer, with the teacher's data."""
+    """Options of a student of one layer, with the teacher's data."""
     return FinetuneOptions(
         model=kept.config.model.name_or_path,
         train=kept.config.data["train"].source,

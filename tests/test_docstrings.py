@@ -34,7 +34,7 @@ def indented(test: doctest.DocTest) -> list[doctest.Example]:
 
 
 def run(test: doctest.DocTest) -> str:
-    """What differs from what the docstring says."""
+    """Differences from the output in the docstring."""
     report: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=report.append)
     return "".join(report)

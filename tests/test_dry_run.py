@@ -183,7 +183,7 @@ def test_data_that_were_not_added_are_planned_and_stay_unadded(space: Path, tmp_
 def test_a_plan_downloads_no_weights(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    """Of an encoder on the hub its configuration, tokenizer and names of tensors are enough."""
+    """The configuration, the tokenizer and the names of tensors of an encoder are enough."""
     folder, data = tmp_path / "bert", tmp_path / "texts.jsonl"
     shutil.copytree(tiny_bert, folder)
     if parts > 1:
@@ -208,7 +208,7 @@ def test_a_plan_downloads_no_weights(
 def test_a_plan_refuses_an_encoder_without_safetensors(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the job would refuse after its download is refused before."""
+    """An encoder that the job would refuse after its download is refused before."""
     kept = [path for path in tiny_bert.iterdir() if path.suffix != ".safetensors"]
     data = tmp_path / "texts.jsonl"
     data.write_text(json.dumps({"text": "anna was born in 1"}) + "\n")

@@ -67,7 +67,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a family."""
+    """The checkpoint of a family."""
     return str(request.param)
 
 

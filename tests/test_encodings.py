@@ -1,4 +1,4 @@
-"""What int8 and int4 do to analyses is known: it is measured, marked in rows, and said below."""
+"""Effects of int8 and int4 on analyses are measured, marked in rows, and said below."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_an_ensemble_of_very_many_heads_has_a_name_that_a_disk_takes(lab: Worksp
 
 
 def _files(workspace: Workspace) -> dict[str, bytes]:
-    """What ensembles wrote, but for how long it took."""
+    """Files of ensembles, but for those with the time that they took."""
     found = {}
     for path in (workspace.root / "ensembles").rglob("*.*"):
         if path.is_file() and path.name != "metrics.json":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import load_from_disk
-from faults import Op, Recorder, in_memory
+from faults import Op, Recorder
 from processes import run_code
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -195,14 +194,8 @@ for point in sys.argv[4:]:
 """
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
-
-
 def files(folder: Path) -> dict[str, bytes]:
-    """What has its own name, by it."""
+    """The contents of files that have names of their own, by name."""
     paths = (path for path in folder.iterdir() if not path.name.startswith("."))
     return {path.name: path.read_bytes() for path in paths}
 

@@ -23,7 +23,6 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
-from bertvision.pipelines.encoders.forward import Packing, packed_attention
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
@@ -83,26 +82,6 @@ def test_bfloat16_weights_are_what_autocast_makes_of_them(workspace: Workspace) 
     plain._precision = "bf16"  # autocast alone, with float32 weights
     rows = np.arange(3)
     assert torch.equal(cast(windows, rows)[0], plain(windows, rows)[0])
-
-
-def test_windows_in_a_padded_frame_give_the_same_attention() -> None:
-    lengths = [3, 7, 1, 7]
-    place = torch.cat([torch.arange(n) + 7 * i for i, n in enumerate(lengths)])
-    mask = (torch.arange(7) < torch.tensor(lengths).unsqueeze(1))[:, None, None]
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, sum(lengths), 8, generator=generator)
-    alone, _ = packed_attention(torch.nn.Identity(), q, k, v, None, packing=Packing(lengths))
-    framed, _ = packed_attention(
-        torch.nn.Identity(), q, k, v, None, packing=Packing(lengths, place, mask)
-    )
-    assert alone.shape == (1, sum(lengths), 2, 8)
-    torch.testing.assert_close(framed, alone)
-
-
-def test_the_packing_for_a_gpu_counts_only_real_tokens() -> None:
-    lengths, place, mask = Packing.of([2, 3], torch.device("meta"))
-    assert lengths == [2, 3]
-    assert [x.shape for x in (place, mask) if x is not None] == [(5,), (2, 1, 1, 3)]
 
 
 def test_batches_cover_the_windows_in_order(workspace: Workspace) -> None:
@@ -242,11 +221,6 @@ def test_the_number_of_hidden_states_is_checked(workspace: Workspace) -> None:
     encoder.model.encoder.layer = encoder.model.encoder.layer[:1]
     with pytest.raises(InputError, match="1 hidden states instead of 2"):
         encoder(workspace.windows("dev", snapshot.tokenizer), np.array([0]))
-
-
-def test_questions_survive_the_table(workspace: Workspace) -> None:
-    questions, task = workspace.items("train"), workspace.dataset().task
-    assert task.items_of(task.table(questions)) == questions
 
 
 def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() -> None:

@@ -19,7 +19,6 @@ from bertvision.errors import (
     DiskSpaceError,
     InputError,
     LockedError,
-    NonFiniteError,
     ProvenanceError,
     StoreError,
     UnknownNameError,
@@ -29,9 +28,7 @@ from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
-from bertvision.featurestore.stream import ActivationLoader
 from bertvision.featurestore.writer import SplitWriter
-from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.finetuning.finetune import finetune
@@ -126,17 +123,6 @@ def test_a_snapshot_of_spans_has_no_pooler_output(workspace: Workspace, tmp_path
         extract(elsewhere, "1e", splits=["tune"], tokens=("cls",), layers=[3])
 
 
-def test_it_is_the_first_token_of_all_tokens(copy: Workspace) -> None:
-    extract(copy, "1e", splits=["dev"], tokens=("all",), encoding="float32", precision="32")
-    whole, cls = copy.split("1e", "dev"), copy.split("1e", "dev-cls")
-    assert whole.record.layers == (0, 1, 2)
-    assert len(whole) == len(cls)
-    of_cls = stored(cls)
-    for i, row in enumerate(whole.plan.example_id):
-        first = whole[i][0].T  # (layers, hidden) of the first token
-        torch.testing.assert_close(of_cls[row, :3], first, rtol=1e-5, atol=1e-5)
-
-
 def test_one_token_per_window_with_its_labels(made: Workspace) -> None:
     split = made.split("1e", "train-cls")
     snapshot = load_snapshot(made.snapshot_dir("1e"))
@@ -164,29 +150,6 @@ def test_splits_of_all_tokens_say_what_they_always_said(copy: Workspace) -> None
     assert "tokens" not in split.record.provenance
     assert split.record.shard_tokens == split.record.tokens  # one shard, of what it holds
     assert "answerable" in split.labels
-
-
-def test_batches_come_from_the_stream(made: Workspace) -> None:
-    split = made.split("1e", "train-cls")
-    truth = stored(split)
-    seen = []
-    for batch in ActivationLoader(split, batch_size=8, seed=1):
-        assert (batch.lengths == 1).all()
-        rows = split.plan.example_id[batch.examples.numpy()]
-        torch.testing.assert_close(batch.decode(torch.float32), truth[rows])
-        seen += rows.tolist()
-    assert sorted(seen) == list(range(len(split)))
-
-
-def test_no_other_token_is_gathered(made: Workspace) -> None:
-    snapshot = load_snapshot(made.snapshot_dir("1e"))
-    windows = made.windows("dev", snapshot.tokenizer)
-    encoder = Encoder(snapshot.model.base_model, {"cls": (0, 1, 2, 3)}, "32")
-    (given,) = encoder(windows, np.arange(10))
-    assert given.shape == (10, 4, 32)
-    again = load_snapshot(made.snapshot_dir("1e"))
-    (some,) = Encoder(again.model.base_model, {"cls": (1, 3)}, "32")(windows, np.arange(10))
-    assert torch.equal(some, given[:, [1, 3]])
 
 
 @pytest.mark.parametrize(
@@ -414,28 +377,3 @@ def _extract_with_failures_on_the_way(space: Workspace, store: str, folder: Path
         for tokens in (("cls",), ("mean", "max")):  # two that fit each, but not both
             with pytest.raises(DiskSpaceError):
                 extract(space, "1e", splits=["dev"], tokens=tokens, store=store)
-
-
-@pytest.mark.parametrize("nonfinite", ["error", "record"])
-def test_nonfinite_cls_states_are_named_or_recorded(
-    empty: Workspace, monkeypatch: pytest.MonkeyPatch, nonfinite: Any
-) -> None:
-    compute = Encoder.__call__
-
-    def broken(self: Encoder, windows: Any, rows: Any) -> list[torch.Tensor]:
-        hidden_states = compute(self, windows, rows)[0].clone()
-        hidden_states[torch.from_numpy(rows == 5), 3, 7] = torch.inf
-        return [hidden_states]
-
-    monkeypatch.setattr(Encoder, "__call__", broken)
-    options: dict[str, Any] = {"splits": ["dev"], "precision": "32", "nonfinite": nonfinite}
-    if nonfinite == "error":
-        with pytest.raises(NonFiniteError, match="dev-cls, shard 0, window 5 of .*layer 3"):
-            extract(empty, "1e", **options, encoding="float32")
-        with pytest.raises(NonFiniteError, match="window 5 of the data, token 0, layer 3"):
-            extract(empty.at(str(empty.root / "other")), "1e", **options)
-        return
-    extract(empty, "1e", **options)
-    split = empty.split("1e", "dev-cls").require_complete()
-    assert split.info()["nonfinite"] >= 1
-    assert bool(stored(split).isfinite().all())

@@ -31,7 +31,6 @@ from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling, f
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
-from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -195,15 +194,6 @@ def test_features_of_another_encoder_are_refused_by_field(copy: Workspace) -> No
     other = Workspace.find(copy.root)
     with pytest.raises(ProvenanceError, match=r"untrained/.*weights_sha256"):
         ensure_features(other, ["untrained"], NAME, ["dev"], ["mean"], **EXACT)
-
-
-def test_the_untrained_twin_is_the_same_architecture_with_other_weights(made: Workspace) -> None:
-    pretrained, twin = (load_snapshot(made.snapshot_dir(tag)) for tag in ("0e", "untrained"))
-    ours, other = (x.model.base_model.state_dict() for x in (pretrained, twin))
-    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in other.items()}
-    matrices = [k for k in ours if ours[k].dim() == 2]
-    assert not any(torch.equal(ours[k], other[k]) for k in matrices)
-    assert ensure_snapshot(made, "untrained") == made.snapshot_dir("untrained")
 
 
 def test_other_snapshots_are_only_made_by_fine_tuning(made: Workspace) -> None:

@@ -175,7 +175,7 @@ def test_some_layers_are_kept_and_encoded(gpt2: Path, prompts: Path, tmp_path: P
 def test_a_text_ends_at_its_last_token_and_its_state_is_there(
     gpt2: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """What ends a text is what the model's generation settings say, a list of tokens too."""
+    """The model's generation settings name the tokens that end a text, one or several."""
     free = written(generate(gpt2, prompts, tmp_path / "free"))
     stop = free["p1"][2]
     GenerationConfig(eos_token_id=[stop, 3]).save_pretrained(folder := copied(gpt2, tmp_path))
@@ -259,9 +259,17 @@ def with_settings(model: Path, root: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(
+    gpt2: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[int]]:
+    """The texts of the decoder as it is."""
+    return written(generate(gpt2, prompts, tmp_path_factory.mktemp("plain") / "s"))
+
+
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_settings_of_the_model_are_applied_as_transformers_applies_them(
-    kind: str, gpt2: Path, prompts: Path, tmp_path: Path
+    kind: str, gpt2: Path, prompts: Path, plain: dict[str, list[int]], tmp_path: Path
 ) -> None:
     """To each text by itself, whatever its batch; drawing is what the command says alone."""
     settings = SETTINGS[kind]
@@ -281,7 +289,7 @@ def test_settings_of_the_model_are_applied_as_transformers_applies_them(
     applied = {n: v for n, v in settings.items() if n not in ("eos_token_id", *SETTINGS["drawn"])}
     assert json.loads(str(made_from.get("generation_config", "{}"))) == applied
     if applied:  # of the model as it was other texts come
-        assert written(generate(gpt2, prompts, tmp_path / "plain")) != new
+        assert plain != new
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is held out shares no text with what is learned; old workspaces keep their parts."""
+"""Held-out items share no text with those that are learned; old workspaces keep their parts."""
 
 from __future__ import annotations
 

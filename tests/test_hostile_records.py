@@ -67,7 +67,7 @@ def record(lab: Workspace, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def uses(lab: Workspace) -> list[Callable[[], object]]:
-    """What reads records."""
+    """Calls that read records."""
     return [
         lambda: status(lab),
         lambda: read_costs(lab, read_results(lab)),
@@ -174,7 +174,7 @@ def test_no_flipped_bit_of_what_is_kept_beside_scores_is_used(
 def test_scores_of_other_weights_are_left_out_and_named(
     lab: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a part of one workspace was copied into another."""
+    """A part of one workspace was copied into another."""
     mixed = Workspace.find(shutil.copytree(lab.root, tmp_path / "mixed"))
     shutil.copytree(lab.bert_dir("1e"), mixed.bert_dir("0.5e"), dirs_exist_ok=True)
     scores = mixed.head_dir("0.5e", HEAD) / "eval"

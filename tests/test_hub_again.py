@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import hubs
@@ -17,12 +16,6 @@ from bertvision.errors import HubError, InputError, ProvenanceError
 from bertvision.featurestore.store import ActivationStore
 
 REPO = "me/it"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hubs.Hub]:
-    with hubs.running(monkeypatch, tmp_path / "cache") as server:
-        yield server
 
 
 def hold(hub: hubs.Hub, kind: str, *paths: str) -> None:
@@ -200,7 +193,7 @@ def _meanwhile(hub: hubs.Hub, kind: str, part: str, *, after: int = 0) -> hubs.F
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_of_two_pushes_at_once_one_is_told(hub: hubs.Hub, tmp_path: Path, after: int) -> None:
-    """What came meanwhile is followed by no commit that does not know of it; again, it goes on."""
+    """No commit follows one that it does not know of; the same push, made again, goes on."""
     Made([30, 40]).write(tmp_path / "store")
     bertvision.push("store", REPO, store=tmp_path / "store")
     Made([30, 40], split="dev").write(tmp_path / "store")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import hubs
@@ -19,14 +18,8 @@ from bertvision.pipelines.sharing import manifest as manifests
 REPO = "me/head"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hubs.Hub]:
-    with hubs.running(monkeypatch, tmp_path / "cache") as server:
-        yield server
-
-
 def test_a_head_comes_back_where_it_belongs(hub: hubs.Hub, tmp_path: Path) -> None:
-    """What was pushed is loaded as it was, in another workspace of the same snapshot."""
+    """A pushed head is loaded as it was, in another workspace of the same snapshot."""
     one, other = made(tmp_path / "one"), made(tmp_path / "other")
     folder = with_head(one)
     assert "bertvision pull me/head" in done("push", f"{NAME}@s3:1e", REPO, "-w", one.root)

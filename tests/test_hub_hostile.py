@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import hubs
@@ -19,12 +19,6 @@ from bertvision.pipelines.sharing import stores
 REPO = "me/bad"
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hubs.Hub]:
-    with hubs.running(monkeypatch, tmp_path / "cache") as server:
-        yield server
-
-
 def commit(hub: hubs.Hub, kind: str, files: Mapping[str, bytes]) -> None:
     """Let a repository hold these files beside those that it has."""
     repository = hub.repositories.setdefault((kind, REPO), hubs.Repository())
@@ -34,7 +28,7 @@ def commit(hub: hubs.Hub, kind: str, files: Mapping[str, bytes]) -> None:
 
 
 def test_a_manifest_of_no_files_empties_no_folder(hub: hubs.Hub, tmp_path: Path) -> None:
-    """What is in a folder stays, whatever a repository says that it is to hold."""
+    """Files of a folder stay, whatever a repository says that it is to hold."""
     manifest = manifests.Manifest(kind="snapshot", bertvision="0")
     commit(hub, "model", {manifests.FILE: manifest.content()})
     mine = tmp_path / "copy" / "mine.txt"
@@ -70,7 +64,7 @@ def test_a_huge_manifest_is_not_brought(
 
 
 def test_a_split_brings_its_own_files_alone(hub: hubs.Hub, tmp_path: Path) -> None:
-    """What else lies in its folders would fill the disk uncounted."""
+    """Other files in its folders would fill the disk uncounted."""
     Made([30, 40]).write(tmp_path / "store")
     bertvision.push("store", REPO, store=tmp_path / "store")
     commit(hub, "dataset", {"arrays.zarr/1e/train/huge.bin": b"x" * 1000})
@@ -128,7 +122,7 @@ def _kill_at(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
 def test_offline_is_said_at_once(
     hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
-    """What the cache does not have is neither waited for nor called missing in the repository."""
+    """Files that the cache lacks are neither waited for nor called missing in the repository."""
     from huggingface_hub import constants
 
     from bertvision.pipelines.sharing import hub as asked

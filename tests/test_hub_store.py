@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import hubs
@@ -30,12 +29,6 @@ LENGTHS = [30, 40, 50, 60, 20, 64]
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hubs.Hub]:
-    with hubs.running(monkeypatch, tmp_path / "cache") as server:
-        yield server
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with two splits of 1e and one of 2e, quantised, of several shards."""
     folder = tmp_path / "store"
@@ -55,7 +48,7 @@ def held(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_store_comes_back_byte_for_byte(hub: hubs.Hub, store: Path, tmp_path: Path) -> None:
-    """What is pulled is the store that was pushed, and nothing of the transport is left in it."""
+    """The pulled store is the one that was pushed, and nothing of the transport is left in it."""
     sent = bertvision.push("store", REPO, store=store)
     assert (sent.kind, sent.repository, sent.commit) == (
         "store",
@@ -121,7 +114,7 @@ def _after(n: int, fault: hubs.Fault) -> hubs.Fault:
 
 
 def test_an_interrupted_push_goes_on(hub: hubs.Hub, store: Path, tmp_path: Path) -> None:
-    """What was uploaded before is not sent again, whether it was committed or not."""
+    """Files that were uploaded before are not sent again, whether committed or not."""
     hub.faults.append(_after(1, hubs.status(403, "POST", "/commit/")))
     with pytest.raises(HubError):
         bertvision.push("store", REPO, store=store)
@@ -183,7 +176,7 @@ def test_a_download_that_breaks_off_goes_on(hub: hubs.Hub, store: Path, tmp_path
 
 
 def test_an_interrupted_pull_goes_on(hub: hubs.Hub, store: Path, tmp_path: Path) -> None:
-    """What was brought is not asked for again, and nothing is in place before all is there."""
+    """Files that were brought are not asked for again; nothing is in place before all is there."""
     bertvision.push("1e/train", REPO, store=store)
     hub.faults.append(hubs.status(403, "GET", "hidden_states/c/1/"))
     with pytest.raises(HubError, match="does not allow"):
@@ -301,7 +294,7 @@ def test_revisions_are_branches_to_push_and_anything_to_pull(
 def test_a_private_repository_needs_the_token(
     hub: hubs.Hub, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has none is told what to set; nobody is told the token."""
+    """Users without a token are told what to set; the token itself is never told."""
     result = run("push", "1e/dev", REPO, "--private", "--store", store, "--json")
     assert result.exit_code == 0, result.stderr
     assert hub.repositories["dataset", REPO].private

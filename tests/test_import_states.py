@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from faults import Recorder, in_memory
+from faults import Recorder
 from foreigners import HIDDEN, LAYERS, LENGTHS
 from processes import run_code
 from safetensors.torch import load_file, save_file
@@ -163,12 +163,6 @@ for point in sys.argv[3:]:
         bertvision.import_states(source, "0e/s", encoding="bfloat16", shard_tokens=16, store=store)
     os._exit(1)
 """
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
 
 
 def test_a_killed_import_goes_on_where_it_was_and_stores_nothing_twice(memory: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from faults import Killed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from remotes import FaultyProxy, s3_server
+from remotes import FaultyProxy
 from stores import Made
 
 from bertvision.errors import CorruptStoreError, LockedError
@@ -34,7 +34,7 @@ from bertvision.featurestore.writer import SplitWriter, open_writer
 
 VALUES = {"early": 0.0, "late": 1.0, "holder": 2.0}
 FOUND = ["nothing", "a file", "files", "a record"]
-"""What an early writer left before the two begin."""
+"""Files that an early writer left before the two begin."""
 
 
 class Shard(NamedTuple):
@@ -67,7 +67,7 @@ class Shard(NamedTuple):
         return ["hidden_states", "scale"] if quantised else ["hidden_states"]
 
     def writer_that_is_read(self) -> str | None:
-        """Whose values are read: None where there is no record.
+        """The writer whose values are read: None where there is no record.
 
         Raises:
             CorruptStoreError: the record does not tell of the bytes that are there.
@@ -129,12 +129,6 @@ def split_at(url: str, encoding: str) -> Shard:
     with open_writer(url, made.spec, made.contents, made.stats):
         pass
     return Shard(url, made)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[list[str]]:
-    with s3_server() as requests:
-        yield requests
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])

@@ -45,7 +45,7 @@ def space(workspace: Workspace, tmp_path: Path) -> Workspace:
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """What systems answer, batch by batch, where it would be timed."""
+    """Answers of systems, batch by batch, where they would be timed."""
     answers: dict[str, list[Any]] = {}
 
     def answer(
@@ -93,7 +93,7 @@ def test_a_head_runs_no_layer_above_those_it_takes(space: Workspace) -> None:
 def test_a_head_answers_as_it_does_on_stored_activations(
     space: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is timed is the real answer: that of the head on float32 states of the whole encoder."""
+    """The timed answer is the real one: that of the head on float32 states of the whole encoder."""
     answers = _answers(monkeypatch)
     measure_latency(space, [("1e", name) for name in HEADS], tag="1e", windows=5, batch_size=2)
     snapshot = load_snapshot(space.snapshot_dir("1e"))

@@ -7,14 +7,12 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
 import pytest
 from processes import running
-from remotes import s3_server
 from stores import Made
 
 from bertvision.errors import LockedError, StoreError
@@ -23,12 +21,6 @@ from bertvision.featurestore.storage import lease
 from bertvision.featurestore.storage.objects import MemoryObjects
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writer import open_writer
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[list[str]]:
-    with s3_server() as requests:
-        yield requests
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -1,4 +1,4 @@
-"""What only looks at a workspace answers at once: it imports nothing heavy."""
+"""Commands that only look at a workspace answer at once: they import nothing heavy."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def ran(space: Workspace, report: Path, *command: str) -> tuple[Any, set[str], float]:
-    """What a command printed as JSON, the packages it imported, and its seconds of CPU."""
+    """The JSON that a command printed, the packages it imported, and its seconds of CPU."""
     code = f"""
 import json, sys
 from bertvision.cli import app

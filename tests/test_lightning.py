@@ -124,16 +124,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "validated within epochs": {"val_check_interval": 2},
     "accumulated": {"accumulate_grad_batches": 2},
 }
+KINDS = {
+    "data module": set(SETTINGS),
+    # a module that overfits gives its loader shuffle=False itself
+    "loader": {"plain", "limited, by steps", "reloaded"},
+    "tokens": {"plain", "limited, by steps", "validated within epochs", "accumulated"},
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
         pytest.param(kind, settings, id=f"{kind}-{name}")
-        for kind in ("data module", "loader", "tokens")
+        for kind, names in KINDS.items()
         for name, settings in SETTINGS.items()
-        # a module that overfits gives its loader shuffle=False itself
-        if kind == "data module" or name != "overfitted"
+        if name in names
     ],
 )
 def test_a_resumed_trainer_sees_the_batches_of_one_that_was_not_interrupted(

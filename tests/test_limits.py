@@ -1,4 +1,4 @@
-"""What is written can be read: where a store could not be read again, nothing is written."""
+"""Every store that is written can be read: where it could not, nothing is written."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_table_that_is_refused_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 def test_one_long_context_with_thousands_of_questions_is_read_again(tmp_path: Path) -> None:
-    """As a data set may well have it; packed it is so small that it looked like a bomb."""
+    """A real data set may have it; packed it is so small that it looked like a bomb."""
     made = Made([1] * 6000, shard_tokens=4096)
     table = pa.table({"context": ["some words of a text " * 530] * 6000})
     assert table.nbytes > 66_000_000

@@ -1,4 +1,4 @@
-"""What is kept of measurements is found again where it was made from the same, else refused."""
+"""Kept measurements are found again where they were made from the same, else refused."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 LIMIT = 640 << 20
 """Bytes of the worker; Python and its libraries take more than half of them."""
 LAYERS, HIDDEN, LENGTH = 64, 64, 64
-SHARD_TOKENS = 4 * LENGTH
+SHARD_TOKENS = 8 * LENGTH
 SHARD_BYTES = SHARD_TOKENS * LAYERS * HIDDEN * 4
 WORKER = {
     # what does not fit is neither put on the disk nor waited for: the worker is killed

@@ -99,21 +99,9 @@ def batch(*lengths: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 # --- parameter counts ---------------------------------------------------------------------------
 
 
-def test_every_head_has_an_expected_count() -> None:
-    assert set(COUNTS) == set(HEADS)
-
-
-@pytest.mark.parametrize(("name", "counts"), COUNTS.items())
-def test_count_of_parameters_at_bert_large(name: str, counts: tuple[int, int]) -> None:
-    states = 26 if HEADS[name].kind == "classification" else 25  # the pooler output beside
-    with torch.device("meta"):
-        head = build_head(name, layers=states, hidden=1024)
-    assert count_parameters(head) == counts
-
-
 def test_describe_heads_lists_counts_and_percent_of_bert_large() -> None:
     infos = {info.name: info for info in describe_heads()}
-    assert {name: infos[name][2:4] for name in COUNTS} == COUNTS
+    assert {name: info[2:4] for name, info in infos.items()} == COUNTS
     assert infos["adapter-386-shared"].percent == pytest.approx(0.1238, abs=5e-5)
     assert infos["learned-pooling-adapter-386-xception"].percent == pytest.approx(1.9701, abs=5e-5)
     assert infos["cls-xception-abbreviated"].percent == pytest.approx(0.0797, abs=5e-5)
@@ -374,9 +362,9 @@ def test_bfloat16_is_close_to_float32(name: str, how: str) -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in head.parameters())
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [*PLAIN, "cnn-1xn"])
 def test_safetensors_round_trip_gives_equal_logits(name: str, tmp_path: Path) -> None:
-    head, other = make(name, seed=0), make(name, seed=1)
+    head, other = make(name, seed=0).eval(), make(name, seed=1).eval()
     states, lengths = batch(4, 3)
     save_file(head.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
@@ -384,8 +372,8 @@ def test_safetensors_round_trip_gives_equal_logits(name: str, tmp_path: Path) ->
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize(("layers", "hidden"), [(1, 1), (3, 32), (13, 768)])
+@pytest.mark.parametrize("name", [name for name in SPAN if "ception" not in name])
+@pytest.mark.parametrize(("layers", "hidden"), [(1, 1), (2, 33), (13, 770)])
 def test_heads_take_any_number_of_layers_and_hidden_size(
     name: str, layers: int, hidden: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""What is minimised beside the task's loss: losses at several layers, and of masked words."""
+"""Objectives beside the task's loss: losses at several layers, and of masked words."""
 
 from __future__ import annotations
 

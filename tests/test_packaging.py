@@ -1,4 +1,4 @@
-"""What is installed is the package, whole and alone, and importing it costs nothing."""
+"""The installed files are the package, whole and alone, and importing it costs nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAVY = {
 
 
 def ignored(folder: str, names: list[str]) -> set[str]:
-    """What of a folder is no source: what git ignores, and git itself."""
+    """Names in a folder that are no sources: those that git ignores, and git itself."""
     lines = (ROOT / ".gitignore").read_text().split()
     patterns = [line.strip("/") for line in lines if not line.startswith("/")]
     if Path(folder) == ROOT:

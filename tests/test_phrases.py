@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 import bertvision
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.sentences.phrases import PhrasePair, PhrasePairLayer
 from bertvision.pipelines.tasks.task import load_task
@@ -116,7 +115,7 @@ def test_a_malformed_line_is_refused_with_its_value(
 
 
 def test_a_row_that_is_left_out_leaves_its_spans_with_it(tmp_path: Path) -> None:
-    """Of two rows with one id the first is kept, with the spans of the first."""
+    """The first of two rows with one id is kept, with its own spans."""
     row = dict(id="a", text="he passed away", pair="he died", first=[3, 14], second=[3, 7])
     again = {**row, "first": [0, 2], "second": [0, 2], "label": "same"}
     rows = [{**row, "label": "para"}, again, {**again, "id": "b"}]
@@ -350,19 +349,6 @@ def test_a_start_behind_the_start_is_asked_too(
         bertvision.finetune(workspace=tmp_path / "next", **given)
 
 
-def test_a_phrase_outside_its_window_is_said_before_a_workspace_is_made(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    rows = generated(8, 5)
-    text = "anna " * 40 + rows[0]["text"]
-    rows[0] |= {"text": text, "first": [len(text) - 1, len(text)]}
-    far = write(tmp_path / "dev.jsonl", rows)
-    given = {**options, "max_length": 16, "dev": str(far)}
-    with pytest.raises(InputError, match="1 of 8 items of dev do not fit.* its window of 16"):
-        bertvision.finetune(workspace=tmp_path / "run", **given)
-    assert not (tmp_path / "run").exists()
-
-
 def test_questions_can_follow_another_number_of_classes(
     finished: Workspace, tmp_path: Path
 ) -> None:
@@ -413,18 +399,3 @@ def test_an_encoder_with_adapters_cannot_be_begun_with(
     bertvision.finetune(workspace=tmp_path / "adapted", **adapted)
     with pytest.raises(InputError, match="has .*bottleneck.*, which its family does not have"):
         begun(finished, tmp_path / "next", init_from=f"{tmp_path / 'adapted'}:0.1e")
-
-
-def test_the_loss_of_a_window_does_not_depend_on_its_batch(
-    finished: Workspace, tiny_bert: Path
-) -> None:
-    model, tokenizer, _ = load_snapshot(finished.snapshot_dir("4e"))
-    windows = finished.windows("dev", tokenizer)
-    labels = TASK.labels(windows)
-
-    def loss(rows: list[int]) -> float:
-        batch = collate(windows, windows.first_token, np.array(rows), 0, labels)
-        with torch.inference_mode():
-            return float(TASK.loss(model(**batch.inputs), batch))
-
-    assert loss([0, 1, 2, 3]) == pytest.approx(sum(loss([i]) for i in range(4)), rel=1e-4)

@@ -271,7 +271,7 @@ def test_sentevals_protocol_is_close_to_the_optimum_of_scikit_learn() -> None:
     """Early stopping and batches of 64 included, over SentEval's weight decays."""
     from sklearn.linear_model import LogisticRegression
 
-    inputs, labels = blobs(6000, 3, 30, noise=4.0, seed=4)
+    inputs, labels = blobs(3000, 3, 30, noise=4.0, seed=4)
     options = ProbeOptions()
     data = as_data(labels, options)
     found = measure(problem(inputs, labels, options), data)
@@ -510,13 +510,13 @@ def test_the_probes_of_small_blocks_are_trained_until_they_no_longer_improve() -
 
 
 def test_an_easier_input_has_the_shorter_code() -> None:
-    easy, labels = blobs(1200, 4, 10, noise=0.5)
-    hard, same = blobs(1200, 4, 10, noise=2.0)
+    easy, labels = blobs(800, 4, 10, noise=0.5)
+    hard, same = blobs(800, 4, 10, noise=2.0)
     assert (labels == same).all()
     inputs = Inputs(torch.cat([easy.values, hard.values], dim=1))
-    rows = torch.arange(1200)
-    options = ProbeOptions(max_epochs=60)
-    code = online_code(problem(inputs, labels, options), rows[:800], rows[800:])
+    rows = torch.arange(800)
+    options = ProbeOptions(max_epochs=40)
+    code = online_code(problem(inputs, labels, options), rows[:500], rows[500:])
     assert code.bits[0] < code.bits[1] / 2
     assert code.compression[0] > 2.5
     assert code.compression[1] > 1

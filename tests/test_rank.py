@@ -31,7 +31,7 @@ FAST = ["--epochs", 4, "--resamples", 200]
 
 
 def write_people(folder: Path) -> Path:
-    """Who was born when: the passage of that person answers; the last question has no answer."""
+    """Questions after years of birth, answered by the passage of that person; the last by none."""
     random = np.random.default_rng(0)
     rows: dict[str, list[tuple[str, str, int, str]]] = {}
     for part, n in SIZES.items():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import pytrec_eval
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rankings import candidates, random_candidates
 
@@ -382,6 +382,7 @@ def test_the_metrics_are_those_of_trec_eval_ties_included(
         np.testing.assert_allclose(values, [theirs[q][name] for q in answered], atol=1e-12)
 
 
+@settings(max_examples=30)
 @given(ranked_questions, st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
     rows: list[list[tuple[int, int, int]]], random: object

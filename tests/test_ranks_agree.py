@@ -35,7 +35,7 @@ Path.is_file = is_file
 def test_a_rank_that_does_not_see_the_resume_file_ends_all(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As on a file system that shows it late: it would begin anew, and be summed with the rest."""
+    """A file system may show it late: the rank would begin anew, and be summed with the rest."""
     ranks(tmp_path, options, 1, 3, signal.SIGTERM)
     before = (tmp_path / "finetune" / "resume.ckpt").read_bytes()
     ended = ranks(tmp_path, options, code=BLIND + RUN)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remotes import SlowServer, only_ours, s3_server
+from remotes import SlowServer, only_ours
 from stores import Made
 
 from bertvision.errors import CorruptStoreError, InputError, StoreError, StoreNotFoundError
@@ -24,12 +24,6 @@ from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 
 LENGTHS = [5, 9, 30, 12, 40, 7, 33, 20, 3, 18]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[list[str]]:
-    with s3_server() as requests:
-        yield requests
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -325,7 +319,7 @@ def test_a_reader_that_is_closed_lets_go_of_what_was_fetched(
 
 
 def streamed_share(folder: Path, shards: int) -> float:
-    """Of a line's 40 MB/s with 50 ms latency and 10 MB/s per connection, the share used."""
+    """The used share of a line of 40 MB/s, 50 ms latency and 10 MB/s per connection."""
     lengths = [1024 // 6] * (6 * shards)
     Made(lengths, layers=8, hidden=256, shard_tokens=1024).write(folder)
     server = SlowServer(folder, latency=0.05, rate=40e6, connection_rate=10e6)

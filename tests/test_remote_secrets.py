@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import run_code
 from remotes import OUTSIDE, SlowServer, s3_server
 from stores import Made
 
@@ -25,11 +23,14 @@ logging.basicConfig(level=logging.DEBUG)
 for name in ("s3fs", "fsspec", "botocore", "aiobotocore", "asyncio", "aiohttp", "urllib3"):
     logging.getLogger(name).setLevel(logging.WARNING)  # their own, off unless somebody asks
 
+from fsspec.config import conf, set_conf_files
 from s3fs import S3FileSystem
 from bertvision.cli import app
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 
+set_conf_files(os.environ["FSSPEC_CONFIG_DIR"], conf)  # as at its import
+S3FileSystem.retries = 1
 canary = CANARIES.__getitem__
 
 def attempt(url, *commands, **environment):
@@ -99,12 +100,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
         key = "arrays.zarr/1e/train/hidden_states/c/1/0/0"
         split.storage.write(key, bytes(len(split.storage.read(key))))
         script = f"CANARIES = {CANARIES}\nDENYING = {denying.url!r}\n{SCRIPT}"
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
-        )
+        done = run_code(script, NO_COLOR="1")
         assert done.returncode == 0, done.stderr
         bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets["bucket"]
         yield done.stdout + done.stderr, {key: bucket.keys[key].value for key in bucket.keys}

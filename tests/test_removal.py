@@ -264,7 +264,7 @@ def test_a_folder_above_a_store_says_where_the_store_is(tmp_path: Path) -> None:
 
 
 def test_a_table_that_no_split_needs_hinders_none(tmp_path: Path) -> None:
-    """As after a partial restore: no command would name it, so none could remove it."""
+    """A partial restore may leave it: no command would name it, so none could remove it."""
     store = filled(tmp_path)
     (tmp_path / "examples/train.parquet").write_bytes(b"")
     with pytest.raises(CorruptStoreError, match="is damaged: .*; `bertvision store repair`"):

@@ -21,6 +21,8 @@ from bertvision.pipelines.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
+pytestmark = pytest.mark.usefixtures("charts_left_out")
+
 
 @pytest.fixture
 def space(workspace: OpenWorkspace, tmp_path: Path) -> OpenWorkspace:
@@ -85,6 +87,18 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     assert "isotropy" not in report.tables
 
 
+@pytest.fixture(scope="module")
+def analysed(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory) -> OpenWorkspace:
+    """A workspace with an analysis of two snapshots and one of one, and without scores."""
+    ignored = shutil.ignore_patterns("heads", "report", "analysis", "probes", "bert")
+    root = shutil.copytree(
+        workspace.root, tmp_path_factory.mktemp("analysed") / "w", ignore=ignored
+    )
+    cka(found := Workspace.find(root), "0.5e", "1e", max_tokens=100)
+    isotropy(found, ["1e"], max_tokens=100)
+    return found
+
+
 @pytest.mark.parametrize(
     ("kind", "change_it", "told"),
     [
@@ -98,10 +112,13 @@ def test_analyses_of_other_weights_and_damaged_ones_are_left_out_and_named(
     ],
 )
 def test_an_analysis_that_says_something_else_is_damaged(
-    space: OpenWorkspace, kind: str, change_it: dict[str, object], told: str
+    analysed: OpenWorkspace,
+    tmp_path: Path,
+    kind: str,
+    change_it: dict[str, object],
+    told: str,
 ) -> None:
-    bertvision.cka("0.5e", "1e", max_tokens=100, workspace=space)
-    bertvision.isotropy(["1e"], max_tokens=100, workspace=space)
+    space = Workspace.find(shutil.copytree(analysed.root, tmp_path / "space"))
     (path,) = (space.root / "analysis").glob(f"{kind}-*.json")
     values = fields(path)
     for name, value in change_it.items():

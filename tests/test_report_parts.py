@@ -12,13 +12,12 @@ import pytest
 import bertvision.pipelines.report as package
 from bertvision.pipelines.plotting import COLOURS
 from bertvision.pipelines.report.headline import _last_layer
-from bertvision.pipelines.report.page import in_code, in_groups
+from bertvision.pipelines.report.page import in_code
 from bertvision.pipelines.report.scores import learning_curve, softmax
 from bertvision.pipelines.report.section import Reading, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results
-from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -49,10 +48,6 @@ def test_csv_keeps_quotes_lines_and_full_precision() -> None:
     assert cells == ['x,"y"\nz', "0.30000000000000004", ""]
 
 
-def test_signed_differences() -> None:
-    assert [signed(v) for v in (1.25, -0.34, -0.04, 0)] == ["+1.2", "−0.3", "0.0", "0.0"]
-
-
 def test_softmax_of_equal_and_of_huge_scalars() -> None:
     assert softmax([3.0, 3.0]) == [0.5, 0.5]
     assert softmax([1000.0, 0.0]) == pytest.approx([1, 0])
@@ -60,11 +55,6 @@ def test_softmax_of_equal_and_of_huge_scalars() -> None:
 
 def test_prose_has_code_and_apostrophes_and_is_escaped() -> None:
     assert in_code("BERT's `a's <b>` <i>") == ("BERT’s <code>a&#39;s &lt;b&gt;</code> &lt;i&gt;")
-
-
-def test_groups_keep_their_order() -> None:
-    rows = [{"k": "b", "v": 1}, {"k": "a", "v": 2}, {"k": "b", "v": 3}]
-    assert in_groups(rows, "k") == [("b", [rows[0], rows[2]]), ("a", [rows[1]])]
 
 
 def _results(*tags: str) -> Results:

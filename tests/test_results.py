@@ -115,8 +115,8 @@ def test_a_run_carries_its_fraction_and_seed(lab: Workspace) -> None:
 )
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": {"argmax": {"threshold": "high"}}}', "\xff"],
-    ids=["empty", "cut", "list", "nothing", "no-rules", "text", "bytes"],
+    ["{", '{"rules": {}}', '{"rules": {"argmax": {"threshold": "high"}}}'],
+    ids=["cut", "no-rules", "text"],
 )
 def test_a_damaged_file_is_named_with_the_command_that_makes_it(
     lab: Workspace, place: str, command: str, text: str

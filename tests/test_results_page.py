@@ -172,7 +172,7 @@ def unsupported(page: str, entries: dict[str, dict[str, str]]) -> list[str]:
 
 
 def values(row: str) -> list[float]:
-    """What the expression behind ``path:`` says of a committed file; of a figure, of its titles."""
+    """Values of the expression behind ``path:`` on a committed file, or on a figure's titles."""
     path, expression = row.split(": ", 1)
     text = (DOCS / path).read_text()
     data = dict(re.findall(r"<title>([^<]*)(?:, |: )([-\d.]+)</title>", text))

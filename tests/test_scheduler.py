@@ -95,11 +95,19 @@ def _blas_threads() -> list[int]:
     ]
 
 
+def _two_blas_threads() -> None:
+    import numpy  # noqa: F401 - loads the BLAS
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(2, "blas")
+
+
 def test_blas_has_one_thread_in_a_worker_while_it_is_used_and_its_own_after() -> None:
     from distributed import Client
 
-    with cluster(1, fresh=True, env={"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}) as made:
+    with cluster(1) as made:
         with Client(made) as client:
+            client.run(_two_blas_threads)
             assert max(client.run(_blas_threads).popitem()[1]) == 2
         with use_scheduler(made.scheduler_address):
             assert max(compute(delayed(_blas_threads)())) == 1

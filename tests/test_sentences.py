@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import AutoTokenizer, pipeline
 
@@ -19,7 +17,6 @@ from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.sentences.rows import sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.task import load_task
 
@@ -161,27 +158,6 @@ def test_scores_of_a_regression():
     assert scores.predictions["3"] == pytest.approx(0.35)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=30),
-    st.permutations(CLASSES),
-    st.integers(0, 2**32 - 1),
-)
-def test_names_of_labels_and_order_of_rows_change_no_metric(pairs, names, seed):
-    """The same rows with the classes called otherwise, so that their indices move too."""
-    gold, said = ([CLASSES[i] for i in side] for side in zip(*pairs, strict=True))
-    called = dict(zip(CLASSES, names, strict=True))
-
-    def metrics(gold: list[str], said: list[str]) -> dict[str, float]:
-        classes = sorted_classes([*gold, *said])
-        items = [Sentence(str(i), "a", None, classes.index(x)) for i, x in enumerate(gold)]
-        logits = one_hot([classes.index(x) for x in said], max(2, len(classes)))
-        return task_of().score(predicted(logits, items), None).rules["argmax"]["metrics"]
-
-    rows = np.random.default_rng(seed).permutation(len(gold))
-    renamed = metrics([called[gold[i]] for i in rows], [called[said[i]] for i in rows])
-    assert renamed == pytest.approx(metrics(gold, said))
-
-
 def test_what_cannot_be_scored_is_refused():
     task, items = task_of(), [Sentence("a", "x", None, 1), Sentence("b", "y", None, 0)]
     nan = np.array([[0.0, np.nan], [1.0, 0.0]])
@@ -191,9 +167,3 @@ def test_what_cannot_be_scored_is_refused():
         task.score(predicted(np.eye(2), [items[0], items[1]._replace(label=None)]), None)
     with pytest.raises(InputError, match=r"shape \(3, 2\).*2 items"):
         task.score(predicted(np.zeros((3, 2)), items), None)
-
-
-def test_items_of_one_text_are_held_out_together():
-    task = task_of()
-    assert task.group(ITEMS[1]) == task.group(ITEMS[1]._replace(id="z", pair="other"))
-    assert task.group(ITEMS[0]) != task.group(ITEMS[1])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from faults import Op, Recorder, contents, in_memory, small
+from faults import Op, Recorder, contents, small
 from processes import run_code
 from stores import Made, record_path, shard_path
 from terminal import done, run
@@ -44,12 +44,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ActivationSplit:
 @pytest.fixture(scope="module")
 def copy(source: ActivationSplit) -> ActivationSplit:
     return shuffle_split(source, "mixed", 5, memory=TINY)
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
 
 
 def streamed(stream: TokenStream) -> tuple[list[tuple[int, int]], torch.Tensor]:

@@ -342,7 +342,7 @@ def test_the_report_has_a_section_with_the_number_of_pairs(copy: Path) -> None:
 def test_similarities_of_other_weights_are_left_out_and_named_with_what_makes_them(
     copy: Path,
 ) -> None:
-    """As after the snapshot was made anew, of another seed or other data."""
+    """The snapshot was made anew, of another seed or other data."""
     change(copy / "snapshots" / "0e" / "snapshot.json", weights_sha256="0" * 64)
     text = done("report", "-w", copy, "--json")
     left_out = json.loads(text)["left_out"]

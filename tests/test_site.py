@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -36,11 +34,12 @@ def test_a_page_without_faults_is_built(tmp_path: Path) -> None:
     assert (tmp_path / "site/index.html").is_file()
 
 
-@pytest.mark.parametrize("link", ["gone.md", "#gone", "index.md#gone", "../gone.py"])
-def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, link: str) -> None:
-    done = build(tmp_path, f"[there]({link})")
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    links = ["gone.md", "#gone", "index.md#lost", "../gone.py"]
+    done = build(tmp_path, "\n".join(f"[there]({link})" for link in links))
     assert done.returncode == 1
-    assert f"'{link}'" in done.stderr or "#gone" in done.stderr
+    for part in ("'gone.md'", "'#gone'", "#lost'", "'../gone.py'"):
+        assert part in done.stderr
 
 
 def test_a_page_that_the_navigation_lacks_is_an_error(tmp_path: Path) -> None:

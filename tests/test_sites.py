@@ -57,7 +57,7 @@ def model_of(name: str) -> Any:
 
 
 def own_modules(block: Any) -> tuple[Any, Any, Any, Any]:
-    """What adds to the residual stream of a block, each with the normalisation behind it."""
+    """Terms that a block adds to the residual stream, each with the normalisation behind it."""
     if hasattr(block, "sa_layer_norm"):  # DistilBERT
         return block.attention, block.sa_layer_norm, block.ffn, block.output_layer_norm
     if hasattr(block, "post_feedforward_layernorm"):  # Gemma 2, which normalises what is added

@@ -29,6 +29,8 @@ from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("charts_left_out")
+
 TRAIN = [("a", 0), ("a", 1), ("a", 1), ("b", 0), ("c", 1), ("c", None)]
 
 

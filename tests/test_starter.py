@@ -18,7 +18,7 @@ from bertvision.pipelines.training.launch import environment, launch, meeting_pl
 
 
 def test_ranks_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    """As the process that starts them; a folder of data may hold a torch.py, or worse."""
+    """Neither does the process that starts them; a folder of data may hold a torch.py, or worse."""
     for name in ("json", "torch", "bertvision"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('this is not {name}')")
     done = subprocess.run(

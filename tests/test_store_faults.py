@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faults import Op, Recorder, contents, in_memory, small
+from faults import Op, Recorder, contents, small
 from processes import run_code
 from stores import Made
 from transformers import AutoModelForQuestionAnswering
@@ -27,13 +27,6 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writer import open_writer
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
-
 
 # A warm process forks the writers of each race, so that they start within microseconds. Each says
 # what became of it and then waits: who won holds the lock until all have tried.
@@ -188,7 +181,7 @@ def test_where_there_are_no_locks_nothing_is_written(
 def test_a_mount_that_cannot_flush_a_folder_is_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file every such error counts."""
+    """Every such error of a file counts."""
 
     def fsync(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode) or fails:

@@ -247,7 +247,7 @@ def test_without_its_tokens_a_pooled_split_is_not_repaired_by_other_arithmetic(
 
 
 def test_a_whole_pooled_split_stays_when_its_tokens_go(space: Workspace) -> None:
-    """What is there is kept by the same call; what asks for something else is refused."""
+    """The same call keeps what is there; a call for something else is refused."""
     tokens(space, "int8")
     pool(space, "mean", encoding="int8")
     before = files(space, "mean")

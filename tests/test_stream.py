@@ -77,7 +77,7 @@ def test_kept_batches_hold_what_the_store_holds(split: ActivationSplit, readers:
 
 
 def seen(batch: ActivationBatch) -> tuple[list[int], bytes]:
-    """Which examples came, and what came of them."""
+    """The examples that came, and a digest of their values."""
     assert batch.scale is not None
     codes = batch.codes.contiguous().numpy().tobytes() + batch.scale.numpy().tobytes()
     return batch.examples.tolist(), hashlib.sha256(codes).digest()
@@ -262,7 +262,7 @@ def test_a_buffer_somebody_refers_to_is_never_given_out_again() -> None:
 def test_where_references_are_counted_otherwise_no_memory_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the count of an idle buffer is, is not known but tried: here it never changes."""
+    """The count of an idle buffer is not known but tried: here it never changes."""
     monkeypatch.setattr(sys, "getrefcount", lambda _: 2)
     idle_references.cache_clear()
     try:
@@ -279,7 +279,7 @@ def test_where_references_are_counted_otherwise_no_memory_is_used_again(
 def test_a_stream_left_open_at_the_end_of_a_script_says_nothing(
     split: ActivationSplit, tmp_path: Path
 ) -> None:
-    """As at the end of nearly every script that somebody tries something with."""
+    """Nearly every script that somebody tries something with ends so."""
     code = (
         "import sys, bertvision\n"
         "split = bertvision.ActivationStore.open(sys.argv[1])['1e']['train']\n"

@@ -34,6 +34,8 @@ from bertvision.pipelines.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace as OpenWorkspace
 
+pytestmark = pytest.mark.usefixtures("charts_left_out")
+
 HEAD = HEADS[1]
 
 
@@ -217,7 +219,7 @@ def test_another_name_is_refused_with_those_there_are(lab: OpenWorkspace) -> Non
 def test_the_names_are_listed_without_a_bootstrap(
     lab: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose answers, of large data, take minutes to be read and drawn."""
+    """Answers of large data take minutes to be read and drawn."""
     drawn = []
     monkeypatch.setattr(build, "add_intervals", lambda *given: drawn.append(given))
     assert len(bertvision.table(workspace=lab.root)) > 5

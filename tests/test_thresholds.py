@@ -29,6 +29,8 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("charts_left_out")
+
 HEAD = HEADS[0]
 
 

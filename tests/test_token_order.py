@@ -76,7 +76,7 @@ def test_an_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 def test_a_buffer_of_all_shards_is_a_permutation_without_a_trend() -> None:
-    """Where a token is drawn says nothing of its shard or of its place there: 8,000 tokens."""
+    """The place of a token in the order is independent of its shard and of its place there."""
     counts = np.full(8, 1000)
     found = drawn(token_order(counts, epoch=0, seed=0, buffer=8), counts)
     place = np.arange(len(found))

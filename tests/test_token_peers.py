@@ -172,7 +172,7 @@ BLOCKS = [text for text in TEXTS if re.search("sae_lens|dictionary_learning", te
 
 
 def test_the_page_shows_both_trainers() -> None:
-    """What follows would not run what it does not find."""
+    """The next test would not run blocks that it does not find."""
     named = [re.findall(r"sae_lens|dictionary_learning", block)[:1] for block in BLOCKS]
     assert named == [["sae_lens"], ["dictionary_learning"]]
 

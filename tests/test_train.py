@@ -212,6 +212,18 @@ except StoppedError as stopped:
 )
 
 
+RESUMED = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
+
+
+@pytest.fixture(scope="module")
+def undisturbed(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with heads whose training was not interrupted."""
+    root = tmp_path_factory.mktemp("undisturbed") / "workspace"
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("heads"))
+    train(space := Workspace.find(root), RESUMED, "1e", replace(OPTIONS, best_epoch=True))
+    return space
+
+
 @pytest.mark.parametrize(
     "stops",
     [
@@ -222,17 +234,12 @@ except StoppedError as stopped:
     ids=["killed in an epoch", "stopped at two ends of epochs", "stopped at an end and after"],
 )
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
-    space: Workspace, stops: list[tuple[signal.Signals, int, int]]
+    space: Workspace, undisturbed: Workspace, stops: list[tuple[signal.Signals, int, int]]
 ) -> None:
-    names = ["learned-pooling", "adapter-64-shared@f0.55"]  # the second waits for examples
-    train(space, names, "1e", replace(OPTIONS, best_epoch=True))
-    whole = {name: weights(space, name) for name in names}
     same = {"steps", "examples", "loss", "epoch", "held_out_losses"}
-    told = {n: read_run_metrics(space.head_dir("1e", n)).model_dump(include=same) for n in names}
-    shutil.rmtree(space.root / "heads")
 
     def run(how: int, step: int) -> int:
-        arguments = [str(step), str(how), str(space.root), *names]
+        arguments = [str(step), str(how), str(space.root), *RESUMED]
         return run_code(RUN, *arguments).returncode
 
     for how, epochs, steps in stops:
@@ -240,10 +247,14 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
         assert run(int(how), step) == (-how if how == signal.SIGKILL else 128 + how)
         assert not trained_heads(space)
     assert run(0, 0) == 0
-    for name in names:
-        assert all(torch.equal(whole[name][k], v) for k, v in weights(space, name).items())
-        metrics = read_run_metrics(space.head_dir("1e", name))
-        assert metrics.model_dump(include=same) == told[name]
+    for name in RESUMED:
+        whole = weights(undisturbed, name)
+        assert all(torch.equal(whole[k], v) for k, v in weights(space, name).items())
+        found, told = (
+            read_run_metrics(at.head_dir("1e", name)).model_dump(include=same)
+            for at in (space, undisturbed)
+        )
+        assert found == told
         lines = (space.head_dir("1e", name) / "log.csv").read_text().split()
         assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, len(lines)))
 

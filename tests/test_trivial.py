@@ -28,6 +28,8 @@ from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("charts_left_out")
+
 HEAD = HEADS[0]
 
 
@@ -37,7 +39,7 @@ def lab(workspace: Workspace, tmp_path: Path) -> Workspace:
 
 
 def test_the_oracle_is_the_official_best_f1(lab: Workspace) -> None:
-    """Of the answers that a threshold has not yet taken away, as the official script is fed."""
+    """It is fed, like the official script, the answers before any threshold."""
     bert = next(r for r in read_results(lab) if r.run == "bert" and r.checkpoint == "1e")
     windows = read_windows(lab, "1e", "dev")
     found = decode(Logits.load(bert.folder / "dev.safetensors", windows, ""))
@@ -106,7 +108,7 @@ def test_every_table_of_spans_has_it_as_a_row(lab: Workspace, tmp_path: Path) ->
 def test_a_missing_oracle_is_explained_where_others_have_one(
     lab: Workspace, tmp_path: Path
 ) -> None:
-    """As in a workspace that an earlier version scored in part."""
+    """An earlier version may have scored a part of the workspace."""
     assert ORACLE_NOTE not in results_table(read_rows(lab).runs)
     path = lab.head_dir("0.5e", HEAD) / "eval" / "1e" / "metrics.json"
     rules = fields(path)["rules"]

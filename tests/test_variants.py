@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -439,12 +439,39 @@ def snapshots(workspace: Workspace) -> dict[str, bytes]:
     return {file.parent.name: file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("text", EXAMPLES.values())
+class Whole(NamedTuple):
+    """A run with a variant that nothing interrupted, and the model that it trained."""
+
+    text: str
+    workspace: Workspace
+    trained: PreTrainedModel
+
+
+@pytest.fixture(scope="module", params=EXAMPLES.values())
+def whole(
+    request: pytest.FixtureRequest,
+    options: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Whole:
+    from bertvision.pipelines.finetuning import finetune as module
+
+    trained: list[PreTrainedModel] = []
+    load = module.load_pretrained
+
+    def kept(*args: Any) -> PreTrainedModel:
+        trained.append(load(*args))
+        return trained[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "load_pretrained", kept)
+        workspace = fitted(options, tmp_path_factory.mktemp("whole") / "ws", request.param)
+    return Whole(request.param, workspace, trained[0].eval())
+
+
 def test_an_interrupted_run_with_a_variant_ends_in_the_same_snapshots(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    whole: Whole, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fitted(options, tmp_path / "whole", text)
-    expected = snapshots(whole)
+    text, expected = whole.text, snapshots(whole.workspace)
     assert list(expected) == ["0e", "1e"]
     assert expected["0e"] != expected["1e"]
 
@@ -463,33 +490,20 @@ def test_an_interrupted_run_with_a_variant_ends_in_the_same_snapshots(
     assert snapshots(fitted(options, tmp_path / "killed", text)) == expected
 
 
-@pytest.mark.parametrize("text", EXAMPLES.values())
-def test_a_snapshot_is_read_as_the_model_that_was_trained(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    from bertvision.pipelines.finetuning import finetune as module
-
-    trained: list[PreTrainedModel] = []
-    load = module.load_pretrained
-
-    def kept(*args: Any) -> PreTrainedModel:
-        trained.append(load(*args))
-        return trained[-1]
-
-    monkeypatch.setattr(module, "load_pretrained", kept)
-    workspace = fitted(options, tmp_path / "ws", text)
+def test_a_snapshot_is_read_as_the_model_that_was_trained(whole: Whole) -> None:
+    text, workspace, trained = whole
     read = load_snapshot(workspace.snapshot_dir("1e")).model
     near = {"rtol": 1e-4, "atol": 1e-5} if text.startswith("lora") else {"rtol": 0, "atol": 0}
     depth = workspace.config.model.num_hidden_layers
     assert len(states(read)) == depth + 1
-    for found, expected in zip(states(read), states(trained[0].eval()), strict=True):
+    for found, expected in zip(states(read), states(trained), strict=True):
         torch.testing.assert_close(found, expected, **near)
     ids = torch.arange(5, 25).reshape(2, 10)
     with torch.inference_mode():
-        one, other = (model(input_ids=ids).to_tuple() for model in (read, trained[0]))
+        one, other = (model(input_ids=ids).to_tuple() for model in (read, trained))
     for found, expected in zip(one, other, strict=True):
         torch.testing.assert_close(found, expected, **near)
-    everything = dict(trained[0].named_parameters())
+    everything = dict(trained.named_parameters())
     for name, parameter in read.named_parameters():
         if name.startswith(("exits.", "mlm.")):
             assert torch.equal(parameter, everything[name])
@@ -530,7 +544,7 @@ def test_layers_frozen_in_a_store_give_the_snapshots_of_layers_frozen_in_place(
 def test_a_family_is_trained_from_a_stored_state_where_that_gives_the_same(
     family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Where it would not, it is refused by name before the first step."""
+    """A family for which it would not is refused by name before the first step."""
     asked = {**options, "model": str(make_family(family, tmp_path / "model")), "max_length": 100}
     asked |= {"max_question_length": 20, "overlap": 20}
     if family == "deberta-v2":  # a convolution in its first layer alone

@@ -48,7 +48,7 @@ NAMES = ["squad", "sentences"]
 Contents = dict[str, tuple[int, bytes]]
 TRAINED = TrainOptions(**OPTIONS["train"])
 ROUNDED = 1e-4
-"""Of the largest logit: kernels of one machine sum in another order than those of another."""
+"""Tolerance relative to the largest logit: kernels of other machines sum in another order."""
 
 
 def unpack(folder: Path) -> Path:

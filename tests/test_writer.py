@@ -545,11 +545,10 @@ def test_what_others_wrote_is_read_again_before_a_split_is_finished_and_the_own_
     assert {key.rsplit("/c/")[1] for key in shards} == (set() if own else {"0/0/0", "1/0/0"})
 
 
-@pytest.mark.parametrize("encoding", ["float32", "int8"])
+@pytest.mark.parametrize(("encoding", "permute"), [("float32", None), ("int8", 5)])
 @pytest.mark.parametrize(
     ("shard_tokens", "flushes"), [(4096, 0), (16, 0), (64, 3), (64, 40)], ids=str
 )
-@pytest.mark.parametrize("permute", [None, 5])
 def test_a_small_split_takes_what_it_holds(
     tmp_path: Path, encoding: str, shard_tokens: int, flushes: int, permute: int | None
 ) -> None:
@@ -740,7 +739,7 @@ def test_values_that_an_encoding_loses_are_said_or_refused(
     size: float,
     said: str | None,
 ) -> None:
-    """As gradients become: of a usual size in the first shard, small in the others."""
+    """Gradients become so: of a usual size in the first shard, small in the others."""
     rng = np.random.default_rng(4)
     writer = ActivationStore.create(tmp_path).writer(
         "0e", "s", hidden_size=64, layers=[0, 1], encoding=encoding, shard_tokens=64

@@ -5,24 +5,18 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Op, Recorder, in_memory
+from faults import Op, Recorder
 from powerloss import PowerLoss
 from processes import run_code
 from written import LENGTHS, check, kept, open_writer, states, write
 
 from bertvision.errors import CorruptStoreError, DiskSpaceError
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
 
 
 @pytest.fixture(params=[None, 3], ids=["as added", "permuted"])

@@ -51,7 +51,7 @@ def load_variants(texts: Sequence[str]) -> list[Variant]:
         InputError: there is none of a name, an argument is wrong, or a name stands twice.
     """
     check_names(texts)
-    known = {**VARIANTS, **offered(GROUP)}
+    known = _known(texts)
     found: list[Variant] = []
     for text in texts:
         name, argument = _parts(text)
@@ -62,13 +62,19 @@ def load_variants(texts: Sequence[str]) -> list[Variant]:
     return sorted(found, key=lambda variant: order.get(variant.name, len(order)))
 
 
+def _known(texts: Sequence[str]) -> dict[str, str]:
+    """Paths of variants by name; installed packages are asked only where a name is not ours."""
+    ours = all(_parts(text)[0] in VARIANTS for text in texts)
+    return dict(VARIANTS) if ours else {**VARIANTS, **offered(GROUP)}
+
+
 def check_names(texts: Sequence[str]) -> None:
     """Refuse names of no variant, before anything heavy is imported.
 
     Raises:
         InputError: there is none of a name, or one stands twice.
     """
-    known, seen = {**VARIANTS, **offered(GROUP)}, set[str]()
+    known, seen = _known(texts), set[str]()
     for text in texts:
         name, _ = _parts(text)
         if not is_dotted_path(name) and name not in known:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,10 +55,13 @@ class Snapshot(NamedTuple):
     """Its provenance."""
 
 
+_version = cache(version)
+
+
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that decide the numbers."""
     names = ("bertvision", "torch", "transformers", "tokenizers", "pytorch-lightning")
-    return {name: version(name) for name in names}
+    return {name: _version(name) for name in names}
 
 
 def save_snapshot(
