@@ -94,9 +94,9 @@ def analysed(workspace: OpenWorkspace, tmp_path_factory: pytest.TempPathFactory)
     root = shutil.copytree(
         workspace.root, tmp_path_factory.mktemp("analysed") / "w", ignore=ignored
     )
-    cka(found := Workspace.find(root), "0.5e", "1e", max_tokens=100)
-    isotropy(found, ["1e"], max_tokens=100)
-    return found
+    bertvision.cka("0.5e", "1e", max_tokens=100, workspace=root)
+    bertvision.isotropy("1e", max_tokens=100, workspace=root)
+    return Workspace.find(root)
 
 
 @pytest.mark.parametrize(

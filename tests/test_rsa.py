@@ -249,7 +249,7 @@ def test_a_command_given_again_reuses_what_is_kept_until_something_differs(
     real = ActivationSplit.dask
     monkeypatch.setattr(ActivationSplit, "dask", lambda s: measured.append(s.name) or real(s))
     caplog.set_level("INFO")
-    options: dict[str, Any] = {"n_tokens": 100, "repeats": 2}
+    options: dict[str, Any] = {"max_tokens": 100, "repeats": 2}
     first = bertvision.rsa("0.5e", "1e", **options, workspace=empty)
     assert measured == ["0.5e/dev", "1e/dev"]
     again = bertvision.rsa("0.5e", "1e", **options, workspace=empty)
