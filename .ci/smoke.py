@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def command(*words: str) -> str:
-    """What a command prints."""
+    """Output of a command."""
     script = Path(sys.executable).with_name("bertvision")
     done = subprocess.run([script, *words], capture_output=True, text=True)
     require(done.returncode == 0, f"bertvision {' '.join(words)}\n{done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""What int8 and int4 do to the statistics of analyses, against float32.
+"""Deviations of the statistics of analyses in int8 and int4 from float32.
 
     python benchmarks/deviation.py --workspace WORKSPACE --checkpoint 0e,1e --split dev \
         --groups trec-test --json docs/analyses/deviation.json

@@ -39,7 +39,7 @@ PARTS = ("waiting", "decoding", "computing")
 
 
 class Source(NamedTuple):
-    """What heads are trained on, and the encoder that could compute it again."""
+    """The hidden states that heads are trained on, and the encoder that could compute it again."""
 
     split: ActivationSplit
     windows: Windows

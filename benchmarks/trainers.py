@@ -1,4 +1,4 @@
-"""What trainers of sparse autoencoders and draft heads keep hidden states in, side by side.
+"""Formats in which trainers of sparse autoencoders and draft heads keep states, side by side.
 
     python benchmarks/trainers.py --json docs/tokens/trainers.json
 

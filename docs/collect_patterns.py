@@ -42,7 +42,7 @@ def main(*named: str) -> None:
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """What analyses of a workspace say, by analysis, split and snapshot."""
+    """Findings of the analyses of a workspace, by analysis, split and snapshot."""
     workspace = bertvision.Workspace.find(folder)
     config, left_out = workspace.config, list[str]()
 

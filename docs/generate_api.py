@@ -35,7 +35,7 @@ def render() -> str:
 
 
 def _options(name: str) -> str:
-    """What mkdocstrings is told of a name: fields of options have their help in the annotation."""
+    """Options of mkdocstrings for a name: fields of options have their help in the annotation."""
     return "    options:\n      show_if_no_docstring: true\n" if name.endswith("Options") else ""
 
 

@@ -29,7 +29,7 @@ _TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DO
 
 _ENCODINGS = ("int8", "int4")
 _KEEPS = ((0.01, "values"), (0.1, "course"), (float("inf"), "–"))
-"""What is kept where the largest deviation is no more than this part of the range in float32."""
+"""Accuracy where the largest deviation is no more than this part of the range in float32."""
 
 Report = Mapping[str, Any]
 

@@ -163,7 +163,7 @@ def _compared(first: Mapping[str, Any], title: str) -> str:
 
 
 def _gain(run: str, head: str) -> float:
-    """What a head on a part of the data has above the encoder, in points, by the run's results.
+    """The lead of a head over the encoder on a part of the data, in points, by the run's results.
 
     Args:
         run: folder of docs/results/.
@@ -263,7 +263,7 @@ def weights(runs: str) -> str:
 
 
 def verdict(kind: str, low: float, high: float) -> str:
-    """What an interval of a difference says of a claim.
+    """The verdict of an interval of a difference on a claim.
 
     Args:
         kind: ``better``: the first is better; ``match``: it is not worse by more than `MARGIN`;

@@ -31,7 +31,7 @@ class Effect(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """What was published, and how it is measured here."""
+    """Published patterns, and how they are measured here."""
 
     text: str
     measured: str

@@ -282,7 +282,9 @@ def _training(plan: TrainingPlan, devices: int) -> Planned:
     if plan.evaluations:
         notes.append("The time of scoring is not in it: no record says what a head costs there.")
     if any(row.state == "begun" for row in todo):
-        notes.append("What was begun goes on where it stopped; its time is given from the start.")
+        notes.append(
+            "An interrupted job resumes where it stopped; its time is given from the start."
+        )
     return {
         "rows": [row._asdict() for row in plan.runs],
         "totals": {

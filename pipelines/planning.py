@@ -160,7 +160,7 @@ def _work(run: RunConfig) -> tuple[object, ...]:
 
 
 def _records(paths: Iterable[Path], kind: type[R]) -> Iterator[tuple[Path, R]]:
-    """Those that can be read."""
+    """The records that can be read."""
     for path in paths:
         try:
             yield path, read_record(path, kind, "")

@@ -83,7 +83,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def files_of(store: Path, split: str) -> dict[str, bytes]:
-    """Those of one split, by their paths in the store."""
+    """The files of one split, by their paths in the store."""
     held = {
         f"{folder}/{split}/{name}": data
         for folder in (LEDGER, ROOT)

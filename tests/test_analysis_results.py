@@ -1,4 +1,4 @@
-"""What every kind of analysis promises: its file is read again, a hostile one is not."""
+"""Every kind of analysis keeps its promises: its file is read again, a hostile one is not."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_kind_is_a_command_a_verb_and_has_a_result_that_is_tested() -> Non
 
 
 def _subclasses(kind: type[AnalysisResult]) -> list[type[AnalysisResult]]:
-    """Those of which there are results."""
+    """The classes that have results."""
     found = [of for sub in kind.__subclasses__() for of in (sub, *_subclasses(sub))]
     return [of for of in found if not isabstract(of) and hasattr(of, "kind")]
 
@@ -164,8 +164,8 @@ def test_a_table_in_latex_and_markdown_says_what_its_columns_say() -> None:
     row = result.shown()[0]
     first = f"{row['dimension']:.1f} ± {row['dimension_sd']:.1f}"
     assert result.to_markdown().splitlines()[:2] == [
-        "| snapshot | layer | dimension | distinct |",
-        "| --- | --- | ---: | ---: |",
+        "| snapshot | layer | dimension | distinct | tokens |",
+        "| --- | --- | ---: | ---: | ---: |",
     ]
     assert first in result.to_markdown().splitlines()[2]
     assert first.replace("±", r"$\pm$") in result.to_latex()

@@ -29,7 +29,7 @@ from bertvision.pipelines.encoders.loading import load_tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of BERT, with a few words, letters and digits."""
+    """A tokenizer of BERT, with a few words, letters and digits."""
     return load_tokenizer(make_family("bert", tmp_path_factory.mktemp("bert")))
 
 

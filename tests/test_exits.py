@@ -109,7 +109,7 @@ def leaving(sure: Float, threshold: float) -> list[int]:
 
 
 def taken(logits: Sequence[Logits], places: Sequence[int]) -> Logits:
-    """What each window said at the output layer where it left."""
+    """The answer of each window at the output layer where it left."""
     windows, arrays = logits[0].windows, {}
     for name, values in logits[0].arrays.items():
         n = np.full(len(places), len(values) // len(places))  # all windows are of one length

@@ -187,7 +187,7 @@ def test_a_rank_sees_one_gpu(
 def test_more_ranks_than_gpus_are_refused(
     seen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those beyond the last GPU would train on the CPU, and not give the same bits."""
+    """Processes beyond the last GPU would train on the CPU, and not give the same bits."""
     there = 2 if seen is None else len(seen.split(","))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -50,7 +50,7 @@ def test_groups_that_differ_by_a_shift_are_told_apart_until_they_are_centred() -
 
 
 def test_nothing_is_left_to_a_linear_classifier_where_all_groups_have_one_mean() -> None:
-    """What the page says of this column: it is the majority, whatever else differs."""
+    """Centred groups are identified as often as the largest one occurs, whatever else differs."""
     random = np.random.default_rng(0)
     x = np.concatenate([random.normal(size=(N, D)), 9 * random.exponential(size=(N + 9, D))])
     found = run(x.astype(np.float32), np.repeat([0, 1], [N, N + 9]))

@@ -232,7 +232,7 @@ def test_means_are_of_the_layers_that_all_snapshots_have(copy: Workspace) -> Non
         assert line["mean_best"] == pytest.approx(best)  # at 0e, layer 2 is better held out
     assert {line["tag"] for line in table.rows} == {"0e", "1e"}
     assert (
-        "Of the layers 0, 1 alone: not every snapshot and data set was probed on 2, 3, 4 with "
+        "Shown: the layers 0, 1 alone; not every snapshot and data set was probed on 2, 3, 4 with "
         "every pooling." in table.notes
     )
     assert "layers" in table.keys()  # noqa: SIM118

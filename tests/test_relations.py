@@ -66,7 +66,7 @@ def test_the_head_that_follows_a_relation_is_found_with_its_direction(pieces: in
 
 
 def test_what_is_chosen_is_scored_on_other_sentences() -> None:
-    """Of random heads the best one on one half is no better than chance on the other."""
+    """The best of random heads on one half is no better than chance on the other."""
     random = np.random.default_rng(0)
 
     def noise(sentence: ParsedSentence) -> Looked:

@@ -31,7 +31,7 @@ BLOCK = re.compile(
 
 
 FEWER_STEPS = {"if step == 600:": "if step == 100:", "range(1, 501)": "range(1, 101)"}
-"""What the pages train themselves is trained for less long."""
+"""Trainings of the pages themselves take fewer steps."""
 
 
 def narrow_encoder(folder: Path) -> Path:

@@ -11,8 +11,10 @@ import pytest
 from terminal import done
 
 import bertvision
-from bertvision.errors import InputError
+from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import analysis
+from bertvision.pipelines.analysis.reduce import sampled_rows
 from bertvision.pipelines.analysis.result import AnalysisResult
 from bertvision.pipelines.analysis.twonn import intrinsic_dimension
 from bertvision.pipelines.report.analyses import analysis_section
@@ -92,21 +94,47 @@ def test_noise_has_more_dimensions_than_its_manifold_and_scale_is_no_matter() ->
     assert intrinsic_dimension(7 * noise) == pytest.approx(intrinsic_dimension(noise))
 
 
-def test_every_sample_enters_and_repeats_of_a_vector_do_not(workspace: Workspace) -> None:
+def test_too_few_distinct_vectors_have_no_dimension() -> None:
+    assert np.isnan(intrinsic_dimension(np.eye(19)))
+    assert np.isnan(intrinsic_dimension(np.zeros((1, 4))))
+    far = 1e6 + np.random.default_rng(0).uniform(0, 1e-3, (200, 2))  # lost in squared lengths
+    assert 1.5 < intrinsic_dimension(far) < 2.5
+
+
+def test_a_deviation_is_over_samples_and_none_is_said_of_one(workspace: Workspace) -> None:
     result = bertvision.twonn("0.5e,1e", max_tokens=120, repeats=2, workspace=workspace)
     held = result.to_xarray()
     assert dict(held.sizes) == {"snapshot": 2, "layer": 3}
     assert (held.distinct <= 120).all()
     states = np.concatenate([x.numpy().transpose(0, 2, 1) for x in workspace.split("1e", "dev")])
-    dims = []
-    for k in range(2):
-        rows = np.sort(np.random.default_rng([0, k]).permutation(len(states))[:120])
-        dims.append(intrinsic_dimension(np.unique(states[rows, 2], axis=0)))
+    dims = [
+        intrinsic_dimension(
+            np.unique(states[sampled_rows(len(states), 120, [0, k]), 2].astype(np.float32), axis=0)
+        )
+        for k in range(2)
+    ]
     measured = held.sel(snapshot="1e", layer=2)
     assert measured.dimension.item() == pytest.approx(np.mean(dims))
     assert measured.dimension_sd.item() == pytest.approx(np.std(dims, ddof=1))
+    assert measured.tokens.item() == 120
+    assert result.remarks() == []
+    for one in ({"repeats": 1, "max_tokens": 120}, {"repeats": 3, "max_tokens": 100_000}):
+        alone = bertvision.twonn("1e", **one, workspace=workspace)
+        assert alone.to_xarray().dimension_sd.isnull().all()
+        assert "±" not in alone.table().split("Intrinsic dimension: ")[0]
+        assert "Without ±" in alone.table()
+    assert (alone.to_xarray().tokens == len(states)).all()
     with pytest.raises(InputError, match="--max-tokens 5: give 20 or more"):
         bertvision.twonn("1e", max_tokens=5, workspace=workspace)
+
+
+def test_hidden_states_that_are_no_numbers_are_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ActivationSplit.dask
+    monkeypatch.setattr(ActivationSplit, "dask", lambda split: real(split) * np.nan)
+    with pytest.raises(NonFiniteError, match="the activations hold NaN or infinity in 3 of 3"):
+        bertvision.twonn("1e", seed=77, workspace=workspace)
 
 
 def test_an_analysis_is_added_by_one_file(

@@ -1,1 +1,1 @@
-"""What the scripts share: synthetic data, encoders, heads, turns and the report."""
+"""Shared parts of the scripts: synthetic data, encoders, heads, turns and the report."""

@@ -67,7 +67,7 @@ def split_of(
     shard_tokens: int = SHARD_TOKENS,
     split: str = "train",
 ) -> tuple[SplitSpec, SplitContents]:
-    """What a split of all hidden states of these windows is made of."""
+    """Contents of a split of all hidden states of these windows."""
     import pyarrow as pa
 
     config = model.config

@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved repetitions, ratios, cold files, and the report.
+"""Shared parts of all benchmarks: interleaved repetitions, ratios, cold files, and the report.
 
 Machines are noisy, so sides are never measured one after another: every repetition runs each of
 them once, in an order drawn anew, and a ratio compares two sides within one repetition. What is
@@ -155,7 +155,7 @@ def report(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on: hardware and versions, no names of hosts or paths."""
+    """The machine of the figures: hardware and versions, no names of hosts or paths."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")

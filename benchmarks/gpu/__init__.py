@@ -1,1 +1,1 @@
-"""What storing hidden states takes and saves on a device of its own."""
+"""Cost and gain of storing hidden states on a device of its own."""

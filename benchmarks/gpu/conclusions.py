@@ -1,4 +1,4 @@
-"""What follows from measured rates: shares, and from when on storing pays."""
+"""Conclusions from measured rates: shares, and from when on storing pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader has to do, and how ragged examples become a packed batch."""
+"""The duties of a reader, and how ragged examples become a packed batch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Reader(ABC):
 
     @property
     def files(self) -> list[Path]:
-        """What is read, for the page cache."""
+        """The files that are read, for the page cache."""
         return [self.folder]
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Packer:
         return self._codes[:tokens], self._scale[:tokens]
 
     def batch(self, tokens: int, examples: int, stats: ChannelStats | None) -> Batch:
-        """What lies in the buffers, as a batch."""
+        """The contents of the buffers, as a batch."""
         codes, scale = (torch.from_numpy(array) for array in self.room(tokens))
         if stats is None:
             return Batch(codes, examples)

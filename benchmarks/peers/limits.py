@@ -1,4 +1,4 @@
-"""What the machine allows: the same int8 bytes without any format around them."""
+"""The limits of the machine: the same int8 bytes without any format around them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Side(ABC):
 
     @property
     def home(self) -> str:
-        """What its folder is called after; sides of one home read the same files."""
+        """Name of its folder; sides of one home read the same files."""
         return self.name
 
     @abstractmethod

@@ -315,7 +315,7 @@ class TokenFeed:
 
     @cached_property
     def _shards(self) -> list[int]:
-        """Those that have tokens to stream."""
+        """The shards that have tokens to stream."""
         shards: list[int] = np.flatnonzero(self._kept.counts).tolist()
         return shards
 

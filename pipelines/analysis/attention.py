@@ -373,19 +373,16 @@ def attention(
         UnknownNameError: there is no such snapshot, data set or split.
         InputError: ``plot`` does not end in ``.svg``, or the family gives no attention.
     """
-    from bertvision.pipelines.precision import resolve_precision
-    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-
-    request = Request(attention, locals())
-    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
-    folder = request.snapshot(tag)
+    request, tag = Request(attention, locals()), parse_tag(checkpoint)
+    folder, arithmetic = request.snapshot(tag, precision)
     data = request.workspace.dataset(task)
     data.check([split])
     request.names = [split]
     request.settings["task"] = Setting(data.name, None, f"task-{data.name}")
-    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> AttentionResult:
+        from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
         tokenizer = load_snapshot_tokenizer(folder)
         every = data.windows(split, tokenizer)
         if every.parts is not None:

@@ -112,7 +112,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def of(cls, block: Block, bases: Bases) -> Partition | None:
-        """Those of a block; None of an empty one.
+        """The sums of a block; None of an empty one.
 
         Args:
             block: (vectors, layers, hidden).
@@ -128,7 +128,7 @@ class Partition(NamedTuple):
         return found
 
     def merge(self, other: Partition) -> Partition:
-        """Those of the vectors of both."""
+        """The sums over the vectors of both."""
         return Partition(
             self.raw.merge(other.raw),
             self.corrected.merge(other.corrected),
@@ -153,7 +153,7 @@ class Partition(NamedTuple):
 
 
 def merged(one: Partition | None, other: Partition | None) -> Partition | None:
-    """Those of both, one of which may be of no vectors."""
+    """The sums of both, one of which may have no vectors."""
     if one is None or other is None:
         return one or other
     return one.merge(other)

@@ -210,21 +210,20 @@ def cloze(
         InputError: a line of ``items`` is malformed, none can be asked, the encoder has no MLM
             head, or an option is out of range.
     """
-    from transformers import PreTrainedModel
-
-    from bertvision.pipelines.encoders.encoder import Encoder
-    from bertvision.pipelines.encoders.loading import dimensions
-    from bertvision.pipelines.workspace.snapshots import load_snapshot
-
-    request = Request(cloze, locals())
-    tag = parse_tag(checkpoint)
+    request, tag = Request(cloze, locals()), parse_tag(checkpoint)
     check_snapshots(request.workspace, [tag])
     asked = agreement() if str(items) == AGREEMENT else read_items(Path(items))
-    folder = request.snapshot(tag)
+    folder, _ = request.snapshot(tag)
     request.files = {asked.name: asked.sha256}
     request.settings["items"] = Setting(str(items), AGREEMENT, asked.name)
 
     def measure() -> ClozeResult:
+        from transformers import PreTrainedModel
+
+        from bertvision.pipelines.encoders.encoder import Encoder
+        from bertvision.pipelines.encoders.loading import dimensions
+        from bertvision.pipelines.workspace.snapshots import load_snapshot
+
         decoder, _, note = mlm_head(request.workspace, tag)
         snapshot = load_snapshot(folder)
         config = snapshot.model.config

@@ -425,8 +425,6 @@ def context(
         InputError: ``plot`` does not end in ``.svg``, or words cannot be told.
         ProvenanceError: the snapshots do not hold the same tokens, or not the same layers.
     """
-    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-
     request = Request(context, locals())
     splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
     request.same_layers()
@@ -434,6 +432,8 @@ def context(
     folder = request.workspace.require_snapshot(request.tags[0])
 
     def measure() -> ContextResult:
+        from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
         first = splits[0]
         vocabulary = Vocabulary.of(load_snapshot_tokenizer(folder))
         ids = in_order(first, "input_ids").astype(np.int64)

@@ -332,14 +332,14 @@ def exits(
             task, or ``plot`` does not end in ``.svg``.
         WorkspaceError: fine-tuning kept no answers of this split, or those of other weights.
     """
+    request = Request(exits, locals())
+    space, tag = request.workspace, parse_tag(checkpoint)
+    info = read_snapshot_info(space.require_snapshot(tag))
     from bertvision.pipelines.analysis.exit_curve import fitting_criteria
     from bertvision.pipelines.tasks.task import load_task
     from bertvision.pipelines.training.evaluate import run_over
     from bertvision.pipelines.variants.exits import ExitHead, Exits
 
-    request = Request(exits, locals())
-    space, tag = request.workspace, parse_tag(checkpoint)
-    info = read_snapshot_info(space.require_snapshot(tag))
     variants = [v for v in load_variants(info.finetune.variant) if isinstance(v, Exits)]
     depth = space.config.model.num_hidden_layers
     layers = tuple(at for v in variants for at, weight in v.weights(depth).items() if weight)

@@ -435,9 +435,6 @@ def languages(
         InputError: there are not two groups with enough texts, or an option is wrong.
         ProvenanceError: hidden states were not extracted alike; names the field.
     """
-    from bertvision.pipelines.extraction.features import ensure_features
-    from bertvision.pipelines.extraction.pooled_split import PooledSplit
-
     request = Request(languages, locals(), names="task")
     tag, source = parse_tag(checkpoint), text_of(data)
     (pooling, *_) = parse_poolings(pool)
@@ -446,6 +443,9 @@ def languages(
     names = list(dict.fromkeys(parse_names(task)))
     for name in names:
         check_data(root, None, name, source)
+    from bertvision.pipelines.extraction.features import ensure_features
+    from bertvision.pipelines.extraction.pooled_split import PooledSplit
+
     added = [open_data(root, None, name, source, **columns)[1] for name in names]
     datasets = [request.workspace.dataset(name) for name in added]
     groups = grouped(datasets)

@@ -221,11 +221,6 @@ def lens(
         InputError: ``plot`` does not end in ``.svg``, the encoder has no MLM head, or an option is
             out of range or belongs to trained heads.
     """
-    from torch import nn
-
-    from bertvision.pipelines.readouts.lens import train_lens, words_of
-    from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
-
     given = {"steps": steps, "dropout": dropout, "lr": lr}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not trained and (chosen or train_split is not None):
@@ -251,6 +246,11 @@ def lens(
             request.settings[keyword] = Setting(value, default)
 
     def measure() -> LensResult:
+        from torch import nn
+
+        from bertvision.pipelines.readouts.lens import train_lens, words_of
+        from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
+
         folder = request.workspace.require_snapshot(tag)
         special = load_snapshot_tokenizer(folder).all_special_ids
         words = words_of(x)

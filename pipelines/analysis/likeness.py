@@ -81,7 +81,7 @@ class Alike(NamedTuple):
     explained: Array
 
     def merge(self, other: Alike) -> Alike:
-        """Those of the groups of both."""
+        """The values of the groups of both."""
         return Alike(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.request import Request, Setting
+from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
@@ -572,23 +572,20 @@ def prune(
         InputError: ``plot`` does not end in ``.svg``, the family's attention heads cannot be
             masked, or the workspace has no task.
     """
-    from bertvision.pipelines.precision import resolve_precision
-    from bertvision.pipelines.workspace.snapshots import load_snapshot
-
-    request = Request(prune, locals())
-    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
+    request, tag = Request(prune, locals()), parse_tag(checkpoint)
     if not find_task(request.workspace.config.task.name).learns:
         raise InputError(
             f"workspace {request.workspace.root} has no task by which attention heads could be "
             "told important: make one with `bertvision finetune`"
         )
-    folder = request.snapshot(tag)
+    folder, arithmetic = request.snapshot(tag, precision)
     data = request.workspace.dataset()
     data.check([split])
     request.names = [split]
-    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> PruningResult:
+        from bertvision.pipelines.workspace.snapshots import load_snapshot
+
         snapshot = load_snapshot(folder)
         every = data.items(split)
         chosen = np.random.default_rng(seed).permutation(len(every))[:items]

@@ -101,7 +101,7 @@ def _even(tokens: int, size: int) -> list[int]:
     return [tokens // parts + (i < tokens % parts) for i in range(parts)]
 
 
-def sampled_rows(available: int, most: int | None, seed: int) -> NDArray[np.int64]:
+def sampled_rows(available: int, most: int | None, seed: int | Sequence[int]) -> NDArray[np.int64]:
     """Rows of a uniform sample, ascending; all where there are no more.
 
     Args:

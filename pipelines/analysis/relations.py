@@ -29,7 +29,7 @@ from bertvision.pipelines.analysis.attention import (
     sampled_windows,
 )
 from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.request import Request, Setting
+from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
 from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
@@ -39,6 +39,7 @@ from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.uncertainty import percentiles, resampled_means
+from bertvision.pipelines.workspace.checks import check_snapshots
 from bertvision.pipelines.workspace.data import check_data, open_data
 
 DIRECTIONS = ("dependent to head", "head to dependent")
@@ -360,22 +361,20 @@ def relations(
         UnknownNameError: there is no such snapshot, treebank or split.
         InputError: the treebank is malformed, or no relation has enough examples.
     """
-    from bertvision.pipelines.precision import resolve_precision
-    from bertvision.pipelines.tasks.trees.treebank import TREEBANK, is_cut
-    from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
-
-    request = Request(relations, locals())
-    tag, arithmetic = parse_tag(checkpoint), resolve_precision(precision)
+    request, tag = Request(relations, locals()), parse_tag(checkpoint)
     root, source = request.workspace.root, text_of(data)
-    check_data(root, None, TREEBANK, source)
-    open_data(root, None, TREEBANK, source)
-    folder = request.snapshot(tag)
-    treebank = request.workspace.dataset(TREEBANK)
+    check_snapshots(request.workspace, [tag])
+    check_data(root, None, "treebank", source)
+    open_data(root, None, "treebank", source)
+    folder, arithmetic = request.snapshot(tag, precision)
+    treebank = request.workspace.dataset("treebank")
     treebank.check([split])
     request.names = [split]
-    request.settings["precision"] = Setting(arithmetic, arithmetic)
 
     def measure() -> RelationsResult:
+        from bertvision.pipelines.tasks.trees.treebank import is_cut
+        from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
+
         tokenizer = load_snapshot_tokenizer(folder)
         items, windows = treebank.items(split), treebank.windows(split, tokenizer)
         ends = windows.first_token + windows.n_tokens
@@ -400,7 +399,7 @@ def relations(
             )
             for rows in (order[: len(order) // 2], order[len(order) // 2 :])
         )
-        name, n_cut = f"{tag}/{TREEBANK}-{split}", len(items) - len(whole)
+        name, n_cut = f"{tag}/treebank-{split}", len(items) - len(whole)
         return relations_of_maps(*halves, name=name, n_cut=n_cut, seed=seed)
 
     return request.answer(RelationsResult, measure)

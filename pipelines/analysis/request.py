@@ -38,10 +38,12 @@ from bertvision.pipelines.plotting import check_suffix
 from bertvision.pipelines.reading import Tags
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.workspace.checks import check_snapshots, check_stored, find_workspace
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
+    from bertvision.pipelines.precision import Precision
 
 
 log = logging.getLogger(__name__)
@@ -217,27 +219,34 @@ class Request:
         self.names = self.names or [*names]
         return read
 
-    def snapshot(self, tag: str) -> Path:
+    def snapshot(self, tag: str, precision: str | None = None) -> tuple[Path, Precision]:
         """Run a snapshot; ``0e`` and ``untrained`` are made where they are missing.
 
         Args:
             tag: The snapshot.
+            precision: Arithmetic that is asked for, which is a setting of the result then; None is
+                float32.
 
         Returns:
-            Its folder.
+            Its folder, and the arithmetic.
 
         Raises:
             UnknownNameError: There is no such snapshot.
             WorkspaceError: It is damaged.
         """
         check_snapshots(self.workspace, [tag])
+        from bertvision.pipelines.precision import resolve_precision
         from bertvision.pipelines.workspace.pretrained import ensure_snapshot
-        from bertvision.pipelines.workspace.records import read_snapshot_info
 
-        folder = ensure_snapshot(self.workspace, tag)
+        folder, arithmetic = (
+            ensure_snapshot(self.workspace, tag),
+            resolve_precision(precision or "32"),
+        )
         self.tags = [tag]
         self.runs[tag] = read_snapshot_info(folder).weights_sha256
-        return folder
+        if precision is not None:
+            self.settings["precision"] = Setting(arithmetic, arithmetic)
+        return folder, arithmetic
 
     def same_layers(self) -> tuple[int, ...]:
         """The layers that every split holds.
@@ -257,15 +266,20 @@ class Request:
 
         Yields:
             (tokens, layers, hidden) hidden states.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the sample.
         """
+        from bertvision.pipelines.analysis.reduce import check_finite, sampled_rows
         from bertvision.pipelines.scheduler import compute, use_scheduler
 
         for split in self.read:
             states = split.dask()
-            random = np.random.default_rng(seed)
-            rows = np.sort(random.permutation(states.shape[0])[:most])
+            rows = sampled_rows(states.shape[0], most, seed)
             with use_scheduler(self.scheduler, self.kind):
-                yield compute(states[rows])
+                sample = compute(states[rows])
+            check_finite(sample.sum(axis=0))
+            yield sample
 
     @property
     def command(self) -> str:

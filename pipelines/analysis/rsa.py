@@ -134,7 +134,7 @@ class RsaResult(AnalysisResult):
         return [row for row in self.rows() if row["layer_x"] == row["layer_y"]]
 
     def shown(self) -> list[dict[str, Any]]:
-        """Those of `same_layers`."""
+        """The rows of `same_layers`."""
         return self.same_layers()
 
     def columns(self) -> list[Column]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, L
 from bertvision.pipelines.declare import DEFAULTS, FigurePath, StorePath, WorkspacePath, job
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.plotting import Chart, check_suffix, curves
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Tags, parse_tags, path_of
 from bertvision.pipelines.readouts.options import (
@@ -299,6 +300,8 @@ def structure(
     """
     tags, names = parse_tags(checkpoint), treebank_splits(split)
     given = locals() if len(tags) == 1 else {**locals(), "plot": None}
+    if plot is not None:
+        check_suffix(Path(plot))
     asked = []
     for tag in tags:
         request = Request(structure, given)

@@ -28,6 +28,8 @@ from bertvision.pipelines.reading import Tags, parse_tags
 
 FITTED = 0.9
 """Share of the tokens that the line is fitted to: those whose two neighbours are least apart."""
+FEWEST = 20
+"""Distinct vectors that an estimate takes at least."""
 
 
 class TwoNnResult(LabelledResult):
@@ -44,7 +46,13 @@ class TwoNnResult(LabelledResult):
     variables = {
         "dimension": Variable("snapshot layer", "dimension", digits=1, sd=True),
         "distinct": Variable("snapshot layer", "distinct", digits=0),
+        "tokens": Variable("snapshot", "tokens", digits=0),
     }
+
+    def remarks(self) -> list[str]:
+        """A sentence where there is no deviation."""
+        alone = bool(self.dataset.dimension_sd.isnull().any())
+        return ["Without ±: one sample was taken, or all tokens are in it."] if alone else []
 
 
 def intrinsic_dimension(vectors: NDArray[np.floating]) -> float:
@@ -55,13 +63,21 @@ def intrinsic_dimension(vectors: NDArray[np.floating]) -> float:
 
     Args:
         vectors: (vectors, hidden), no two alike.
+
+    Returns:
+        The dimension; NaN of fewer than 20 vectors.
     """
-    x = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
-    lengths = (x**2).sum(axis=1)
-    squared = lengths[:, None] + lengths - 2 * x @ x.T
+    n = int(FITTED * len(vectors))
+    if len(vectors) < FEWEST:
+        return np.nan
+    x = vectors.astype(np.float64)
+    centred = x - x.mean(axis=0)
+    lengths = (centred**2).sum(axis=1)
+    squared = lengths[:, None] + lengths - 2 * centred @ centred.T
     np.fill_diagonal(squared, np.inf)
-    nearest = np.sqrt(np.maximum(np.partition(squared, 1, axis=1)[:, :2], 0))
-    n = int(FITTED * len(x))
+    # that is rounded, so the distances to the nearest few are computed anew
+    near = np.argpartition(squared, 3, axis=1)[:, :4]
+    nearest = np.sort(np.linalg.norm(x[:, None] - x[near], axis=2), axis=1)
     ratios = np.log(np.sort(nearest[:, 1] / nearest[:, 0])[:n])
     missing = -np.log1p(-np.arange(1, n + 1) / len(x))
     return float(ratios @ missing / (ratios @ ratios))
@@ -72,7 +88,7 @@ def twonn(
     checkpoint: Tags,
     *,
     split: str = "dev",
-    max_tokens: Annotated[int, Option("Tokens of a sample, at most.", ge=20)] = 2_000,
+    max_tokens: Annotated[int, Option("Tokens of a sample, at most.", ge=FEWEST)] = 2_000,
     repeats: Annotated[int, Option("Samples of each snapshot.", ge=1)] = 3,
     seed: Seed = 0,
     scheduler: SchedulerName = "threads",
@@ -102,31 +118,31 @@ def twonn(
     request = Request(twonn, locals())
     splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
     layers = request.same_layers()
-    if (fewest := min(x.record.tokens for x in splits)) < 20:
-        raise InputError(f"--split {split} holds {fewest} tokens: name one with 20 or more")
+    if (fewest := min(x.record.tokens for x in splits)) < FEWEST:
+        raise InputError(f"--split {split} holds {fewest} tokens: name one with {FEWEST} or more")
 
     def measure() -> TwoNnResult:
         import xarray as xr
 
         shape = (repeats, len(splits), len(layers))
-        dimension, distinct = np.empty(shape), np.empty(shape)
+        dimension, distinct = np.full(shape, np.nan), np.full(shape, np.nan)
+        sizes = [min(max_tokens, x.record.tokens) for x in splits]
         for k in range(repeats):
             for i, states in enumerate(request.samples(max_tokens, [seed, k])):
+                if k and sizes[i] == splits[i].record.tokens:
+                    continue  # all tokens are one sample
                 for j in range(len(layers)):
                     vectors = np.unique(states[:, j], axis=0)
                     dimension[k, i, j] = intrinsic_dimension(vectors)
                     distinct[k, i, j] = len(vectors)
-        dims = ("snapshot", "layer")
-        return TwoNnResult(
-            xr.Dataset(
-                {
-                    "dimension": (dims, dimension.mean(axis=0)),
-                    "distinct": (dims, distinct.mean(axis=0)),
-                    "dimension_sd": (dims, dimension.std(axis=0, ddof=min(1, repeats - 1))),
-                },
-                {"snapshot": list(request.tags), "layer": list(layers)},
-                {"title": f"Intrinsic dimension, {split}, {repeats} × {max_tokens:,} tokens"},
-            )
+        dims = ("sample", "snapshot", "layer")
+        samples = xr.Dataset(
+            {"dimension": (dims, dimension), "distinct": (dims, distinct)},
+            {"snapshot": list(request.tags), "layer": list(layers)},
         )
+        dataset = samples.mean("sample")
+        dataset["dimension_sd"] = samples.dimension.std("sample", ddof=1)
+        dataset["tokens"] = ("snapshot", sizes)
+        return TwoNnResult(dataset.assign_attrs(title=f"Intrinsic dimension, {split}"))
 
     return request.answer(TwoNnResult, measure)

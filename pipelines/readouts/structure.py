@@ -290,7 +290,7 @@ class UposProbes(EdgeProbes):
 
     @staticmethod
     def labels(sentence: ParsedSentence) -> tuple[str, ...]:
-        """Those of all words."""
+        """The labels of all words."""
         return sentence.upos
 
     def _inputs(self, mixed: Tensor, batch: Batch, rows: Ints) -> Tensor:
@@ -304,7 +304,7 @@ class RelationProbes(EdgeProbes):
 
     @staticmethod
     def labels(sentence: ParsedSentence) -> tuple[str, ...]:
-        """Those of all words but the root, which hangs on none."""
+        """The labels of all words but the root, which hangs on none."""
         both = zip(sentence.relations, sentence.heads, strict=True)
         return tuple(relation for relation, head in both if head)
 

@@ -100,7 +100,7 @@ class SeedRun(NamedTuple):
     score: float
     """Per cent."""
     trained_parameters: int | None
-    """Those of the encoder and its output layer, of a head those of the head; None of ensembles,
+    """Parameters of the encoder and its output layer, or of the head; None of ensembles,
     and of snapshots of earlier versions."""
     kept_bytes: int | None
     """Bytes of the weights that are kept for the task: the snapshot's, or the head's beside the

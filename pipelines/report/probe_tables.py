@@ -247,8 +247,8 @@ def _means(rows: Sequence[Row]) -> list[Table]:
         if others:
             kept_layers = f"the layers {_listed(layers)} alone" if layers else "no layer"
             partly.append(
-                f"Of {kept_layers}{_which(rows, settings)}: not every snapshot and data set was "
-                f"probed on {_listed(others)} with every pooling."
+                f"Shown: {kept_layers}{_which(rows, settings)}; not every snapshot and data set "
+                f"was probed on {_listed(others)} with every pooling."
             )
         comparable = _best_marked([row for row in comparable if int(row["layers"]) in layers])
         for (tag,), own in _by(comparable, "tag").items():

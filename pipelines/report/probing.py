@@ -119,7 +119,7 @@ def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[F
         figures += _panels("snapshots", caption, of_pooling, tasks, "tag", names, "accuracy")
     if gains := [r for r in of_pooling if r["difference"] is not None]:
         caption = (
-            f"What training brought: accuracy less that of the untrained twin, {pooling}-pooled, "
+            f"Gain by training: accuracy less that of the untrained twin, {pooling}-pooled, "
             "with 95 % intervals over the same resampled examples."
         )
         figures += _panels("gains", caption, gains, tasks, "tag", trained, "difference")

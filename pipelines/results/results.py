@@ -218,7 +218,7 @@ def _heads(workspace: Workspace, split: str, left_out: list[str] | None) -> Iter
 def _ensembles(
     workspace: Workspace, split: str, current: set[Path], left_out: list[str] | None
 ) -> Iterator[Result]:
-    """Those whose members are among the current scores, or not scored on their own any more."""
+    """Ensembles whose members are among the current scores, or not scored on their own any more."""
     for path in (workspace.root / "ensembles").glob("*/[!.]*/metrics.json"):
         with leaving_out(left_out):
             scores = read_record(path, EnsembleScores, "bertvision ensemble")

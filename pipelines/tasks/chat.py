@@ -233,7 +233,7 @@ class Chat(NamedTuple):
 
     id: str
     messages: str | None
-    """Those of a conversation, as JSON; None of a prompt."""
+    """The messages of a conversation, as JSON; None of a prompt."""
     prompt: str | None = None
     completion: str | None = None
 
@@ -249,7 +249,7 @@ class ChatTask(FeaturesTask):
     words = ("conversations", "conversations")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those that a folder or a data set holds; ``all`` of a file.
+        """The splits that a folder or a data set holds; ``all`` of a file.
 
         Raises:
             InputError: it is nothing of this kind.

@@ -392,7 +392,7 @@ class TextTask(FeaturesTask):
     settings = ("max_length", "windows")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those that a folder or a data set holds; ``all`` of a file or a folder of plain texts.
+        """The splits of a folder or a data set; ``all`` of a file or a folder of plain texts.
 
         Raises:
             InputError: it is nothing of this kind.

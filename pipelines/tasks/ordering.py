@@ -129,7 +129,7 @@ class OrderOutput(NamedTuple):
     """(batch, seq) score of the sentence that begins at a token, the larger the earlier; 0 where
     none begins."""
     hidden_states: tuple[Tensor, ...] | None = None
-    """Those of the encoder, where they were asked for."""
+    """The hidden states of the encoder, where they were asked for."""
     attentions: tuple[Tensor, ...] | None = None
     """Likewise."""
 
@@ -194,7 +194,7 @@ class OrderingTask(Task):
     words = ("paragraphs", "paragraphs")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of train, dev and test that a folder holds; that of a file by its name."""
+        """The splits of a folder, of train, dev and test; the split of a file by its name."""
         return splits_in(source, FILES, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:

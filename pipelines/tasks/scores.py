@@ -57,7 +57,7 @@ Metric = Literal[
     "tau",
     "perfect",
 ]
-"""Those that two systems can be compared by."""
+"""Metrics that two systems can be compared by."""
 CORRELATIONS = ("matthews", "pearson", "spearman", "tau")
 """Metrics from −100 to 100."""
 

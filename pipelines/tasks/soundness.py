@@ -26,12 +26,12 @@ class SplitSoundness(Record):
     rows: Count
     """Items of the split."""
     contradicting: Count
-    """Those whose text stands under another label too, in the same split."""
+    """Items whose text stands under another label too, in the same split."""
     ceiling: float | None
     """Highest accuracy, in per cent of the labelled items, that a classifier of the texts can have;
     None where labels are scores or missing."""
     shared: dict[str, Count]
-    """Those whose text is in another split too, by that split: those before it of `_ORDER`."""
+    """Items whose text is in another split too, by that split: those before it in `_ORDER`."""
 
     @property
     def is_doubtful(self) -> bool:

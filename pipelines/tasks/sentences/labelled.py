@@ -37,7 +37,7 @@ class LabelledTask(SentenceTask):
     columns = ("text", "pair", "label")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of `SPLITS` that a folder holds; ``all`` of a file.
+        """The members of `SPLITS` that a folder holds; ``all`` of a file.
 
         Raises:
             InputError: it is neither, or the folder holds none.

@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
     @property
     def named(self) -> list[str]:
-        """Those there are."""
+        """The columns that are named."""
         return [self.text, *([] if self.pair is None else [self.pair]), self.label]
 
 

@@ -47,7 +47,7 @@ class PhraseOutput(NamedTuple):
     logits: Tensor
     """(batch, classes)"""
     hidden_states: tuple[Tensor, ...] | None = None
-    """Those of the encoder, where they were asked for."""
+    """The hidden states of the encoder, where they were asked for."""
     attentions: tuple[Tensor, ...] | None = None
     """Likewise."""
 
@@ -117,7 +117,7 @@ class PhraseTask(SentenceTask):
     model_class = OwnOutput(PhrasePairLayer)
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of train, dev and test that a folder holds; that of a file by its name."""
+        """The splits of a folder, of train, dev and test; the split of a file by its name."""
         return splits_in(source, FILES, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:

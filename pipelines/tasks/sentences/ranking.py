@@ -310,7 +310,7 @@ class WikiqaPairsTask(SentenceTask):
     positive = 1
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of train, dev and test that there are."""
+        """The splits of train, dev and test that there are."""
         there = {pair.part for pair in read_ranking(source).pairs}
         return tuple(part for part in PARTS if part in there)
 

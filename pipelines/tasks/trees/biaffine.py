@@ -129,7 +129,7 @@ class ParseOutput(NamedTuple):
     relations: RelationScorer
     """Scores the relations of pairs of them."""
     hidden_states: tuple[Tensor, ...] | None = None
-    """Those of the encoder, where they were asked for."""
+    """The hidden states of the encoder, where they were asked for."""
     attentions: tuple[Tensor, ...] | None = None
     """Likewise."""
 

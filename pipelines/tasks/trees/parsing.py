@@ -65,9 +65,9 @@ class Attached(NamedTuple):
     """Words of a sentence."""
 
     heads: int
-    """Those with the right head."""
+    """Words with the right head."""
     labelled: int
-    """Those with the right head and relation."""
+    """Words with the right head and relation."""
     words: int
     """All of them, punctuation and unseen words too."""
 
@@ -168,7 +168,7 @@ class ParsingTask(Task):
         return len(config.classes)
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of train, dev and test that a folder holds; that of a file by its name."""
+        """The splits of a folder, of train, dev and test; the split of a file by its name."""
         return self._treebank.splits(source)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:

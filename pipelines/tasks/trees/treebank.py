@@ -83,7 +83,7 @@ class TreebankTask(FeaturesTask):
     words = ("sentences", "sentences")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """Those of `SPLITS` that a folder holds; that of a file by its name, else ``all``.
+        """The members of `SPLITS` that a folder holds; that of a file by its name, else ``all``.
 
         Raises:
             InputError: it is neither, or the folder holds none.
