@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from stores import Made
 
+from bertvision.featurestore.storage import durable
 from bertvision.featurestore.storage.durable import swap, write_durably
 from bertvision.pipelines.files import new_folder
 
@@ -191,3 +192,27 @@ def test_a_folder_is_replaced_or_stays_wherever_that_is_stopped(
             raise ValueError("stop")  # whoever comes next brings back what there was
         assert (target / "file").read_text() == "old"
         assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.timeout(20)
+def test_an_interrupt_while_the_writing_thread_begins_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread's duplicate of the descriptor is open for ever then, and shares the lock."""
+    duplicates: list[int] = []
+
+    def interrupted(*args: object) -> object:
+        duplicates.append(os.dup(locked[0]))
+        raise KeyboardInterrupt
+
+    locked: list[int] = []
+    real = durable.write_pieces
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "write_pieces", lambda d, p: (locked.append(d), real(d, p)))
+        patched.setattr(durable, "_Disk", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_durably(tmp_path / "file", [b"first"])
+    write_durably(tmp_path / "file", [b"second"])
+    assert (tmp_path / "file").read_bytes() == b"second"
+    assert names(tmp_path) == ["file"]
+    os.close(duplicates[0])

@@ -101,3 +101,31 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for key in ("gone", "gone/file", "file/file"):
         with pytest.raises(FileNotFoundError):
             storage.open(key)
+
+
+@pytest.mark.timeout(20)
+def test_a_lock_that_an_interrupt_left_stops_neither_this_thread_nor_others(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage._flushing.acquire()  # as at the end of a block whose exit was interrupted
+    storage.write("a/b", b"x")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(storage.write, "c/d", b"y").result(10)
+    assert storage.read("c/d") == b"y"
+
+
+def test_a_file_whose_close_was_interrupted_does_not_close_another(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a", b"x")
+    file = storage.open("a")
+
+    def interrupted(descriptor: int) -> None:
+        os.close(descriptor)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        file.close(interrupted)
+    other = os.open(tmp_path / "a", os.O_RDONLY)  # which gets the number that is free
+    file.close()
+    del file
+    assert os.fstat(other).st_size == 1
+    os.close(other)

@@ -224,6 +224,9 @@ def write_durably(path: Path, content: Buffers | Callable[[Path], object]) -> No
             raise
         finally:
             if descriptor is not None:
+                # an interrupt may have left a duplicate open, which would keep the lock
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
         fsync(path.parent)
 

@@ -34,7 +34,7 @@ class LocalStorage(Storage):
         self.root = root
         self._real = Path(os.path.realpath(root))
         self._flushed: set[Path] = set()
-        self._flushing = threading.Lock()
+        self._flushing = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[Path]]:
         return LocalStorage, (self.root,)
@@ -140,6 +140,8 @@ class LocalStorage(Storage):
             missing.append(path)
             path = path.parent
         make_folder(self._real.parent)
+        with suppress(RuntimeError):  # an interrupt at the end of a block left it to this thread
+            self._flushing.release()
         with self._flushing:  # or a thread that removes them would leave them as flushed
             for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
@@ -183,8 +185,9 @@ class _LocalFile:
     Not mapped: a file that shrinks under a mapping kills the process, a read of it raises.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: str) -> None:
-        self._descriptor = -1
         # not blocking, or whoever opened a pipe would wait for ever
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(self._descriptor)
@@ -225,13 +228,10 @@ class _LocalFile:
         self.fill(memoryview(rest), len(data))
         return data + rest
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        # forgotten first: closed again after an interrupt, the number might be another file's
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            close(descriptor)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # at the end of the interpreter the module's own names may be gone already
-        if self._descriptor >= 0:
-            close(self._descriptor)
-            self._descriptor = -1
+    __del__ = close  # whose default is there when the module's own names are gone
