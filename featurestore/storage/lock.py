@@ -34,10 +34,14 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
 
     lock = filelock.FileLock(path, fallback_to_soft=False)
     try:
-        _acquire(lock, path, what, wait=wait)
-        yield
-    finally:
-        lock.release()  # nothing where it was not acquired; an interrupt must not leave it taken
+        try:
+            _acquire(lock, path, what, wait=wait)
+            yield
+        finally:
+            lock.release()  # does nothing where it was not acquired
+    except BaseException:
+        lock.release()  # once more: an interrupt may have come just before the release above
+        raise
 
 
 def _acquire(lock: filelock.BaseFileLock, path: Path, what: str, *, wait: bool) -> None:
