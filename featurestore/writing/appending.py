@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from threading import RLock
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any, Self
 
@@ -342,7 +343,12 @@ class ActivationWriter:
                 "being carried out: note the signal in the handler, and call it afterwards"
             )
         with self._lock:  # one that its thread may take again: an interrupt may leave it taken
-            yield
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                # a block that it cut short keeps its lock as long as a traceback holds its frame
+                clear_frames(interrupt.__traceback__)
+                raise
 
     def _is_called_within(self) -> bool:
         """Whether a call of this thread is being carried out, and was interrupted for this one.
