@@ -20,8 +20,7 @@ __version__ = "0.2.0"
 _MODULES = {
     # what one does
     "jobs.experiment": ("quickstart", "status", "score", "report"),
-    "jobs.finetune": ("finetune", "logits"),
-    "jobs.repeats": ("repeat", "spread"),
+    "jobs.finetune": ("finetune", "logits", "repeat", "spread"),
     "jobs.extract": ("extract",),
     "jobs.foreign": ("import_states", "export_states"),
     "jobs.generation": ("generate", "generated_texts"),
@@ -49,7 +48,7 @@ _MODULES = {
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
     "featurestore.tokens.stream": ("TokenStream",),
-    "featurestore.tokens.batch": ("TokenBatch",),
+    "featurestore.tokens.feed": ("TokenBatch",),
     "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
     "featurestore.format.plan": ("ShardPlan",),
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
@@ -100,7 +99,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
-    from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
+    from bertvision.featurestore.tokens.feed import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
     from bertvision.jobs.doctor import doctor as doctor
@@ -113,6 +112,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.extract import extract as extract
     from bertvision.jobs.finetune import finetune as finetune
     from bertvision.jobs.finetune import logits as logits
+    from bertvision.jobs.finetune import repeat as repeat
+    from bertvision.jobs.finetune import spread as spread
     from bertvision.jobs.foreign import export_states as export_states
     from bertvision.jobs.foreign import import_states as import_states
     from bertvision.jobs.generation import generate as generate
@@ -127,8 +128,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank
     from bertvision.jobs.readouts import similarity as similarity
-    from bertvision.jobs.repeats import repeat as repeat
-    from bertvision.jobs.repeats import spread as spread
     from bertvision.jobs.results import predictions as predictions
     from bertvision.jobs.results import results as results
     from bertvision.jobs.results import table as table

@@ -61,12 +61,12 @@ from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.train import plan_passes
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.dataset_record import is_added
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import (
     ExtractionCosts,
     RunConfig,
+    is_added,
     is_snapshot,
     read_run_config,
     read_run_metrics,

@@ -43,14 +43,12 @@ from bertvision.pipelines.encoders.loading import (
     takes_token_types,
 )
 from bertvision.pipelines.encoders.poolings import check_poolings
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
-from bertvision.pipelines.tasks.special_tokens import special_ends
+from bertvision.pipelines.tasks.sentences.task import sentence_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate, special_ends
 
 ALL = range(LAYERS + 1)
 TEXTS = [

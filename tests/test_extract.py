@@ -26,11 +26,10 @@ from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.generated import make_paragraphs
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 

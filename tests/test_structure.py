@@ -58,7 +58,7 @@ from bertvision.pipelines.readouts.trees import (
     spanning_trees,
 )
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
+from bertvision.pipelines.tasks.treebank import ParsedSentence, blocks, parse
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HIDDEN = 24

@@ -26,8 +26,7 @@ from bertvision.featurestore.lazy import decoded_layers
 from bertvision.featurestore.readahead import EpochSetter, Iteration, default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
-from bertvision.featurestore.tokens.batch import TokenBatch
-from bertvision.featurestore.tokens.feed import TokenFeed
+from bertvision.featurestore.tokens.feed import TokenBatch, TokenFeed
 from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder, rank_bounds, token_order
 from bertvision.featurestore.tokens.selection import KeptTokens, kept_tokens
 

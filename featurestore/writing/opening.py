@@ -43,7 +43,7 @@ def open_appending(
     nonfinite: NonFinite,
     part: int,
 ) -> ActivationWriter:
-    """A writer; arguments and errors are those of `WritableStore.writer`."""
+    """A writer; arguments and errors are those of `ActivationStore.writer`."""
     if not isinstance(tag, str):
         raise InputError(f"tag is {tag!r}: give a text such as 0e")
     tag = SnapshotTag(tag)

@@ -107,7 +107,7 @@ def attention_maps(
 
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
     from bertvision.pipelines.precision import autocast, device
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     where = device()
     model.to(where).eval()  # type: ignore[arg-type]

@@ -23,8 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 from bertvision.errors import InputError
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.source import read_text, text_lines
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows, require_fast
 
 MASK = "[MASK]"
 """Stands for the masked word in every file; each tokenizer has its own."""

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from bertvision.pipelines.precision import Precision
-    from bertvision.pipelines.tasks.batch import Batch
     from bertvision.pipelines.tasks.task import Task
+    from bertvision.pipelines.tasks.windows import Batch
 
 
 _PROJECTIONS = (
@@ -479,7 +479,7 @@ def _rise(
 def _batches(model: PreTrainedModel, task: Task, windows: Windows) -> Iterator[Batch]:
     """Windows of like length together, the longest first."""
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     labels, padding = task.labels(windows), pad_id(None, model.config)
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
@@ -498,7 +498,7 @@ def _sensitivity(model: PreTrainedModel, task: Task, windows: Windows, gates: Te
 
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
     from bertvision.pipelines.precision import device
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     where, labels, padding = device(), task.labels(windows), pad_id(None, model.config)
     found = torch.zeros(gates.shape, dtype=torch.float64)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,12 @@ from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag, text_of
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.uncertainty import percentiles, resampled_means
 from bertvision.pipelines.workspace.checks import check_snapshots
 from bertvision.pipelines.workspace.data import check_data, open_data
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.treebank import ParsedSentence
 
 DIRECTIONS = ("dependent to head", "head to dependent")
 """Who looks at whom."""
@@ -208,7 +210,7 @@ def looked(sentence: ParsedSentence, offsets: npt.NDArray[np.int32], maps: Windo
         offsets: (tokens, 2) characters of its tokens.
         maps: of its window.
     """
-    from bertvision.pipelines.tasks.trees.treebank import words_of_tokens
+    from bertvision.pipelines.tasks.treebank import words_of_tokens
 
     return Looked(sentence, words_of_tokens(sentence.words, offsets), maps)
 
@@ -372,7 +374,7 @@ def relations(
     request.names = [split]
 
     def measure() -> RelationsResult:
-        from bertvision.pipelines.tasks.trees.treebank import is_cut
+        from bertvision.pipelines.tasks.treebank import is_cut
         from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 
         tokenizer = load_snapshot_tokenizer(folder)

@@ -28,8 +28,7 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.extraction.job import load_encoder
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.special_tokens import Template
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Template, Windows
 from bertvision.pipelines.workspace.reproduce import not_extracted, stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -31,8 +31,7 @@ from bertvision.pipelines.encoders.poolings import KeptStates
 from bertvision.pipelines.encoders.sites.names import Site, sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.precision import Precision
-from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 
 PACKED_ATTENTION = "sdpa-packed"
 """Name of the attention below in transformers' registry, and in the provenance of a split."""

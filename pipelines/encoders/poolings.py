@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
-from bertvision.pipelines.tasks.special_tokens import special_ends
+from bertvision.pipelines.tasks.windows import special_ends
 
 
 def pool(states: Tensor, lengths: npt.NDArray[np.integer], pooling: TokenPooling) -> Tensor:

@@ -21,10 +21,9 @@ from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import Count, Record
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.selection import check_split
 from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot

@@ -45,7 +45,7 @@ from bertvision.pipelines.finetuning.latency_record import (
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.batch import Batch, collate
+from bertvision.pipelines.tasks.windows import Batch, collate
 from bertvision.pipelines.training.trained_head import LoadedHead, load_head
 from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.runs import Run

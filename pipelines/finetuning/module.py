@@ -21,8 +21,8 @@ from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.ranks import Rank
-from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch, Int64Array
 from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.lightning import Clock, seconds_per_step
 from bertvision.pipelines.training.teacher import Teacher

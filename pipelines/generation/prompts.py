@@ -19,9 +19,8 @@ from bertvision.pipelines.encoders.loading import check_token_ids
 from bertvision.pipelines.tasks.chat import read_messages, reads_clock, to_be_answered
 from bertvision.pipelines.tasks.data import TaskConfig, as_date
 from bertvision.pipelines.tasks.documents import find_rows, read_items
-from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.windows import Int32Array
+from bertvision.pipelines.tasks.windows import Int32Array, Template
 
 log = logging.getLogger(__name__)
 

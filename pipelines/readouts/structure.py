@@ -61,7 +61,7 @@ from bertvision.pipelines.readouts.trees import (
     rank_correlation,
     right_edges,
 )
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
+from bertvision.pipelines.tasks.treebank import ParsedSentence
 
 Array = npt.NDArray[Any]
 Name = TypeVar("Name", bound=str)

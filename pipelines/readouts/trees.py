@@ -25,8 +25,14 @@ from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.conllu import PUNCTUATION, ParsedSentence
-from bertvision.pipelines.tasks.trees.treebank import NO_WORD, TREEBANK, is_cut, words_of_tokens
+from bertvision.pipelines.tasks.treebank import (
+    NO_WORD,
+    PUNCTUATION,
+    TREEBANK,
+    ParsedSentence,
+    is_cut,
+    words_of_tokens,
+)
 from bertvision.pipelines.uncertainty import percentiles, resampled
 
 SHORTEST, LONGEST = 5, 50

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.pipelines.plotting import Chart, Curves, Figure, Series, curves, figure, points
-from bertvision.pipelines.repeats.table import axis_of, name_of
+from bertvision.pipelines.repeats.spread import axis_of, name_of
 from bertvision.pipelines.tasks.scores import METRICS
 
 SEEN = (

@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.repeats.charts import SEEN, number_chart, numbered, runs_chart, title_of
-from bertvision.pipelines.repeats.spread import Method, compare_methods, read_method
-from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
+from bertvision.pipelines.repeats.spread import (
+    LEGEND,
+    Method,
+    basis,
+    columns,
+    compare_methods,
+    name_of,
+    read_method,
+    remarks,
+    shown,
+)
 from bertvision.pipelines.report.section import Figure, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column

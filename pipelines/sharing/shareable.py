@@ -18,7 +18,6 @@ from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import head_card, report_card, snapshot_card
-from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.manifest import (
     CARD,
@@ -28,7 +27,7 @@ from bertvision.pipelines.sharing.manifest import (
     check_files,
     earlier_push,
 )
-from bertvision.pipelines.sharing.upload import Content, Sent, base_of, send
+from bertvision.pipelines.sharing.transfer import Content, Sent, base_of, fetch, send, staging
 from bertvision.pipelines.training.trained_head import changed_file
 from bertvision.pipelines.workspace.records import (
     HeadScores,

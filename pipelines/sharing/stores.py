@@ -43,10 +43,18 @@ from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import store_card
-from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.manifest import CARD, Manifest, earlier_push
-from bertvision.pipelines.sharing.upload import Base, Content, Sent, base_of, bytes_of, send
+from bertvision.pipelines.sharing.transfer import (
+    Base,
+    Content,
+    Sent,
+    base_of,
+    bytes_of,
+    fetch,
+    send,
+    staging,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -39,8 +39,7 @@ from bertvision.pipelines.tasks.documents import (
     text_field,
 )
 from bertvision.pipelines.tasks.features import FeaturesTask
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import Int32Array, Windows
+from bertvision.pipelines.tasks.windows import Int32Array, Windows, require_fast
 
 _MARKS = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
 _CLOCK = "strftime_now"

@@ -43,8 +43,7 @@ from bertvision.pipelines.tasks.source import (
     splits_in,
     text_lines,
 )
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Int32Array, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Int32Array, Windows, require_fast
 
 log = logging.getLogger(__name__)
 

@@ -31,16 +31,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from bertvision.errors import InputError, WorkspaceError, counted
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.source import find_file, read_text, splits_in
-from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.squad.read import read_squad
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Template, Windows
 
 log = logging.getLogger(__name__)
 MOST_SENTENCES = 30

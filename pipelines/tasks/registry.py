@@ -119,13 +119,13 @@ TASKS: dict[str, TaskEntry] = {
     "sts15": _similarity(),
     "sts16": _similarity(),
     "treebank": TaskEntry(
-        "bertvision.pipelines.tasks.trees.treebank:TreebankTask",
+        "bertvision.pipelines.tasks.treebank:TreebankTask",
         *("", "all"),
         max_length=128,
         learns=False,
     ),
     "parsing": TaskEntry(
-        "bertvision.pipelines.tasks.trees.parsing:ParsingTask",
+        "bertvision.pipelines.tasks.parsing:ParsingTask",
         *("las", "all"),
         max_length=128,
         kind="tree",

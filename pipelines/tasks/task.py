@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TaskKind, TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.soundness import Example
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Windows
 from bertvision.plugins import is_dotted_path, load_class
 
 if TYPE_CHECKING:

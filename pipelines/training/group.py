@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertvisionError
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranks import Rank, this_rank
-from bertvision.pipelines.tasks.batch import Int64Array
+from bertvision.pipelines.tasks.windows import Int64Array
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor dies."""

@@ -19,8 +19,8 @@ from bertvision.errors import InputError
 from bertvision.models import Kind
 from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed
 from bertvision.pipelines.encoders.loading import Float32Linear
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch
 from bertvision.pipelines.variants.depth import initialise
 from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.variant import Groups, Variant

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import PretrainedEncoder
 from bertvision.pipelines.encoders.weights import weights_of
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch
 
 Groups = list[dict[str, Any]]
 """Parameter groups, as torch's optimisers take them: ``params``, and settings beside them."""

@@ -20,7 +20,7 @@ from bertvision.pipelines.tasks.registry import (
     path_name,
 )
 from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
-from bertvision.pipelines.workspace.dataset_record import (
+from bertvision.pipelines.workspace.records import (
     is_added,
     read_dataset_record,
     record_path,

@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
-from bertvision.pipelines.workspace.dataset_record import (
+from bertvision.pipelines.workspace.records import (
     DatasetRecord,
     dataset_name,
     read_dataset_record,

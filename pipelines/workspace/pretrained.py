@@ -23,8 +23,8 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.output_layer import load_with_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.config import WorkspaceConfig

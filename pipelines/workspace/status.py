@@ -14,11 +14,11 @@ from bertvision.pipelines.records import read_record
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import TokenPooling, find_task
 from bertvision.pipelines.tasks.scores import headline
-from bertvision.pipelines.workspace.dataset_record import read_dataset_record
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
 from bertvision.pipelines.workspace.records import (
     BertScores,
     RunConfig,
+    read_dataset_record,
     read_run_config,
     read_snapshot_info,
 )

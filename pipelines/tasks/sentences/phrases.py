@@ -31,8 +31,7 @@ from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, sorted_classes
-from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.sentences.task import SentenceTask, sentence_windows
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
 from bertvision.pipelines.tasks.windows import Int32Array, Windows

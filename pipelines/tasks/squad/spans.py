@@ -24,7 +24,6 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, span_loss
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
@@ -33,7 +32,7 @@ from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import QuestionTask, window_labels
 from bertvision.pipelines.tasks.task import Labels
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Windows
 
 
 class SpanTask(QuestionTask):

@@ -24,10 +24,9 @@ from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub
-from bertvision.pipelines.tasks.special_tokens import Template, require_fast
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
 from bertvision.pipelines.tasks.task import Labels, Task
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Template, Windows, require_fast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
