@@ -160,7 +160,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             ProvenanceError: the split was begun from something else; the message names the field.
             LockedError: another process is writing the split, or this part of it.
         """
-        from bertvision.featurestore.writing.opening import open_appending
+        from bertvision.featurestore.writing.appending import open_appending
 
         return open_appending(
             self.storage,

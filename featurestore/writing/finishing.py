@@ -50,10 +50,10 @@ from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT, MOVES, SplitRecord
 from bertvision.featurestore.format.shard import ShardReader, check_record_size, shard_key
+from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.columns import read_column
 from bertvision.featurestore.writing.committed import Versions, find_changed, read_shards
 from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord, GrowingShard
-from bertvision.featurestore.writing.shards import ShardContent
 
 _OPEN_SHARDS = 64
 

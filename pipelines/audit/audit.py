@@ -14,14 +14,17 @@ from torch import Tensor
 
 from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.audit.diagnosis import Case, Cause, diagnose, wrong_layer
 from bertvision.pipelines.audit.distance import (
+    Case,
+    Cause,
     Deviation,
     Drift,
     Yardstick,
     allowed,
+    diagnose,
     distances,
     encoded_again,
+    wrong_layer,
     yardstick,
 )
 from bertvision.pipelines.audit.reference import Ids, Reference

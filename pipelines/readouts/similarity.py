@@ -29,7 +29,6 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
 from bertvision.pipelines.readouts.options import SimilarityOptions
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.sentences.similarity import (
     HIGH,
     SIMILARITY,
@@ -38,7 +37,7 @@ from bertvision.pipelines.tasks.sentences.similarity import (
     SimilarityTask,
     read_similarity,
 )
-from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
+from bertvision.pipelines.tasks.soundness import SplitSoundness, linked, soundness
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.selection import hold_out_items
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
-from bertvision.pipelines.tasks.grouping import containing
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, require_fields
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
+from bertvision.pipelines.tasks.soundness import containing
 from bertvision.pipelines.tasks.source import (
     Line,
     find_file,

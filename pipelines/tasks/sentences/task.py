@@ -21,12 +21,11 @@ from transformers import AutoModelForSequenceClassification
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig
-from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
-from bertvision.pipelines.tasks.soundness import Example
+from bertvision.pipelines.tasks.soundness import Example, linked
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import (
     TEXTS_AT_ONCE,
