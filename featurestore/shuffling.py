@@ -53,7 +53,7 @@ from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.local import LocalStorage
-from bertvision.featurestore.tokens.selection import tokens_of_shards
+from bertvision.featurestore.tokens.order import tokens_of_shards
 from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.origin import check_record
 

@@ -23,7 +23,7 @@ from bertvision.pipelines.reading import (
     text_of,
 )
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.data import check_data, planned_data

@@ -14,10 +14,10 @@ from bertvision.jobs.store import open_store, split_name
 from bertvision.pipelines.declare import DEFAULTS, NewStorePath, WorkspacePath, job
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.reading import StrPath, path_of, text_of
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
+from bertvision.pipelines.workspace.job_options import GenerateOptions
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit

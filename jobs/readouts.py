@@ -47,7 +47,7 @@ from bertvision.pipelines.readouts.options import (
     RankOptions,
     SimilarityOptions,
 )
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, number
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data, open_data

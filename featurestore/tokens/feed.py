@@ -24,8 +24,7 @@ from bertvision.featurestore.format.encoding import ChannelStats, decode
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import BufferPool, Threads, early_shards, prefetched
 from bertvision.featurestore.reader import Empty, SplitReader
-from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
-from bertvision.featurestore.tokens.selection import KeptTokens
+from bertvision.featurestore.tokens.order import KeptTokens, TokenCuts, TokenOrder
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -27,8 +27,14 @@ from bertvision.featurestore.readahead import EpochSetter, Iteration, default_re
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
 from bertvision.featurestore.tokens.feed import TokenBatch, TokenFeed
-from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder, rank_bounds, token_order
-from bertvision.featurestore.tokens.selection import KeptTokens, kept_tokens
+from bertvision.featurestore.tokens.order import (
+    KeptTokens,
+    TokenCuts,
+    TokenOrder,
+    kept_tokens,
+    rank_bounds,
+    token_order,
+)
 
 _SHARDS = 32  # of 4,096 tokens: the mean norm is within 0.1 % where norms differ by a third
 

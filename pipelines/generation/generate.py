@@ -30,12 +30,12 @@ from bertvision.pipelines.encoders.sites.names import choose_sites
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.generation.decoder import Chooser, Decoder
 from bertvision.pipelines.generation.loading import LoadedDecoder, TextSettings
-from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.generation.prompts import Prompt, digest
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.windows import Int32Array
 from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.job_options import GenerateOptions
 
 FINISH_REASONS = ("stop", "length", "context")
 """Why a text ends, by its number in the store: its last token is one that ends texts; it has as

@@ -19,7 +19,7 @@ from bertvision.pipelines.tasks.registry import (
     name_task,
     path_name,
 )
-from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
+from bertvision.pipelines.tasks.sentences.rows import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.records import (
     is_added,
     read_dataset_record,
