@@ -174,13 +174,13 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    reader, found = SplitReader(ledger.storage, ledger.tag, ledger.split), None
+    reader, calibration = SplitReader(ledger.storage, ledger.tag, ledger.split), None
     if get_encoding(record.encoding).quantised:
         try:
-            found = reader.stats and Calibration(reader.stats, reader.encoding_error)
+            calibration = reader.stats and Calibration(reader.stats, reader.encoding_error)
         except CorruptStoreError:
-            found = calibrate().as_stored(reader.error_names)
-    values = _metadata_arrays(contents, found)
+            calibration = calibrate().as_stored(reader.error_names)
+    values = _metadata_arrays(contents, calibration)
     for name, (make, dims) in values.items():
         if arrays.array_record(make(), dims) != record.arrays.get(name):
             raise ProvenanceError(

@@ -99,15 +99,15 @@ class Scatter:
         """
         buckets = self._portions(shards)
         storage, group = self._copy.storage, group_key(self._copy.record)
-        with ExitStack() as held:
+        with ExitStack() as locks:
             if folder is None and isinstance(storage, LocalStorage):
                 self._check_room(shards)
                 # under names that readers ignore and that the next writer sweeps away
-                held.callback(storage.sweep, group)
+                locks.callback(storage.sweep, group)
                 place = storage.root / group
             else:
                 made = TemporaryDirectory(prefix="bertvision-shuffle-", dir=folder)
-                place = Path(held.enter_context(made))
+                place = Path(locks.enter_context(made))
             files = [_Bucket(place / f".bucket-{i:05d}.tmp") for i in range(len(buckets))]
             self._fill(buckets, files)
             replaced = self._replaced()
@@ -197,11 +197,11 @@ class Scatter:
 
     def _replaced(self) -> int:
         """Values of the source that were replaced: it is known by shard, not by token."""
-        found = (
+        replaced = (
             self._source.ledger.find_shard(shard, self._source.record)
             for shard in range(self._source.plan.n_shards)
         )
-        return sum(record.nonfinite for record in found if record is not None)
+        return sum(record.nonfinite for record in replaced if record is not None)
 
 
 class _Bucket:

@@ -302,14 +302,14 @@ def _training(plan: TrainingPlan, devices: int) -> Planned:
 
 def _sum(seconds: Iterable[float | None]) -> float | None:
     """The sum; None where one is not known."""
-    found = list(seconds)
-    known = [second for second in found if second is not None]
-    return sum(known) if len(known) == len(found) else None
+    values = list(seconds)
+    known = [second for second in values if second is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def _records(found: Iterable[str | None]) -> list[str]:
+def _records(kinds: Iterable[str | None]) -> list[str]:
     """Each record once, in order."""
-    return [record for record in dict.fromkeys(found) if record is not None]
+    return [record for record in dict.fromkeys(kinds) if record is not None]
 
 
 PLANNED: dict[str, Callable[..., Planned]] = {

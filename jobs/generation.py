@@ -166,8 +166,8 @@ def _target(jsonl: Path | None, data: str) -> Path | None:
     path, source = jsonl.expanduser(), Path(data).expanduser()
     if path.is_dir():
         raise InputError(f"--jsonl {jsonl} is a folder: name a file, such as {jsonl / 'out.jsonl'}")
-    held = [source, *(source.iterdir() if source.is_dir() else ())]
-    if path.exists() and any(other.exists() and path.samefile(other) for other in held):
+    paths = [source, *(source.iterdir() if source.is_dir() else ())]
+    if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
         raise InputError(f"--jsonl {jsonl} has the prompts, and would replace them: name another")
     return path
 

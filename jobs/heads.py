@@ -216,8 +216,8 @@ def evaluate(
         check_head_activations(space, target, config.kind, split)
     from bertvision.pipelines.training.evaluate import evaluate as run
 
-    found = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
-    return Rows(found, evaluated_table)
+    rows = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
+    return Rows(rows, evaluated_table)
 
 
 @job
@@ -384,10 +384,10 @@ def evaluated_table(results: Sequence[Values]) -> str:
         rows = [
             [
                 *(marked_scores(r["head"], r), r["trained_on"], r["checkpoint"]),
-                *metric_cells(found, names),
+                *metric_cells(row_metrics, names),
                 *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
             ]
-            for r, found in zip(group, metrics, strict=True)
+            for r, row_metrics in zip(group, metrics, strict=True)
         ]
         baseline = trivial_score(metrics[0], "f1" if argmax else "accuracy") if metrics else None
         if baseline is not None:

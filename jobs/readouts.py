@@ -179,15 +179,15 @@ def probe_table(rows: Sequence[Values]) -> str:
     header += [f"{name} {p}" for name in shown for p in poolings]
     doubts: dict[str, str | None] = {}
     lines = []
-    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
-        doubts.setdefault(dataset, found[0]["doubts"])
+    for (dataset, kind, _, tag), by_pooling in by_snapshot(rows).items():
+        doubts.setdefault(dataset, by_pooling[0]["doubts"])
         name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
         line = [name, tag, *([kind] if len(kinds) > 1 else [])]
-        line.append(f"{found[0]['majority']:.1f}")
-        best = {r["pooling"]: r for r in found if r["best"]}
+        line.append(f"{by_pooling[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in by_pooling if r["best"]}
         line += [_cell(best.get(p), layer=True) for p in poolings]
         for text in joined:
-            of = {r["pooling"]: r for r in found if r["layers"] == text}
+            of = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
             line += [_cell(of.get(p), layer=False) for p in poolings]
         for more in shown:
             line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
@@ -213,14 +213,14 @@ def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
         for row in rows
         if "+" not in row["layers"]
     ]
-    of = ["tag", "dataset", "pooling", "probe", "settings"]
-    found: dict[str, Chart] = {}
+    keys = ["tag", "dataset", "pooling", "probe", "settings"]
+    charts: dict[str, Chart] = {}
     for key, label in told.items():
-        if kept := [row for row in single if row[key] is not None]:
-            levels = {"as the twin": 0.0} if key == "difference" else _majorities(kept)
+        if scored_rows := [row for row in single if row[key] is not None]:
+            levels = {"as the twin": 0.0} if key == "difference" else _majorities(scored_rows)
             levels = levels if key in ("accuracy", "difference") else {}
-            found[key] = curves(kept, key, label, by=of, places="layers", levels=levels)
-    return found
+            charts[key] = curves(scored_rows, key, label, by=keys, places="layers", levels=levels)
+    return charts
 
 
 def _majorities(rows: Sequence[Values]) -> dict[str, float]:

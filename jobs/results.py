@@ -95,8 +95,8 @@ def predictions(
     space = find_workspace(workspace)
     from bertvision.pipelines.results.answers import answer_rows
 
-    found = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
-    return Rows(map(Row, found))
+    answers = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
+    return Rows(map(Row, answers))
 
 
 @job
@@ -252,7 +252,7 @@ def error_analysis(
     space = find_workspace(workspace)
     from bertvision.pipelines.results.error_analysis import errors as run
 
-    found = run(
+    analysis = run(
         space,
         system,
         trained_on=source,
@@ -261,7 +261,7 @@ def error_analysis(
         examples=examples,
         seed=seed,
     )
-    return Errors.model_validate(found)
+    return Errors.model_validate(analysis)
 
 
 def errors_table(result: Values) -> str:

@@ -108,21 +108,21 @@ def extraction_rate(
     """
     asked = StoredName.parse(name)
 
-    def alike(found: ExtractionCosts) -> bool:
-        other = StoredName.parse(found.split)
+    def alike(costs_of_split: ExtractionCosts) -> bool:
+        other = StoredName.parse(costs_of_split.split)
         return (
-            found.examples_written > 0
-            and (found.precision, found.device) == (precision, device().type)
-            and (found.pooled_from is None) == (pooled_from is None)
+            costs_of_split.examples_written > 0
+            and (costs_of_split.precision, costs_of_split.device) == (precision, device().type)
+            and (costs_of_split.pooled_from is None) == (pooled_from is None)
             and (other.dataset, other.sites) == (asked.dataset, asked.sites)
             and (other.tokens == "all") == (asked.tokens == "all")
         )
 
     costs = _records(workspace.root.glob("extraction/*/*.json"), ExtractionCosts)
-    held = [(path, found) for path, found in costs if alike(found)]
-    if not held:
+    measured = [(path, found) for path, found in costs if alike(found)]
+    if not measured:
         return None
-    path, found = max(held, key=lambda x: (x[1].split == name, x[1].examples_written))
+    path, found = max(measured, key=lambda x: (x[1].split == name, x[1].examples_written))
     return Rate(found.seconds / found.examples_written, _seen(workspace, path))
 
 
@@ -240,7 +240,7 @@ def plan_extraction(
     rows: list[PlannedSplit] = []
     for tag in map(SnapshotTag, tags):
         encoder = _Unloaded.of(workspace, tag)
-        check_poolings([kept for kept in tokens if kept != "all"], encoder.tokenizer)
+        check_poolings([pooling for pooling in tokens if pooling != "all"], encoder.tokenizer)
         own = options
         if options.sites is not None:
             own = replace(options, sites=snapshot_sites(encoder.folder, options.sites))
@@ -253,10 +253,10 @@ def plan_extraction(
             if key not in cut:
                 cut[key] = data.task.windows(data.items(job.split), encoder.tokenizer, data.config)
                 check_lengths(encoder.size.max_length, cut[key])
-            for kept in tokens:
+            for pooling in tokens:
                 own_part = (p for p in parts if p.split == job.split)
-                part = next((p for p in own_part if kept in (p.options.tokens or ())), None)
-                split = _Split(workspace, data, encoder, part, job, kept)
+                part = next((p for p in own_part if pooling in (p.options.tokens or ())), None)
+                split = _Split(workspace, data, encoder, part, job, pooling)
                 rows.append(split.planned(storage, cut[key]))
     return ExtractionPlan(rows, str(storage), free_bytes(storage))
 
@@ -288,10 +288,10 @@ class _Unloaded:
             return replace(parts[-1], made=False)
         if not made and not (tag.is_untrained or tag.fraction == 0):
             workspace.require_snapshot(tag)  # which says what makes it
-        found = None
+        encoder = None
         if not made:
-            found = find_unloaded(model.name_or_path, model.revision)
-            folder = found.folder
+            encoder = find_unloaded(model.name_or_path, model.revision)
+            folder = encoder.folder
         config = read_config(folder, f"snapshot {tag}")
         tokenizer = load_tokenizer(folder)
         size = dimensions(config, tokenizer)
@@ -299,7 +299,7 @@ class _Unloaded:
             size = size._replace(layers=model.num_hidden_layers)
         task = load_task(workspace.config.task.name)
         if made or not find_task(task.name).learns:
-            names = checkpoint_weight_names(found) if found else weight_names(folder)
+            names = checkpoint_weight_names(encoder) if encoder else weight_names(folder)
             pooler = any("pooler" in name.split(".") for name in names)
         else:
             pooler = _task_has_pooler(task, config, workspace.config.task)
@@ -515,13 +515,13 @@ def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
         device="meta",
     )
     begun = (plan.folder / "resume.ckpt").is_file() if plan.todo else False
-    total, found = len(plan.split), {}
+    total, rows = len(plan.split), {}
     for run, config in plan.configs.items():
         examples, training = run.examples(total), config.training
         steps = training.epochs * ceil(examples / training.batch_size)
         todo = run in plan.todo
         rate = training_rate(plan.workspace, config) if todo and steps else None
-        found[run] = PlannedRun(
+        rows[run] = PlannedRun(
             head=run.head + run.variant,
             trained_on=str(plan.tag),
             state="there" if not todo else "begun" if begun else "new",
@@ -534,4 +534,4 @@ def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
             seconds=rate.seconds * steps if rate else None if todo and steps else 0.0,
             measured=rate.measured if rate else None,
         )
-    return found
+    return rows

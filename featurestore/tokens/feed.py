@@ -315,8 +315,8 @@ class ShardRing:
             self._read(piece.shard, base, opening.result())
         elif first is not None:
             first.result()
-        kept = self._kept.of_shard(piece.shard)
-        return base + kept[piece.order.permutation(piece.number, len(kept))]
+        rows = self._kept.of_shard(piece.shard)
+        return base + rows[piece.order.permutation(piece.number, len(rows))]
 
     def _read(self, shard: int, base: int, reader: ShardReader) -> None:
         memory, plan = self._memory, self._split.plan

@@ -96,24 +96,24 @@ def kept_tokens(
     if not len(left_out) and keep is None:
         return KeptTokens(real)
     axis = plan.n_shards, plan.shard_tokens
-    kept = np.arange(plan.shard_tokens) < real[:, None]  # (shards, shard_tokens)
+    is_kept = np.arange(plan.shard_tokens) < real[:, None]  # (shards, shard_tokens)
     if len(left_out):
-        kept &= ~np.isin(split.array("input_ids").reshape(axis), left_out)
+        is_kept &= ~np.isin(split.array("input_ids").reshape(axis), left_out)
     if keep is not None:
         given = split.array(keep) if isinstance(keep, str) else np.asarray(keep)
-        if given.shape != (kept.size,) or given.dtype.kind not in "biuf":
+        if given.shape != (is_kept.size,) or given.dtype.kind not in "biuf":
             raise InputError(
                 f"keep is {given.dtype} of shape {given.shape}: give a number or bool for each of "
-                f"the {kept.size:,} places on the token axis of {split.name}, as "
+                f"the {is_kept.size:,} places on the token axis of {split.name}, as "
                 "split.array('input_ids') does"
             )
-        if missing := int(np.isnan(given[kept.reshape(-1)]).sum()):
+        if missing := int(np.isnan(given[is_kept.reshape(-1)]).sum()):
             raise InputError(
                 f"keep has NaN for {counted(missing, 'token')} of {split.name}: give 0 or False "
                 "for a token that is left out, any other number for one that is kept"
             )
-        kept &= given.reshape(axis) != 0
-    chosen = KeptTokens(real, np.packbits(kept, axis=1))
+        is_kept &= given.reshape(axis) != 0
+    chosen = KeptTokens(real, np.packbits(is_kept, axis=1))
     if not chosen.counts.any():
         raise InputError(
             f"all {counted(int(real.sum()), 'token')} of {split.name} are left out: "

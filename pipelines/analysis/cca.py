@@ -108,7 +108,7 @@ class Whitening(NamedTuple):
         check_finite(moments.m2)
         covariances = moments.covariance()
         directions, loadings = np.zeros_like(covariances), np.zeros_like(covariances)
-        ranks, kept = [], []
+        ranks, eigenvectors = [], []
         for i, covariance in enumerate(covariances):
             values, vectors = np.linalg.eigh(covariance)
             values, vectors = values[::-1].clip(min=0), vectors[:, ::-1]
@@ -120,8 +120,8 @@ class Whitening(NamedTuple):
             share = np.cumsum(values) / values.sum()
             ranks.append(rank)
             # what rounding leaves of 1 must not cost a direction
-            kept.append(min(rank, int(np.searchsorted(share, keep - 1e-12)) + 1))
-        return cls(moments.mean, directions, loadings, tuple(ranks), tuple(kept))
+            eigenvectors.append(min(rank, int(np.searchsorted(share, keep - 1e-12)) + 1))
+        return cls(moments.mean, directions, loadings, tuple(ranks), tuple(eigenvectors))
 
     def layer(self, i: int) -> WhiteLayer:
         """Facts about a layer.
@@ -133,13 +133,13 @@ class Whitening(NamedTuple):
 
     def apply(self, block: Block) -> NDArray[Any]:
         """(tokens, layers, hidden) coordinates, of type `kernels.PRODUCTS`."""
-        found = np.empty(block.shape, kernels.PRODUCTS)
+        whitened = np.empty(block.shape, kernels.PRODUCTS)
         # what came from another worker may begin at any byte, and products of it round otherwise
         planes = np.require(self.directions, requirements=("C", "A"))
         for rows, i, slab in layer_slabs(block):
             slab -= self.mean[i]
-            found[rows, i] = slab @ planes[i]
-        return found
+            whitened[rows, i] = slab @ planes[i]
+        return whitened
 
 
 TOKENS_PER_CHANNEL = 10
@@ -284,9 +284,11 @@ def cca_of_arrays(
 def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[Array, Array]:
     """PWCCA and SVCCA, (layers_x, layers_y) each."""
     shapes = [side.mean.shape for side in sides]
-    held = [delayed(side) for side in sides]  # one object in the graph, not one in each task
+    delayed_sides = [
+        delayed(side) for side in sides
+    ]  # one object in the graph, not one in each task
     whitened: Blocks = [
-        tuple(delayed(_apply)(side, part) for side, part in zip(held, block, strict=True))
+        tuple(delayed(_apply)(side, part) for side, part in zip(delayed_sides, block, strict=True))
         for block in blocks
     ]
     last = len(sides) - 1

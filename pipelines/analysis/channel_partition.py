@@ -55,13 +55,13 @@ class Bases(NamedTuple):
         removed = max(1, round(hidden / 100))
         about_mean = list(moments.covariance())
         about_zero = [c + np.outer(m, m) for c, m in zip(about_mean, moments.mean, strict=True)]
-        found = map_here(np.linalg.eigh, about_mean + about_zero)
+        decomposed = map_here(np.linalg.eigh, about_mean + about_zero)
         raw = np.empty((layers, hidden, hidden), dtype)
         centred = np.empty((layers, hidden, hidden - removed), dtype)
         for i in range(layers):
-            centred[i] = found[i].eigenvectors[:, ::-1][:, removed:]
-            raw[i] = found[layers + i].eigenvectors
-        variances = np.stack([of.eigenvalues[::-1] for of in found[:layers]])
+            centred[i] = decomposed[i].eigenvectors[:, ::-1][:, removed:]
+            raw[i] = decomposed[layers + i].eigenvectors
+        variances = np.stack([of.eigenvalues[::-1] for of in decomposed[:layers]])
         return cls(moments.mean, raw, centred, variances)
 
 
@@ -120,12 +120,12 @@ class Partition(NamedTuple):
         """
         # what came from another worker may begin at any byte, and products of it round otherwise
         planes = [np.require(of, requirements=("C", "A")) for of in bases[:3]]
-        found: Partition | None = None
+        partition: Partition | None = None
         for part in parts(block):
             layers = [_layer(part[:, i], *of) for i, of in enumerate(zip(*planes, strict=True))]
             of_part = _stacked(layers)
-            found = of_part if found is None else found.merge(of_part)
-        return found
+            partition = of_part if partition is None else partition.merge(of_part)
+        return partition
 
     def merge(self, other: Partition) -> Partition:
         """The sums over the vectors of both."""

@@ -152,8 +152,8 @@ class ContextResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = f"{', '.join(self.snapshots)}, {self.name}"
-        return f"Context, {of}, {self.n_uses:,} uses of {self.n_words:,} words"
+        samples = f"{', '.join(self.snapshots)}, {self.name}"
+        return f"Context, {samples}, {self.n_uses:,} uses of {self.n_words:,} words"
 
     def adjusted(self) -> dict[str, Array]:
         """(snapshots, layers) of each similarity less its baseline."""
@@ -169,7 +169,7 @@ class ContextResult(AnalysisResult):
         values = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
         return [
             {"snapshot": snapshot, "layer": layer}
-            | {name: _number(of[k, i]) for name, of in values.items()}
+            | {name: _number(value[k, i]) for name, value in values.items()}
             | {
                 f"position_{p}": _number(self.by_position[k, j, i])
                 for j, p in enumerate(self.positions)
@@ -180,11 +180,11 @@ class ContextResult(AnalysisResult):
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows, with neighbours in per cent."""
-        found = []
+        rows = []
         for row in self.rows():
             nearest = row["nearest"]
-            found.append(row | {"percent": None if nearest is None else 100 * nearest})
-        return found
+            rows.append(row | {"percent": None if nearest is None else 100 * nearest})
+        return rows
 
     def columns(self) -> list[Column]:
         """The baseline, what is less of it, and what neighbours say."""

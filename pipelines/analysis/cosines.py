@@ -185,7 +185,7 @@ def _add(row: _Row, tokens: slice, cosines: NDArray[Any], depths: tuple[int, ...
 
 
 def _total(parts: list[_Row]) -> _Row:
-    return _Row(*(sum(found[1:], start=found[0]) for found in zip(*parts, strict=True)))
+    return _Row(*(sum(column[1:], start=column[0]) for column in zip(*parts, strict=True)))
 
 
 def _token_sums(row: _Row, *, n: int) -> _TokenSums:

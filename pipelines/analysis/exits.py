@@ -126,14 +126,14 @@ class ExitsResult(AnalysisResult):
             *(values[key] for key in ("criteria", "thresholds", "mean_layers", "scores")),
             strict=True,
         )
-        found = [
+        rows = [
             {"name": self.name, "criterion": criterion, "threshold": limit, "layers": mean}
             | {"share": mean / self.layers[-1] if self.layers[-1] else None, self.metric: score}
             for criterion, *lines in of_points
             for limit, mean, score in zip(*lines, strict=True)
             if mean is not None
         ]
-        return found + [
+        return rows + [
             {"name": self.name, "criterion": "fixed", "threshold": None, "layers": float(layer)}
             | {"share": layer / self.layers[-1] if self.layers[-1] else None, self.metric: score}
             | {"weight": weight}
@@ -144,7 +144,7 @@ class ExitsResult(AnalysisResult):
 
     def shown(self) -> list[dict[str, Any]]:
         """A row for each output layer: what so many layers in the mean are enough for."""
-        values, found = self.to_json(), []
+        values, rows = self.to_json(), []
         for place, layer in enumerate(self.layers):
             row = {"layer": layer, "fixed": values["fixed"][place]}
             row["weight"] = values["weights"][place]
@@ -153,8 +153,8 @@ class ExitsResult(AnalysisResult):
                 at = int(fits[0]) if len(fits) else None  # the most that is allowed
                 row[criterion] = None if at is None else values["scores"][k][at]
                 row[f"{criterion}_threshold"] = None if at is None else values["thresholds"][k][at]
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def columns(self) -> list[Column]:
         """Score and threshold of each criterion."""
@@ -174,23 +174,23 @@ class ExitsResult(AnalysisResult):
             f"{value:.2f} by {criterion}"
             for criterion, value in zip(self.criteria, self.least.tolist(), strict=True)
         )
-        found = [
+        remarks = [
             f"Within one point of all {self.layers[-1]} layers ({float(self.fixed[-1]):.1f}): "
             f"{least} in the mean, with a threshold that was chosen on what is scored here."
         ]
         if self.trivial is not None:
-            found.append(f"The commonest answer has {self.trivial:.1f}.")
+            remarks.append(f"The commonest answer has {self.trivial:.1f}.")
         if self.tolerance is not None:
-            found.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
-        return found
+            remarks.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
+        return remarks
 
     def charts(self) -> dict[str, Chart]:
         """Score over the mean layer, a line for each criterion."""
-        of = METRICS[self.metric]
+        metric = METRICS[self.metric]
         chart = curves(
             self.rows(),
             self.metric,
-            f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+            f"{metric} ({'× 100' if self.metric in CORRELATIONS else '%'})",
             by=["criterion"],
             places="layers",
             of_places="mean layer at which windows leave",
@@ -297,10 +297,10 @@ def exits_of_logits(
 
 def _padded(rows: Sequence[Array]) -> Array:
     """(rows, longest), NaN behind the shorter ones."""
-    found = np.full((len(rows), max(map(len, rows))), np.nan)
-    for row, values in zip(found, rows, strict=True):
+    padded = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
-    return found
+    return padded
 
 
 @job
@@ -411,14 +411,14 @@ def _of_the_last(
 ) -> tuple[Logits, float | None]:
     """Logits of the last layer, and the threshold of no answer that it answers with."""
     folder, name = workspace.bert_dir(tag), f"{split}.safetensors"
-    kept = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
-    if kept.weights_sha256 != stored.record.provenance.get("weights_sha256"):
+    scores = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
+    if scores.weights_sha256 != stored.record.provenance.get("weights_sha256"):
         raise WorkspaceError(
             f"{folder} has answers of other weights than {stored.name} was extracted with: "
             f"`{BERT_COMMAND}` makes those, `bertvision extract --checkpoint {tag}` these"
         )
-    logits = Logits.load(folder / name, windows, BERT_COMMAND, kept.sha256.get(name))
-    return logits, kept.rules["n-best"]["threshold"] if "n-best" in kept.rules else None
+    logits = Logits.load(folder / name, windows, BERT_COMMAND, scores.sha256.get(name))
+    return logits, scores.rules["n-best"]["threshold"] if "n-best" in scores.rules else None
 
 
 def _in_order(

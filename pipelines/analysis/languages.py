@@ -98,8 +98,8 @@ def v_measure(x: Vectors, groups: Groups, count: int, seed: int) -> float:
     from sklearn.cluster import KMeans
     from sklearn.metrics import v_measure_score
 
-    found = KMeans(count, n_init=10, random_state=seed).fit_predict(x)
-    return float(v_measure_score(groups, found))
+    clusters = KMeans(count, n_init=10, random_state=seed).fit_predict(x)
+    return float(v_measure_score(groups, clusters))
 
 
 def identified(x: Vectors, groups: Groups, train: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -209,8 +209,8 @@ class LanguagesResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = ", ".join(f"{g} ({n:,})" for g, n in zip(self.groups, self.sizes, strict=True))
-        return f"Groups of texts, {self.name}: {of}"
+        groups = ", ".join(f"{g} ({n:,})" for g, n in zip(self.groups, self.sizes, strict=True))
+        return f"Groups of texts, {self.name}: {groups}"
 
     @property
     def _translated(self) -> bool:
@@ -275,12 +275,12 @@ class LanguagesResult(AnalysisResult):
             for key in told
         }
         levels = {"identified": {"largest group": self.majority}}
-        found: dict[str, Chart] = {
+        charts: dict[str, Chart] = {
             key: curves(both[key], key, label, by=["texts"], levels=levels.get(key))
             for key, label in told.items()
         }
-        found["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
-        return found
+        charts["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
+        return charts
 
 
 FEWEST = 10
@@ -326,18 +326,18 @@ def languages_of_groups(
     for g in range(count):
         mine = np.flatnonzero(label == g)
         train[random.permutation(mine)[: len(mine) // 2]] = True
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     with progress(len(layers), f"groups of {name}", "layer") as bar:
         for layer in layers:
             x = read(layer)[order]
             if not np.isfinite(x).all():
                 raise InputError(f"layer {layer} of {name} holds NaN or infinity")
             for key, value in _of_layer(x, label, count, train, translations, seed).items():
-                found.setdefault(key, []).append(value)
+                columns.setdefault(key, []).append(value)
             bar.update(1)
     scored = np.bincount(label[~train], minlength=count)
     return LanguagesResult(
-        **{key: np.array(values, np.float64) for key, values in found.items()},
+        **{key: np.array(values, np.float64) for key, values in columns.items()},
         majority=float(scored.max() / scored.sum()),
         groups=tuple(names),
         sizes=tuple(sizes),
@@ -362,10 +362,11 @@ def check_groups(names: Sequence[str], sizes: Sequence[int], *, translations: bo
         if size < FEWEST:
             raise InputError(f"group {group!r} has {size} texts: every group needs {FEWEST}")
     if translations and len(set(sizes)) > 1:
-        of = ", ".join(f"{g} {n:,}" for g, n in zip(names, sizes, strict=True))
+        sizes_text = ", ".join(f"{g} {n:,}" for g, n in zip(names, sizes, strict=True))
         raise InputError(
             f"translations stand in the same order in every group, and these have different "
-            f"numbers of texts ({of}): give the same texts in all, or leave --translations out"
+            f"numbers of texts ({sizes_text}): give the same texts in all, or leave --translations "
+            "out"
         )
 
 

@@ -53,7 +53,7 @@ def aligned_blocks(arrays: Sequence[da.Array], size: int | None = None) -> Block
         )
     tokens = arrays[0].chunks[0]
     if size is not None:
-        tokens = tuple(part for held in tokens for part in _even(held, size))
+        tokens = tuple(part for rows_of_group in tokens for part in _even(rows_of_group, size))
     chunks = {0: tokens, 1: -1, 2: -1}
     columns = [array.rechunk(chunks).to_delayed().ravel() for array in arrays]  # type: ignore[no-untyped-call]
     return list(zip(*columns, strict=True))

@@ -157,29 +157,29 @@ class RelationsResult(AnalysisResult):
 
     def remarks(self) -> list[str]:
         """Remarks on the items that were left out."""
-        found = []
+        remarks = []
         if self.few:
             named = ", ".join(
                 f"{r} ({n})" for r, n in zip(self.few, self.few_examples, strict=True)
             )
-            found.append(f"Left out, with too few examples: {named}.")
+            remarks.append(f"Left out, with too few examples: {named}.")
         if self.n_cut:
-            found.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
-        return found
+            remarks.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
+        return remarks
 
     def charts(self) -> dict[str, Chart]:
         """Accuracy of the best head and offset by relation; and their difference, with interval."""
-        rows, of = self.shown(), "dependency relation"
+        rows, title = self.shown(), "dependency relation"
         both = {"best attention head": "accuracy", "best offset": "by_offset"}
         ahead, equal = {"difference": "ahead"}, {"no difference": 0.0}
         return {
-            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=of),
+            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=title),
             "ahead": points(
                 rows,
                 ahead,
                 "attention head less offset (points)",
                 name="relation",
-                of_places=of,
+                of_places=title,
                 levels=equal,
             ),
         }
@@ -222,9 +222,9 @@ def between_words(of: Looked) -> Array:
     inside = of.words >= 0
     pieces[inside, of.words[inside]] = 1
     weights = of.maps.weights.double().cpu().numpy()
-    found: Array = (pieces / pieces.sum(axis=0).clip(1)).T @ (weights @ pieces)
-    found[..., np.arange(count), np.arange(count)] = -1
-    return found
+    weights_of_words: Array = (pieces / pieces.sum(axis=0).clip(1)).T @ (weights @ pieces)
+    weights_of_words[..., np.arange(count), np.arange(count)] = -1
+    return weights_of_words
 
 
 def relations_of_maps(
@@ -256,8 +256,8 @@ def relations_of_maps(
         attention = between_words(of)
         most = attention.argmax(axis=-1)  # (layers, heads, words)
         for word, head, relation in _arcs(of):
-            found = np.stack([most[..., word] == head, most[..., head] == word])
-            hits[relation] = hits.get(relation, 0) + found
+            hits_of_word = np.stack([most[..., word] == head, most[..., head] == word])
+            hits[relation] = hits.get(relation, 0) + hits_of_word
             seen[relation] += 1
             right = np.array([word + o == head for o in OFFSETS], np.int64)
             at_offset[relation] = at_offset.get(relation, 0) + right

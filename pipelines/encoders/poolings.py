@@ -112,7 +112,8 @@ class KeptStates:
         self, layers: Mapping[TokenPooling, Sequence[int]], hidden_size: int, where: torch.device
     ) -> None:
         self._places = {
-            kept: {layer: place for place, layer in enumerate(of)} for kept, of in layers.items()
+            pooling: {layer: place for place, layer in enumerate(of)}
+            for pooling, of in layers.items()
         }
         self._wanted = {layer for of in layers.values() for layer in of}
         self._given: set[int] = set()
@@ -126,16 +127,16 @@ class KeptStates:
         self._given.clear()
         self._lengths = lengths
         shapes = {
-            kept: (len(places), int(kept_tokens(kept, lengths).sum()), self._hidden)
-            for kept, places in self._places.items()
+            pooling: (len(places), int(kept_tokens(pooling, lengths).sum()), self._hidden)
+            for pooling, places in self._places.items()
         }
         counts = [a * b * c for a, b, c in shapes.values()]
         if self._memory.numel() < sum(counts):
             self._memory = torch.empty(sum(counts), device=self._memory.device)
         parts = self._memory[: sum(counts)].split(counts)
         self._room = {
-            kept: part.view(shape)
-            for (kept, shape), part in zip(shapes.items(), parts, strict=True)
+            pooling: part.view(shape)
+            for (pooling, shape), part in zip(shapes.items(), parts, strict=True)
         }
 
     def add(self, layer: int, state: Tensor, windows: Int64Array | None = None) -> None:
@@ -147,10 +148,10 @@ class KeptStates:
             windows: (group,) which of the batch they are, in this order; None is all of them.
         """
         lengths = self._lengths if windows is None else self._lengths[windows]
-        for kept, places in self._places.items():
+        for pooling, places in self._places.items():
             if layer in places:
-                value = state if kept == "all" else pool(state.float(), lengths, kept)
-                self._put(kept, places[layer], value, windows)
+                value = state if pooling == "all" else pool(state.float(), lengths, pooling)
+                self._put(pooling, places[layer], value, windows)
         self._given.add(layer)
 
     def add_pooler(self, layer: int, output: Tensor, windows: Int64Array | None = None) -> None:

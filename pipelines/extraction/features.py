@@ -90,13 +90,13 @@ def ensure_features(
         for tag in tags:
             for split in splits:
                 pooled = PooledSplit(workspace, tag, dataset, split, pooling)
-                found, tokens = pooled.find(), None
-                if found is not None:
-                    _check_stored(pooled, found, asked, needed)
+                stored, tokens = pooled.find(), None
+                if stored is not None:
+                    _check_stored(pooled, stored, asked, needed)
                 else:
                     job = ExtractionJob(workspace.root, tag, split, replace(new, dataset=data.name))
                     tokens = find_tokens(workspace, job, pooling)
-                wanted.append(_Wanted(pooled, found, tokens))
+                wanted.append(_Wanted(pooled, stored, tokens))
     lossy = {pooling: _lossy(pooling, wanted) for pooling in poolings}
     missing: dict[tuple[str, str, ExtractOptions, bool], list[TokenPooling]] = {}
     for pooling in poolings:
@@ -155,10 +155,10 @@ def _lossy(pooling: TokenPooling, wanted: Sequence[_Wanted]) -> bool:
     missing, so that the encoder need not be run.
     """
     mine = [one for one in wanted if one.pooled.pooling == pooling]
-    held = {one.origin(lossy=False) for one in mine if one.found is not None}
-    alike = mine if held else wanted
+    origins = {one.origin(lossy=False) for one in mine if one.found is not None}
+    alike = mine if origins else wanted
     possible = all(one.tokens is not None for one in alike if one.found is None)
-    return possible and None not in held
+    return possible and None not in origins
 
 
 def _check_stored(
@@ -174,16 +174,16 @@ def _check_stored(
     wanted |= {field: value for field, value in asked.items() if value is not None}
     there = {**found.record.provenance, "encoding": found.record.encoding}
     if difference := first_difference(there, wanted, wanted):
-        field, kept, now = difference
+        field, before, now = difference
         raise ProvenanceError(
-            f"{found.name} was extracted with {field} = {kept!r}, now it is {now!r}: use the "
+            f"{found.name} was extracted with {field} = {before!r}, now it is {now!r}: use the "
             "same, or another --store"
         )
     if lacking := sorted(set(needed).difference(found.record.layers)):
-        held = ",".join(map(str, found.record.layers))
+        layers_text = ",".join(map(str, found.record.layers))
         raise ProvenanceError(
-            f"{found.name} holds layers {held} and not {', '.join(map(str, lacking))}: give "
-            f"--layers {held} or some of them, or extract all into another --store"
+            f"{found.name} holds layers {layers_text} and not {', '.join(map(str, lacking))}: give "
+            f"--layers {layers_text} or some of them, or extract all into another --store"
         )
 
 

@@ -165,24 +165,24 @@ class SplitExtraction:
         self.contents: dict[TokenPooling, SplitContents] = {}
         seed = order_seed(workspace, job.split)
         digest = token_ids_digest(self.windows)
-        for kept in self.tokens:
-            name = StoredName(job.split, kept, data.name, bool(job.options.sites)).name
-            longest = int(self.windows.n_tokens.max()) if kept == "all" else 1
+        for pooling in self.tokens:
+            name = StoredName(job.split, pooling, data.name, bool(job.options.sites)).name
+            longest = int(self.windows.n_tokens.max()) if pooling == "all" else 1
             known = shard_capacity(self.storage, job.tag, name, longest)
-            self.contents[kept] = split_contents(
-                *(data.task, self.windows, items, kept),
+            self.contents[pooling] = split_contents(
+                *(data.task, self.windows, items, pooling),
                 seed=seed,
                 shard_tokens=job.options.shard_tokens or known,
             )
-            self.specs[kept] = SplitSpec(
+            self.specs[pooling] = SplitSpec(
                 tag=job.tag,
                 split=name,
                 encoding=job.options.encoding,
                 compression=job.options.compression,
-                layers=loaded.layers[kept],
+                layers=loaded.layers[pooling],
                 hidden_size=loaded.hidden_size,
                 provenance={
-                    **provenance(workspace, data, loaded.info, job, kept, self.source.attention),
+                    **provenance(workspace, data, loaded.info, job, pooling, self.source.attention),
                     TOKEN_IDS: digest,
                 },
             )
@@ -195,30 +195,31 @@ class SplitExtraction:
             mend: write everything beside the shards again, and ``shards`` even if they are there.
         """
         total = {
-            kept: expected_bytes(self.contents[kept].plan, self.specs[kept]) for kept in self.specs
+            pooling: expected_bytes(self.contents[pooling].plan, self.specs[pooling])
+            for pooling in self.specs
         }
         plan = next(iter(self.contents.values())).plan
         with ExitStack() as stack:
             writers: dict[TokenPooling, SplitWriter] = {}
             fresh = {
-                kept: not Ledger(self.storage, spec.tag, spec.split).exists
-                for kept, spec in self.specs.items()
+                pooling: not Ledger(self.storage, spec.tag, spec.split).exists
+                for pooling, spec in self.specs.items()
             }
-            for kept, spec in self.specs.items():
-                if self.options.sites is not None and not fresh[kept]:
-                    held = StoredSplit(self.storage, spec.tag, spec.split)
-                    check_same_sites(held, self.options.sites)
+            for pooling, spec in self.specs.items():
+                if self.options.sites is not None and not fresh[pooling]:
+                    stored = StoredSplit(self.storage, spec.tag, spec.split)
+                    check_same_sites(stored, self.options.sites)
             begun = not any(fresh.values())
             if not begun:
                 self._say(sum(total.values()))
-            self._check_space(sum(total[kept] for kept in fresh if fresh[kept]))
-            for kept, spec in self.specs.items():
+            self._check_space(sum(total[pooling] for pooling in fresh if fresh[pooling]))
+            for pooling, spec in self.specs.items():
                 again = (shards or ()) if mend else None
-                made = partial(self._calibration, kept)
-                opened = open_writer(self.storage, spec, self.contents[kept], made, mend=again)
-                writers[kept] = stack.enter_context(opened)
+                made = partial(self._calibration, pooling)
+                opened = open_writer(self.storage, spec, self.contents[pooling], made, mend=again)
+                writers[pooling] = stack.enter_context(opened)
             pending = _pending(writers, shards)
-            lacking = Counter(kept for missing in pending.values() for kept in missing)
+            lacking = Counter(pooling for missing in pending.values() for pooling in missing)
             self._check_space(sum(total[k] * n // plan.n_shards for k, n in lacking.items()))
             # only now: whatever fails before leaves the workspace with the store that it had
             self.workspace.keep_at(self.options.store)
@@ -240,25 +241,25 @@ class SplitExtraction:
                 if not mend:  # a repair is not what it takes to extract
                     costs[written.tokens].note(written.record, work.seconds / len(writers))
             infos: dict[TokenPooling, dict[str, Any]] = {}
-            for kept, cost in costs.items():
-                info = infos[kept] = writers[kept].split.info()
+            for pooling, cost in costs.items():
+                info = infos[pooling] = writers[pooling].split.info()
                 cost.bytes = info["bytes"]
         return [
             Extracted(
                 tag=str(spec.tag),
                 split=spec.split,
                 examples=len(plan),
-                shards_written=lacking[kept],
+                shards_written=lacking[pooling],
                 examples_written=sum(
-                    len(plan.examples_of(shard)) for shard, on in pending.items() if kept in on
+                    len(plan.examples_of(shard)) for shard, on in pending.items() if pooling in on
                 ),
                 seconds=time.perf_counter() - self.started,
                 encoder_seconds=work.seconds,
-                bytes=costs[kept].bytes,
+                bytes=costs[pooling].bytes,
                 pooled_from=self._pooled_from,
-                encoding_error=infos[kept]["encoding_error"],
+                encoding_error=infos[pooling]["encoding_error"],
             )
-            for kept, spec in self.specs.items()
+            for pooling, spec in self.specs.items()
         ]
 
     def _check_space(self, needed: int) -> None:
@@ -288,7 +289,7 @@ class SplitExtraction:
     def _name(self) -> str:
         """The stored splits in words."""
         first = next(iter(self.specs.values()))
-        poolings = [kept for kept in self.tokens if kept != "all"]
+        poolings = [pooling for pooling in self.tokens if pooling != "all"]
         sites = bool(self.options.sites)
         name = StoredName(self.job.split, "all", self.options.dataset, sites).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
@@ -308,18 +309,18 @@ class SplitExtraction:
             "unknown" if free is None else size(free),
         )
 
-    def _calibration(self, kept: TokenPooling) -> Calibration:
-        return self._calibrations[kept]
+    def _calibration(self, pooling: TokenPooling) -> Calibration:
+        return self._calibrations[pooling]
 
     @cached_property
     def _calibrations(self) -> Mapping[TokenPooling, Calibration]:
         """One for each kind that is kept, from one pass over the sample."""
-        found = calibrate(
+        calibrations = calibrate(
             *(self.source, self.windows, self.options.encoding),
             special=self.special,
             nonfinite=self.options.nonfinite,
         )
-        return dict(zip(self.source.tokens, found, strict=True))
+        return dict(zip(self.source.tokens, calibrations, strict=True))
 
     def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
         if self.options.scheduler is None:
@@ -328,15 +329,15 @@ class SplitExtraction:
 
         return ClusterWork(writers, self.job, self.options.scheduler)
 
-    def _cost(self, kept: TokenPooling, *, fresh: bool) -> ExtractionCost:
+    def _cost(self, pooling: TokenPooling, *, fresh: bool) -> ExtractionCost:
         """The record of what the extraction of a split costs, with the options it is made with."""
-        spec, contents = self.specs[kept], self.contents[kept]
+        spec, contents = self.specs[pooling], self.contents[pooling]
         path = self.workspace.root / "extraction" / spec.tag / f"{spec.split}.json"
         new = ExtractionCosts(
             tag=spec.tag,
             split=spec.split,
             examples=len(contents.plan),
-            tokens=kept,
+            tokens=pooling,
             layers=spec.layers,
             encoding=spec.encoding,
             compression=spec.compression,
@@ -361,10 +362,10 @@ def _pending(
 ) -> dict[int, list[TokenPooling]]:
     """The splits that lack a shard, by its number."""
     pending: dict[int, list[TokenPooling]] = {}
-    for kept, writer in writers.items():
+    for pooling, writer in writers.items():
         for shard in writer.pending():
             if shards is None or shard in shards:
-                pending.setdefault(shard, []).append(kept)
+                pending.setdefault(shard, []).append(pooling)
     return dict(sorted(pending.items()))
 
 
@@ -416,21 +417,22 @@ def calibrate(
     most = CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"]
     count = min(most, len(windows))
     rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
-    found = get_encoding(encoding)
+    encoding_to_use = get_encoding(encoding)
     calibrators = {
-        kept: Calibrator(found, _kinds(kept, windows, rows, special)) for kept in encoder.tokens
+        pooling: Calibrator(encoding_to_use, _kinds(pooling, windows, rows, special))
+        for pooling in encoder.tokens
     }
     added = dict.fromkeys(encoder.tokens, 0)
     for batch in encoder.batches(windows.n_tokens[rows]):
         states = encoder(windows, rows[batch])
-        for kept, hidden_states in zip(encoder.tokens, states, strict=True):
+        for pooling, hidden_states in zip(encoder.tokens, states, strict=True):
             finite = torch.isfinite(hidden_states).all(dim=-1)
             whole = finite.all(dim=1)
             if nonfinite == "error" and not bool(whole.all()):
-                lengths = encoder.kept(kept, windows.n_tokens[rows[batch]])
+                lengths = encoder.kept(pooling, windows.n_tokens[rows[batch]])
                 _raise_non_finite(finite, rows[batch], lengths)
-            calibrators[kept].add(hidden_states, whole)
-            added[kept] += int(whole.sum())
+            calibrators[pooling].add(hidden_states, whole)
+            added[pooling] += int(whole.sum())
     if not all(added.values()):
         raise NonFiniteError(
             f"each token of {len(rows)} windows has NaN or infinity in a hidden state: check the "
@@ -440,10 +442,10 @@ def calibrate(
 
 
 def _kinds(
-    kept: TokenPooling, windows: Windows, rows: npt.NDArray[np.int64], special: Collection[int]
+    pooling: TokenPooling, windows: Windows, rows: npt.NDArray[np.int64], special: Collection[int]
 ) -> npt.NDArray[np.str_]:
     """The kind of each vector that is kept of some windows: poolings are all of one."""
-    if kept != "all":
+    if pooling != "all":
         return np.full(len(rows), POOLED)
     first, lengths = windows.first_token[rows], windows.n_tokens[rows]
     spans = [np.arange(start, start + n) for start, n in zip(first, lengths, strict=True)]

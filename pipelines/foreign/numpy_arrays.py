@@ -186,17 +186,17 @@ def load_array(path: Path) -> npt.NDArray[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of headers of old versions, and sizes that overflow
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # the header is parsed as Python's, which fails in many ways
         raise InputError(f"{path} is no whole .npy file of numbers: {error}") from None
-    if not isinstance(found, np.ndarray) or not found.ndim:
+    if not isinstance(array, np.ndarray) or not array.ndim:
         raise InputError(f"{path} is no array of hidden states: give .npy files of one array each")
-    if not found.size or found.dtype.kind not in "biuf":
+    if not array.size or array.dtype.kind not in "biuf":
         raise InputError(
-            f"{path} holds {found.dtype} of shape {found.shape}: give an array of numbers, no axis "
+            f"{path} holds {array.dtype} of shape {array.shape}: give an array of numbers, no axis "
             "of which is 0"
         )
-    return found
+    return array
 
 
 def load_raw(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -407,8 +407,8 @@ def _tokenizer(split: ActivationSplit, given: str | None) -> Any:
     if name is None:
         name, revision = str(made_from.get("model")), made_from.get("model_revision")
     local = Path(name).expanduser()
-    found = local if local.is_dir() else fetch(name, None if revision is None else str(revision))
-    tokenizer = load_tokenizer(found)
+    folder = local if local.is_dir() else fetch(name, None if revision is None else str(revision))
+    tokenizer = load_tokenizer(folder)
     if tokenizer_digest(tokenizer) != made_from.get("tokenizer_sha256"):
         raise InputError(
             f"the tokenizer of {name} is not the one that {split.name} was made with: name the "

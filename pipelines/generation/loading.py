@@ -208,14 +208,14 @@ def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
     Raises:
         InputError: there is none, its family cannot generate, or its weights lack a part.
     """
-    found = find_pretrained(name, revision)
-    tokenizer = load_tokenizer(found.folder)
-    model, missing = load_reported(found.folder, AutoModelForCausalLM)
+    pretrained = find_pretrained(name, revision)
+    tokenizer = load_tokenizer(pretrained.folder)
+    model, missing = load_reported(pretrained.folder, AutoModelForCausalLM)
     if missing:
         raise InputError(
-            f"the weights in {found.folder} lack {counted(len(missing), 'part')} of a decoder with "
-            f"its output layer, such as {missing[0]}: they are those of a model that writes no "
-            "text; take a checkpoint of a causal language model, such as openai-community/gpt2"
+            f"the weights in {pretrained.folder} lack {counted(len(missing), 'part')} of a decoder "
+            f"with its output layer, such as {missing[0]}: they are those of a model that writes "
+            "no text; take a checkpoint of a causal language model, such as openai-community/gpt2"
         )
     stops = _stops(model, tokenizer)
     return LoadedDecoder(
@@ -224,10 +224,10 @@ def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
         dimensions(model.config, tokenizer).max_length,
         stops,
         {
-            "model": found.name_or_path,
-            "model_revision": found.revision,
-            "weights_sha256": weights_digest(found.folder),
-            "config_sha256": sha256_of_files([found.folder / "config.json"]),
+            "model": pretrained.name_or_path,
+            "model_revision": pretrained.revision,
+            "weights_sha256": weights_digest(pretrained.folder),
+            "config_sha256": sha256_of_files([pretrained.folder / "config.json"]),
             "stop_ids": ",".join(map(str, stops)),
         },
     )

@@ -89,8 +89,8 @@ def require_seeds(root: Path) -> list[Workspace]:
         WorkspaceError: as there, or it holds none.
         InputError: it is a file.
     """
-    if found := find_seeds(root):
-        return found
+    if seeds := find_seeds(root):
+        return seeds
     raise WorkspaceError(
         f"{root} {'holds no runs' if root.is_dir() else 'does not exist'}: a folder of runs has a "
         f"workspace for each seed ({_PREFIX}0, {_PREFIX}1, …), which `bertvision repeat --seeds 5 "

@@ -261,27 +261,30 @@ def read_method(text: str) -> Method:
         )
         command = BERT_COMMAND
     else:  # what the seeds have together decides, so that the same is taken of each
-        meant = find_system([*{label(r): r for of in results for r in of}.values()], system)
+        meant = find_system(
+            [*{label(r): r for results_of_seed in results for r in results_of_seed}.values()],
+            system,
+        )
         written, command = label(meant), meant.command
-    runs, unfinished, found = [], [], []
-    for workspace, of in zip(workspaces, results, strict=True):
+    runs, unfinished, failed = [], [], []
+    for workspace, results_of_seed in zip(workspaces, results, strict=True):
         seed = workspace.config.finetune.seed
-        if (result := next((r for r in of if label(r) == written), None)) is None:
+        if (result := next((r for r in results_of_seed if label(r) == written), None)) is None:
             again = f"{command} --workspace {shlex.quote(str(workspace.root))}"
             unfinished.append(Unfinished(seed, again))
         else:
-            found.append(result)
+            failed.append(result)
             runs.append(_run(workspace, result))
-    if not found:
+    if not failed:
         raise WorkspaceError(
             f"{root}: none of its runs is scored yet; `{unfinished[0].command}` finishes the first"
         )
     config = workspaces[0].config
-    compared = [_compared(workspace, result) for result in found]
+    compared = [_compared(workspace, result) for result in failed]
     for other in compared[1:]:
         _check(root, root, compared[0], other)
     metric = compared[0]["metric"]
-    every = [headline(result.rules) for result in found]
+    every = [headline(result.rules) for result in failed]
     trivial = first_trivial_score(every, metric)
     return Method(
         name=root.name if system is None else f"{root.name}@{system}",
@@ -476,9 +479,9 @@ def _row(method: Method, first: Method, trivial: float) -> dict[str, Any]:
         row[key] = None if None in values else statistics.fmean(values)
         if row[key] == values[0]:
             row[key] = values[0]  # the same number for each seed stays the integer it is
-    found = welch(scores, [run.score for run in first.runs]) if method is not first else None
-    row["difference"] = None if found is None else found.value
-    row["difference_low"] = None if found is None else found.low
-    row["difference_high"] = None if found is None else found.high
-    row["no_interval"] = None if found is None else found.why
+    difference = welch(scores, [run.score for run in first.runs]) if method is not first else None
+    row["difference"] = None if difference is None else difference.value
+    row["difference_low"] = None if difference is None else difference.low
+    row["difference_high"] = None if difference is None else difference.high
+    row["no_interval"] = None if difference is None else difference.why
     return row

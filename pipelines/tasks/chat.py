@@ -166,7 +166,7 @@ def _dated(template: str, date: str | None) -> str:
     now = datetime.combine(as_date(date), time(12))
     codes = [f"%{flag}{code}" for flag in ("-", "") for code in _CODES]
     written = [("%%", "\0"), *((code, now.strftime(code)) for code in codes), ("\0", "%")]
-    pairs = ", ".join(f"[{_literal(of)}, {_literal(to)}]" for of, to in written)
+    pairs = ", ".join(f"[{_literal(begin)}, {_literal(to)}]" for begin, to in written)
     return _with(
         f"{{% macro {_CLOCK}(format) %}}{{% set of = namespace(text=format) %}}"
         f"{{% for code, value in [{pairs}] %}}{{% set of.text = of.text.replace(code, value) %}}"
@@ -362,10 +362,10 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
         if not completion:
             raise InputError("the completion is empty")
         return Chat(name, None, prompt, completion)
-    kept = read_messages(fields)
-    if all(message["role"] != "assistant" for message in kept):
+    messages = read_messages(fields)
+    if all(message["role"] != "assistant" for message in messages):
         raise InputError("has no message of the role 'assistant'")
-    return Chat(name, json.dumps(kept, ensure_ascii=False))
+    return Chat(name, json.dumps(messages, ensure_ascii=False))
 
 
 def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -364,12 +364,12 @@ def _first_pieces(pieces: Sequence[_Piece], max_length: int) -> list[_Piece]:
 
 def _filled(lengths: Int32Array, most: int) -> Int32Array:
     """The first piece of each window, where a window takes the next piece while there is room."""
-    begins, held = [], most
+    begins, length = [], most
     for i, n in enumerate(lengths.tolist()):
-        if held + n > most:
+        if length + n > most:
             begins.append(i)
-            held = 0
-        held += n
+            length = 0
+        length += n
     return np.array(begins, np.int32)
 
 

@@ -90,25 +90,25 @@ def read_paragraphs(path: Path, *, skip_bad: bool = False) -> TaskData:
     if Path(path.name.removesuffix(".gz")).suffix == ".json":
         data = read_squad(path, skip_bad=skip_bad)
         contexts = dict.fromkeys(question.context for question in data.questions)
-        found, digest = [_END.split(" ".join(x.split())) for x in contexts], data.sha256
+        paragraphs, digest = [_END.split(" ".join(x.split())) for x in contexts], data.sha256
     else:
         text, digest = read_text(path)
-        found = [*_blocks(text)]
+        paragraphs = [*_blocks(text)]
     items = [
         Paragraph(f"paragraph {i}", tuple(sentences))
-        for i, sentences in enumerate(found, 1)
+        for i, sentences in enumerate(paragraphs, 1)
         if 2 <= len(sentences) <= MOST_SENTENCES and len(set(sentences)) == len(sentences)
     ]
     why = (
-        f"{len(found) - len(items)} of {counted(len(found), 'paragraph')} in {path} have one "
-        f"sentence, more than {MOST_SENTENCES}, or the same one twice, and no order to be found"
+        f"{len(paragraphs) - len(items)} of {counted(len(paragraphs), 'paragraph')} in {path} have "
+        f"one sentence, more than {MOST_SENTENCES}, or the same one twice, and no order to be found"
     )
     if not items:
         raise InputError(
             f"{why}: none is left; a text has a sentence in each line, and a blank "
             "line between paragraphs"
         )
-    if len(items) < len(found):
+    if len(items) < len(paragraphs):
         log.warning("%s: they are left out", why)
     return TaskData(items, digest, [])
 

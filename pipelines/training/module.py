@@ -303,9 +303,9 @@ class HeadsModule(pl.LightningModule):
                 f"{self.trainer.ckpt_path} belongs to another run: delete it to start again"
             )
         for run in self.runs:
-            held = checkpoint["heads"][run.name]
-            self.steps[run] = held["steps"]
-            self.own_seconds[run] = held.get("own_seconds", [])  # earlier versions kept their sum
-            self._waiting[run.name] = held["waiting"]
-            if held["diverged"]:
+            state = checkpoint["heads"][run.name]
+            self.steps[run] = state["steps"]
+            self.own_seconds[run] = state.get("own_seconds", [])  # earlier versions kept their sum
+            self._waiting[run.name] = state["waiting"]
+            if state["diverged"]:
                 self.diverged.add(run)

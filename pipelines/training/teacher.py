@@ -75,14 +75,14 @@ class TeacherFile(NamedTuple):
             )
         try:
             with safe_open(path, framework="numpy") as file:
-                held = (file.metadata() or {}).get("weights_sha256", "nothing")
+                digest = (file.metadata() or {}).get("weights_sha256", "nothing")
         except (OSError, SafetensorError) as error:
             raise WorkspaceError(
                 f"{path} is damaged ({error}): `{command}` makes it again"
             ) from None
-        if held != weights:
+        if digest != weights:
             raise ProvenanceError(
-                f"{path} is of a teacher with the weights {held[:12]}…, and {tag} now has "
+                f"{path} is of a teacher with the weights {digest[:12]}…, and {tag} now has "
                 f"{weights[:12]}…: `{command}` computes its logits anew"
             )
         return cls(path, weights, command)
@@ -151,8 +151,8 @@ class Teacher:
             where ``examples`` are.
         """
         if self._last is None or self._last[0] is not examples:
-            found = {name: of.to(examples.device) for name, of in self._gathered(examples).items()}
-            self._last = examples, found
+            arrays = {name: of.to(examples.device) for name, of in self._gathered(examples).items()}
+            self._last = examples, arrays
         return self._last[1]
 
     def _gathered(self, examples: Tensor) -> dict[str, Tensor]:

@@ -109,28 +109,32 @@ class Exits(Variant):
         """
         text = str(self.argument)
         parts = [str(n) for n in range(1, depth)] if text == "all" else text.split("+")
-        found: dict[int, float] = {}
+        weights: dict[int, float] = {}
         try:
             for part in parts:
                 layer, equals, weight = part.partition("=")
                 if equals and not self.weighted:
                     raise ValueError
                 value = float(weight) if equals else 1.0
-                if not 1 <= int(layer) <= depth or int(layer) in found or not 0 <= value < math.inf:
+                if (
+                    not 1 <= int(layer) <= depth
+                    or int(layer) in weights
+                    or not 0 <= value < math.inf
+                ):
                     raise ValueError
-                found[int(layer)] = value
+                weights[int(layer)] = value
         except ValueError:
-            found = {}
-        found.setdefault(depth, 1.0)
-        if len(found) < 2 or not found[depth]:
+            weights = {}
+        weights.setdefault(depth, 1.0)
+        if len(weights) < 2 or not weights[depth]:
             shape = "LAYER=WEIGHT+LAYER" if self.weighted else "LAYER+LAYER"
             raise InputError(
                 f"--variant {self}: give {self.name}:all or {self.name}:{shape}, with some of the "
                 f"layers 1 to {depth - 1} once each; layer {depth}, the last, has the task's own "
                 "output layer" + (", whose weight must be above 0" * self.weighted)
             )
-        total = sum(found.values())
-        return {layer: found[layer] / total for layer in sorted(found)}
+        total = sum(weights.values())
+        return {layer: weights[layer] / total for layer in sorted(weights)}
 
     def build(self, model: PreTrainedModel) -> None:
         """See `Variant.build`."""

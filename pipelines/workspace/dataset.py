@@ -97,17 +97,17 @@ class Dataset:
         recorded = self.data[split]
         origin = split if self.finetune is None else source_split(split, self.config)
         try:
-            found = self.task.read(self.source(split), origin, self.config)
+            data = self.task.read(self.source(split), origin, self.config)
         except InputError as error:
             raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
-        if found.sha256 != recorded.sha256:
+        if data.sha256 != recorded.sha256:
             raise WorkspaceError(
                 f"{recorded.source} changed since it was first read for this workspace (sha256 "
-                f"{found.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
+                f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
                 "or start another --workspace"
             )
         out = {*recorded.misfits, *recorded.shared}
-        items = [item for item in found.items if item.id not in out] if out else found.items
+        items = [item for item in data.items if item.id not in out] if out else data.items
         if self.finetune is None:
             return items
         return select_items(items, split, self.config, self.finetune, self.task)
@@ -239,15 +239,15 @@ def planned_dataset(
     added = Dataset(name, kind, config, data, None, root, items)
     if not there:
         return added
-    held = read_dataset(root, name)
-    if difference := first_difference(_told(held), _told(added)):
+    record = read_dataset(root, name)
+    if difference := first_difference(_told(record), _told(added)):
         setting, before, here = difference
         raise WorkspaceError(
             f"data set {name} of {root} was added with {setting} = {before!r}, now it is "
             f"{here!r}: leave the option out, use another --workspace, or delete "
             f"{record_path(root, name)} and what was made from it"
         )
-    return held
+    return record
 
 
 def check_own(own: Dataset, source: str) -> None:
@@ -260,12 +260,12 @@ def check_own(own: Dataset, source: str) -> None:
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
     for split, recorded in own.data.items():
-        found = own.task.read(source, source_split(split, own.config), own.config)
-        if found.sha256 != recorded.sha256:
+        data = own.task.read(source, source_split(split, own.config), own.config)
+        if data.sha256 != recorded.sha256:
             raise WorkspaceError(
                 f"--data {source} is not what this workspace was fine-tuned on: its own data of "
                 f"{own.config.name}, split {split}, are {recorded.source} (sha256 "
-                f"{recorded.sha256[:12]}…, here {found.sha256[:12]}…): leave --data out to use "
+                f"{recorded.sha256[:12]}…, here {data.sha256[:12]}…): leave --data out to use "
                 "them, or look at the other data in another --workspace"
             )
 

@@ -201,15 +201,15 @@ class SentenceRows:
         return text
 
 
-def require_fields(found: list[str], names: Sequence[str]) -> list[str]:
+def require_fields(fields: list[str], names: Sequence[str]) -> list[str]:
     """Return the fields of a row if there is one for each name.
 
     Raises:
         InputError: there are more or fewer.
     """
-    if len(found) != len(names):
-        raise InputError(f"has {len(found)} fields, expected are {len(names)}: {', '.join(names)}")
-    return found
+    if len(fields) != len(names):
+        raise InputError(f"has {len(fields)} fields, expected are {len(names)}: {', '.join(names)}")
+    return fields
 
 
 def sorted_classes(labels: Iterable[str]) -> tuple[str, ...]:

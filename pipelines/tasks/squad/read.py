@@ -198,10 +198,10 @@ def _answer(answer: Any, context: str, at: str) -> Answer:
     if not text:
         raise InputError(f"{at}.text: is empty")
     if start < 0 or not context.startswith(text, start):
-        found = context[start : start + len(text)] if start >= 0 else ""
+        text_there = context[start : start + len(text)] if start >= 0 else ""
         raise InputError(
-            f"{at}.answer_start: {start} does not match: the context has {_short(found)} there, "
-            f"not the answer {_short(text)}"
+            f"{at}.answer_start: {start} does not match: the context has {_short(text_there)} "
+            f"there, not the answer {_short(text)}"
         )
     return Answer(text, start)
 
