@@ -37,8 +37,8 @@ def main(*named: str) -> None:
     for text in named:
         name, _, folder = text.partition("=")
         run = {"encoder": name.rsplit("-", 2)[0], **collected(Path(folder))}
-        found = json.dumps(run, indent=None, separators=(",", ":"))
-        (FOLDER / f"{name}.json").write_text(found + "\n", encoding="utf-8")
+        written = json.dumps(run, indent=None, separators=(",", ":"))
+        (FOLDER / f"{name}.json").write_text(written + "\n", encoding="utf-8")
 
 
 def collected(folder: Path) -> dict[str, Any]:

@@ -258,13 +258,13 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
     for pattern in PATTERNS:
         first = True
         for place in places:
-            of = sorted(
+            with_verdict = sorted(
                 (r for r in runs if (r["encoder"], r["task"]) == place and _measured(r, pattern)),
                 key=lambda run: run["seed"],
             )
-            if not of:
+            if not with_verdict:
                 continue
-            effects = [pattern.effect(run) for run in of]
+            effects = [pattern.effect(run) for run in with_verdict]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
             decided = len(said) == 1 and not pattern.confounded
             doubt = f" ({pattern.confounded})" if pattern.confounded else ""

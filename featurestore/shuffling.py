@@ -319,12 +319,12 @@ def _values(source: ActivationSplit, seed: int) -> Values:
     plan = source.plan
     order = np.random.default_rng(seed).permutation(plan.total_tokens)
     on_axis = _on_axis(plan)
-    found: Values = {}
+    entries: Values = {}
     for name, array in source.record.arrays.items():
         make = partial(source.array, name)
         if array.dims[0] == "token":
             make = partial(_moved, source, name, on_axis, order)
-        found[name] = make, array.dims
+        entries[name] = make, array.dims
     n = plan.n_tokens.astype(np.int64)
 
     def placed(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
@@ -338,7 +338,9 @@ def _values(source: ActivationSplit, seed: int) -> Values:
     def positions() -> npt.NDArray[Any]:
         return placed(order - np.repeat(np.cumsum(n) - n, n)[order], int(n.max()))
 
-    return found | dict(zip(PLACES, ((examples, ("token",)), (positions, ("token",))), strict=True))
+    return entries | dict(
+        zip(PLACES, ((examples, ("token",)), (positions, ("token",))), strict=True)
+    )
 
 
 def _moved(

@@ -127,8 +127,8 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    found = run(space, own, tag, options, overwrite=overwrite, logger=logger)
-    return Rows(found, trained_table)
+    results = run(space, own, tag, options, overwrite=overwrite, logger=logger)
+    return Rows(results, trained_table)
 
 
 def asked_training(
@@ -159,8 +159,8 @@ def asked_training(
     tag = None if checkpoint is None else parse_tag(checkpoint)
     check_new_heads(space, runs)
     if tag is None:
-        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
-        stored = (name for name, splits in space.stored().items() if held & set(splits))
+        stored_splits = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        stored = (name for name, splits in space.stored().items() if stored_splits & set(splits))
         tag = only_tag(stored, "activations of train")
     check_training_data(space, runs, tag, options.layers)
     return runs, tag
@@ -270,11 +270,11 @@ def _dimensions(
     workspace: StrPath | None, layers: int | None, hidden: int | None
 ) -> tuple[int, int, str]:
     """Hidden states, their width, and a line that says whose these are."""
-    whose, found = "BERT-large", (25, 1024)
+    whose, shape = "BERT-large", (25, 1024)
     if layers is None or hidden is None:
         try:
             model = find_workspace(workspace).config.model
-            whose, found = (
+            whose, shape = (
                 "the workspace's encoder",
                 (model.num_hidden_layers + 1, model.hidden_size),
             )
@@ -283,7 +283,7 @@ def _dimensions(
                 raise
     if layers is not None or hidden is not None:
         whose = "an encoder"
-    layers, hidden = found[0] if layers is None else layers, found[1] if hidden is None else hidden
+    layers, hidden = shape[0] if layers is None else layers, shape[1] if hidden is None else hidden
     return layers, hidden, f"for {whose}: {layers} hidden states of width {hidden:,}"
 
 

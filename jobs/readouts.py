@@ -129,13 +129,13 @@ def probe(
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     place, source = text_of(store), text_of(data)
-    found = []
+    measured = []
     with ExitStack() as added:
         for space, dataset in [
             added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
             for name in tasks
         ]:
-            found += run(
+            measured += run(
                 space.at(place),
                 dataset,
                 tags,
@@ -151,7 +151,7 @@ def probe(
                 scheduler=scheduler,
                 memory=int(memory * _GIB),
             )
-    rows = probe_rows(found)
+    rows = probe_rows(measured)
     return Rows(map(Row, rows), probe_table, probe_charts)
 
 
@@ -187,8 +187,8 @@ def probe_table(rows: Sequence[Values]) -> str:
         best = {r["pooling"]: r for r in by_pooling if r["best"]}
         line += [_cell(best.get(p), layer=True) for p in poolings]
         for text in joined:
-            of = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
-            line += [_cell(of.get(p), layer=False) for p in poolings]
+            by_layers = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
+            line += [_cell(by_layers.get(p), layer=False) for p in poolings]
         for more in shown:
             line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
         lines.append(line)
@@ -385,11 +385,11 @@ def similarity(
     from bertvision.pipelines.readouts.similarity_results import similarity as run
     from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
 
-    found = []
+    measured = []
     for space, dataset, name in [
         (*open_data(root, encoder, name, text_of(data)), name) for name in tasks
     ]:
-        found += run(
+        measured += run(
             space.at(text_of(store)),
             dataset or name,
             tags,
@@ -402,5 +402,5 @@ def similarity(
             precision=precision,
             scheduler=scheduler,
         )
-    rows = similarity_rows(found)
+    rows = similarity_rows(measured)
     return Rows(map(Row, rows), table)

@@ -135,14 +135,14 @@ def table(
     if name is None:
         tables = read_tables(space, intervals=False).values()
         rows = [{"table": t.name, "rows": len(t.rows), "title": t.title} for t in tables]
-        found: Rows[Row] = Rows(map(Row, rows), _list_of_tables)
+        listed: Rows[Row] = Rows(map(Row, rows), _list_of_tables)
     else:
         shown = find_table(space, name, others)
-        found = Rows(
+        listed = Rows(
             [Row({key: row.get(key) for key in shown.keys()}) for row in shown.rows],  # noqa: SIM118
             lambda rows: replace(shown, rows=rows).text(),
         )
-    return found
+    return listed
 
 
 def _check_beside(name: str | None, space: Workspace, others: Sequence[Workspace]) -> None:

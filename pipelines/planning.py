@@ -119,11 +119,11 @@ def extraction_rate(
         )
 
     costs = _records(workspace.root.glob("extraction/*/*.json"), ExtractionCosts)
-    measured = [(path, found) for path, found in costs if alike(found)]
+    measured = [(path, record) for path, record in costs if alike(record)]
     if not measured:
         return None
-    path, found = max(measured, key=lambda x: (x[1].split == name, x[1].examples_written))
-    return Rate(found.seconds / found.examples_written, _seen(workspace, path))
+    path, record = max(measured, key=lambda x: (x[1].split == name, x[1].examples_written))
+    return Rate(record.seconds / record.examples_written, _seen(workspace, path))
 
 
 def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
@@ -144,10 +144,10 @@ def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
     for tag, name in trained_heads(workspace):
         folder = workspace.head_dir(tag, name)
         try:
-            found, metrics = read_run_config(folder), read_run_metrics(folder)
+            run_config, metrics = read_run_config(folder), read_run_metrics(folder)
         except BertvisionError:
             continue  # the commands that need it say what is wrong
-        if _work(found) == _work(config) and metrics.steps > (best[0] if best else 0):
+        if _work(run_config) == _work(config) and metrics.steps > (best[0] if best else 0):
             seen = _seen(workspace, folder / "metrics.json")
             best = metrics.steps, Rate(metrics.own_seconds / metrics.steps, seen)
     return None if best is None else best[1]
@@ -484,12 +484,12 @@ def plan_sweep(
     kinds, sources, targets = combinations(
         workspace, options.named(runs), trained_on, checkpoints, split
     )
-    found: list[PlannedRun] = []
+    planned_runs: list[PlannedRun] = []
     passes = evaluations = 0
     for kind, group in kinds.items():
         for source in sources[kind]:
             planned = plan_training(workspace, group, source, options)
-            found += planned.runs
+            planned_runs += planned.runs
             passes += planned.passes
             for run, row in zip(group, planned.runs, strict=True):
                 evaluations += sum(
@@ -502,7 +502,7 @@ def plan_sweep(
                     )
                     for target in targets[kind]
                 )
-    return TrainingPlan(found, passes, evaluations)
+    return TrainingPlan(planned_runs, passes, evaluations)
 
 
 def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:

@@ -207,14 +207,14 @@ class ShardRing:
         self,
         split: SplitReader,
         positions: Sequence[int],
-        kept: KeptTokens,
+        selection: KeptTokens,
         pieces: Iterator[Piece],
         memory: ShardMemory,
         most: int,
         early: int,
         threads: int,
     ) -> None:
-        self._split, self._positions, self._kept = split, positions, kept
+        self._split, self._positions, self._kept = split, positions, selection
         self._pieces = pieces
         self._memory, self._most, self._early = memory, most, early
         self._threads = Threads(threads, "bertvision-tokens")

@@ -127,16 +127,18 @@ def attention_maps(
             with autocast(precision, where):
                 output = model(**batch.to(where).inputs, output_attentions=True)
             maps = output.attentions or ()
-            if len(maps) != layers or any(of.shape[1:] != (heads, longest, longest) for of in maps):
+            if len(maps) != layers or any(
+                one.shape[1:] != (heads, longest, longest) for one in maps
+            ):
                 raise InputError(
                     f"{model.config.model_type} gives attention of the shapes "
-                    f"{[tuple(of.shape) for of in maps if of is not None]}, where {layers} layers "
-                    f"of {heads} attention heads over {longest} tokens are needed: its attention "
-                    "cannot be measured"
+                    f"{[tuple(one.shape) for one in maps if one is not None]}, where {layers} "
+                    f"layers of {heads} attention heads over {longest} tokens are needed: its "
+                    "attention cannot be measured"
                 )
             for i, row in enumerate(order[done : done + size].tolist()):
                 n = int(windows.n_tokens[row])
-                weights = torch.stack([of[i, :, :n, :n] for of in maps]).float()
+                weights = torch.stack([one[i, :, :n, :n] for one in maps]).float()
                 yield WindowMaps(row, windows.input_ids[first[row] : first[row] + n], weights)
             done += size
             bar.update(len(batch.input_ids))
@@ -218,8 +220,8 @@ class AttentionResult(AnalysisResult):
     def shown(self) -> list[dict[str, Any]]:
         """A row for each layer: its mean entropy, and its strongest heads."""
 
-        def strongest(of: Array, at: int) -> str:
-            return f"{of[at]:.3f} (head {self.heads[at]})"
+        def strongest(values: Array, at: int) -> str:
+            return f"{values[at]:.3f} (head {self.heads[at]})"
 
         rows: list[dict[str, Any]] = []
         for i, layer in enumerate(self.layers):

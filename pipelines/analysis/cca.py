@@ -316,8 +316,8 @@ def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[A
 
 def _svcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
     """The mean correlation of the directions that are kept; NaN where there are none."""
-    kept = m[: x.kept, : y.kept]
-    gram = kept @ kept.T if len(kept) < kept.shape[1] else kept.T @ kept
+    block = m[: x.kept, : y.kept]
+    gram = block @ block.T if len(block) < block.shape[1] else block.T @ block
     return float(np.sqrt(np.linalg.eigvalsh(gram).clip(0, 1)).mean()) if gram.size else np.nan
 
 
@@ -338,10 +338,10 @@ def _pwcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
 
 
 def _moments(*blocks: Block) -> list[Moments]:
-    found = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
-    for moments, block in zip(found, blocks, strict=True):
+    partial = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
+    for moments, block in zip(partial, blocks, strict=True):
         moments.add(block)
-    return found
+    return partial
 
 
 def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:

@@ -61,7 +61,7 @@ class Bases(NamedTuple):
         for i in range(layers):
             centred[i] = decomposed[i].eigenvectors[:, ::-1][:, removed:]
             raw[i] = decomposed[layers + i].eigenvectors
-        variances = np.stack([of.eigenvalues[::-1] for of in decomposed[:layers]])
+        variances = np.stack([one.eigenvalues[::-1] for one in decomposed[:layers]])
         return cls(moments.mean, raw, centred, variances)
 
 
@@ -119,10 +119,13 @@ class Partition(NamedTuple):
             bases: of all vectors.
         """
         # what came from another worker may begin at any byte, and products of it round otherwise
-        planes = [np.require(of, requirements=("C", "A")) for of in bases[:3]]
+        planes = [np.require(plane, requirements=("C", "A")) for plane in bases[:3]]
         partition: Partition | None = None
         for part in parts(block):
-            layers = [_layer(part[:, i], *of) for i, of in enumerate(zip(*planes, strict=True))]
+            layers = [
+                _layer(part[:, i], *bases_of_layer)
+                for i, bases_of_layer in enumerate(zip(*planes, strict=True))
+            ]
             of_part = _stacked(layers)
             partition = of_part if partition is None else partition.merge(of_part)
         return partition
@@ -172,14 +175,18 @@ def _layer(vectors: Block, mean: Array, raw: Block, centred: Block) -> Partition
 def _stacked(layers: Sequence[Partition]) -> Partition:
     """Sums of several layers, with an axis of layers in front."""
     raw, corrected = (
-        LogSum(np.stack([of.largest for of in sums]), np.stack([of.total for of in sums]))
-        for sums in ([of.raw for of in layers], [of.corrected for of in layers])
+        LogSum(
+            np.stack([layer.largest for layer in sums]), np.stack([layer.total for layer in sums])
+        )
+        for sums in ([layer.raw for layer in layers], [layer.corrected for layer in layers])
     )
-    n_unit, sum_unit = (np.stack(of) for of in zip(*(of[2:] for of in layers), strict=True))
+    n_unit, sum_unit = (
+        np.stack(layer) for layer in zip(*(layer[2:] for layer in layers), strict=True)
+    )
     return Partition(raw, corrected, n_unit, sum_unit)
 
 
-def _ratio(of: LogSum) -> Array:
-    value = of.value()
+def _ratio(log_sum: LogSum) -> Array:
+    value = log_sum.value()
     ratio: Array = value.min(axis=1) - value.max(axis=1)
     return ratio

@@ -232,14 +232,14 @@ def cloze(
         encoder = Encoder(alone, {"all": [last]}, "32")
 
         def states(made: Prompts) -> Floats:
-            windows, found = made.windows, []
+            windows, states = made.windows, []
             rows = np.arange(len(windows))
             for batch in encoder.batches(windows.n_tokens):
                 (of_tokens,) = encoder(windows, rows[batch])
                 lengths = windows.n_tokens[batch].astype(np.int64)
                 first = np.cumsum(lengths) - lengths
-                found.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
-            return np.concatenate(found)
+                states.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
+            return np.concatenate(states)
 
         return cloze_of_items(
             asked,
@@ -362,8 +362,8 @@ def cloze_of_items(
     }
     members = _members(asked)
     means = {
-        name: np.array([_mean(of[rows]) for rows in members.values()])
-        for name, of in scores.items()
+        name: np.array([_mean(values[rows]) for rows in members.values()])
+        for name, values in scores.items()
     }
     ends = [
         paired_bootstrap(p1, np.zeros_like(p1), resamples=resamples, seed=seed)
@@ -417,7 +417,7 @@ def _rank(
     rows: Sequence[int],
     features: Floats,
     decoder: Decoder,
-    found: _Answered,
+    answers: _Answered,
 ) -> None:
     """Fill in ranks, of all items with the same candidates at a time."""
     alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -429,8 +429,8 @@ def _rank(
         own = np.array([asked[i].answer for i in members])
         as_large = logits >= np.take_along_axis(logits, own[:, None], axis=1)
         places = [rows[i] for i in members]
-        found.rank[places] = as_large.sum(axis=1)
-        found.first[places] = logits.argmax(axis=1)
+        answers.rank[places] = as_large.sum(axis=1)
+        answers.first[places] = logits.argmax(axis=1)
 
 
 def _shuffled(text: str, random: np.random.Generator) -> str | None:
@@ -446,10 +446,10 @@ def _shuffled(text: str, random: np.random.Generator) -> str | None:
     return " ".join(mixed)
 
 
-def _negated(found: _Asked, vocabulary: Vocabulary) -> str | None:
+def _negated(item: _Asked, vocabulary: Vocabulary) -> str | None:
     """The negated text, where the candidates are the same tokens in it."""
-    text = found.item.negated
-    if text is None or tuple(vocabulary.tokens(text, found.words).values()) != found.tokens:
+    text = item.item.negated
+    if text is None or tuple(vocabulary.tokens(text, item.words).values()) != item.tokens:
         return None
     return text
 

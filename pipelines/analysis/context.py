@@ -314,18 +314,18 @@ def context_of_arrays(
             f"{len(samples.uses.groups)} words and {len(samples.windows)} windows are sampled: "
             "context compares two words or more; give more --tokens"
         )
-    found = []
+    scores = []
     with use_scheduler(scheduler, "context"):
         for snapshot, states in snapshots.items():
             places = None if rows is None else rows[snapshot]
-            found.append(_measured(states, samples, places))
-    columns = {field: np.array([of[field] for of in found]) for field in found[0]}
+            scores.append(_measured(states, samples, places))
+    columns = {field: np.array([score[field] for score in scores]) for field in scores[0]}
     if numbers[0] != 0:  # what is compared with is not the output of the embeddings
         for field in ("static_similarity", "static_baseline"):
             columns[field] = np.full_like(columns[field], np.nan)
     uses = samples.uses
     return ContextResult(
-        **{field: of for field, of in columns.items() if field != "chance"},
+        **{field: column for field, column in columns.items() if field != "chance"},
         chance=float(columns["chance"][0]),
         positions=tuple(samples.positions),
         snapshots=tuple(snapshots),
@@ -351,11 +351,14 @@ def _measured(states: da.Array, samples: Samples, rows: Rows | None) -> dict[str
     """The statistics of a snapshot, by field."""
     kinds = samples.uses.groups, samples.uses.random, samples.windows, samples.at
     groups = [
-        Groups.of(states, [of if rows is None else rows[of] for of in kind]) for kind in kinds
+        Groups.of(
+            states, [rows_of_set if rows is None else rows[rows_of_set] for rows_of_set in kind]
+        )
+        for kind in kinds
     ]
-    held = hold(*(of.blocks for of in groups))
+    persisted = hold(*(group.blocks for group in groups))
     uses, random, windows, at = (
-        of._replace(blocks=blocks) for of, blocks in zip(groups, held, strict=True)
+        group._replace(blocks=blocks) for group, blocks in zip(groups, persisted, strict=True)
     )
     of_words, of_random = alike(uses, explained=True), alike(random, explained=True)
     sums = common(random)

@@ -111,10 +111,10 @@ def _correlation(row: _Row, n: int) -> Array:
 
 
 def _moments(*blocks: Block) -> list[Moments]:
-    found = [Moments.empty(*block.shape[1:]) for block in blocks]
-    for moments, block in zip(found, blocks, strict=True):
+    partial = [Moments.empty(*block.shape[1:]) for block in blocks]
+    for moments, block in zip(partial, blocks, strict=True):
         moments.add(block)
-    return found
+    return partial
 
 
 def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:

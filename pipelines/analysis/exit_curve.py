@@ -297,7 +297,7 @@ def outcomes_of(
     windows = logits[0].windows
     if isinstance(task, SpanTask) and metric == "f1":
         return _spans(windows, logits, threshold)
-    arrays = np.stack([np.asarray(of.arrays["logits"], np.float64) for of in logits], axis=1)
+    arrays = np.stack([np.asarray(one.arrays["logits"], np.float64) for one in logits], axis=1)
     item = windows.item_index.astype(np.int64)
     if isinstance(task, AnswerableTask) and metric == "accuracy":
         gold = np.array([not windows.items[i].is_impossible for i in item], np.int64)
@@ -382,8 +382,8 @@ def _spans(windows: WindowIndex, logits: Sequence[Logits], threshold: float | No
     )
     shape = (len(questions), len(logits))
     rank, null, counts = np.empty(shape), np.empty(shape), np.empty((*shape, 1))
-    for place, of in enumerate(logits):
-        for row, span in enumerate(decode(Logits(of.arrays, alone)).values()):
+    for place, exit_logits in enumerate(logits):
+        for row, span in enumerate(decode(Logits(exit_logits.arrays, alone)).values()):
             rank[row, place], null[row, place] = span.score, span.null_score
             counts[row, place] = answer_score(span.text, questions[row]).f1
     items = windows.item_index.astype(np.int64)

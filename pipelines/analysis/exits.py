@@ -240,7 +240,7 @@ def exits_of_logits(
         points_of,
     )
 
-    if not all(np.isfinite(values).all() for of in logits for values in of.arrays.values()):
+    if not all(np.isfinite(values).all() for one in logits for values in one.arrays.values()):
         raise InputError(f"the logits of {name} hold NaN or infinity: its training has diverged")
     metrics = headline(task.score(logits[-1], None).rules)
     metric = headline_metric(task.name, metrics)
@@ -259,7 +259,7 @@ def exits_of_logits(
     scores = values.ndim == 2 and values.shape[1] == 1
     if scores and tolerance is None:
         tolerance = 0.1 * float(values.std())
-    arrays = [of.arrays for of in logits]
+    arrays = [one.arrays for one in logits]
     budgets = np.linspace(layers[0], layers[-1], _STEPS * (layers[-1] - layers[0]) + 1)
     shown: list[tuple[Array, Array, Array]] = []
     least, least_scores = [], []
@@ -274,7 +274,7 @@ def exits_of_logits(
         sign = -1 if criterion == "entropy" else 1
         limits = np.where(np.isinf(curve.thresholds[at]), np.nan, sign * curve.thresholds[at])
         shown.append((limits, curve.layers[at], curve.scores[at]))
-    thresholds, mean_layers, found = (_padded(list(of)) for of in zip(*shown, strict=True))
+    thresholds, mean_layers, found = (_padded(list(one)) for one in zip(*shown, strict=True))
     trivial = trivial_score(metrics, metric)
     return ExitsResult(
         criteria=tuple(criteria),
@@ -397,8 +397,8 @@ def _output_layers(
     outputs = 2 if kind == "span" else load_task(config.task.name).outputs(config.task)
     exits = ExitLayers(below, config.model.hidden_size, outputs, learned=variant.learned)
     names = list(exits.state_dict())
-    held = weights_of(folder, [f"{NAME}.{name}" for name in names])
-    exits.load_state_dict({name: held[f"{NAME}.{name}"] for name in names})
+    stored = weights_of(folder, [f"{NAME}.{name}" for name in names])
+    exits.load_state_dict({name: stored[f"{NAME}.{name}"] for name in names})
     if exits.scores is not None:
         weights = dict(zip(weights, exits.scores.detach().softmax(0).tolist(), strict=True))
     if isinstance(variant, ExitsDetached):

@@ -434,7 +434,7 @@ class IsotropyResult(AnalysisResult):
             values = [float(channel) for _, channel in at]
             series[name] = Series(places, values, look="points", tips=tips)
         label = f"outlier channel (> {self.outlier_sd:g} sd)"
-        none = "" if any(of.values for of in series.values()) else "none"
+        none = "" if any(one.values for one in series.values()) else "none"
         return Curves(LAYER, label, series, title=none and f"{label}: none")
 
 
@@ -526,40 +526,42 @@ def isotropy_of_arrays(
             measured.append([_measured(blocks, states, components) for blocks in sets])
 
     def each(value: Any) -> Array:
-        return np.array([[value(of) for of in sets] for sets in measured])
+        return np.array([[value(one) for one in sets] for sets in measured])
 
     shares = [
         [
-            (rounding[tag][j] if rounding else Rounding()).share(of.moments)
-            for j, of in enumerate(sets)
+            (rounding[tag][j] if rounding else Rounding()).share(one.moments)
+            for j, one in enumerate(sets)
         ]
         for tag, sets in zip(snapshots, measured, strict=True)
     ]
     # what does not vary has nothing left when its mean is taken out, but rounding errors
-    varies = np.isfinite(each(lambda of: of.spread.mean_correlation))
-    cosines = [[of.moments.cosine_by_channel() for of in sets] for sets in measured]
+    varies = np.isfinite(each(lambda one: one.spread.mean_correlation))
+    cosines = [[one.moments.cosine_by_channel() for one in sets] for sets in measured]
     by_channel = np.array(cosines)
     top = by_channel.argmax(axis=-1)
     bases_removed = hidden - measured[0][0].partition.sum_unit.shape[1]
     return IsotropyResult(
         mean_cosine=by_channel.sum(axis=-1),
-        mean_norm=each(lambda of: of.moments.sum_norm / of.moments.n),
-        mean_share=each(lambda of: of.spread.mean_share),
+        mean_norm=each(lambda one: one.moments.sum_norm / one.moments.n),
+        mean_share=each(lambda one: one.spread.mean_share),
         components=tuple(components),
-        explained_variance=each(lambda of: of.spread.explained_variance),
-        log_ratio=each(lambda of: of.partition.log_ratio()),
+        explained_variance=each(lambda one: one.spread.explained_variance),
+        log_ratio=each(lambda one: one.partition.log_ratio()),
         removed=bases_removed,
-        corrected_cosine=np.where(varies, each(lambda of: of.partition.corrected_cosine()), np.nan),
-        corrected_ratio=np.where(varies, each(lambda of: of.partition.corrected_ratio()), np.nan),
+        corrected_cosine=np.where(
+            varies, each(lambda one: one.partition.corrected_cosine()), np.nan
+        ),
+        corrected_ratio=np.where(varies, each(lambda one: one.partition.corrected_ratio()), np.nan),
         quantiles=QUANTILES,
-        sd=each(lambda of: of.spread.sd),
-        gamma=each(lambda of: of.spread.gamma),
-        mean_correlation=each(lambda of: of.spread.mean_correlation),
-        dominant=each(lambda of: of.spread.dominant),
+        sd=each(lambda one: one.spread.sd),
+        gamma=each(lambda one: one.spread.gamma),
+        mean_correlation=each(lambda one: one.spread.mean_correlation),
+        dominant=each(lambda one: one.spread.dominant),
         top_channel=_tuples(top.tolist()),
         top_cosine=np.take_along_axis(by_channel, top[..., None], axis=-1)[..., 0],
         outlier_channels=_tuples(
-            [[outlier_channels(of.moments, outlier_sd) for of in sets] for sets in measured]
+            [[outlier_channels(one.moments, outlier_sd) for one in sets] for sets in measured]
         ),
         outlier_sd=outlier_sd,
         rounding=np.array(shares),
@@ -567,7 +569,7 @@ def isotropy_of_arrays(
         sets=("tokens", "[CLS]") if first else ("tokens",),
         name=name,
         layers=tuple(range(x.shape[1]) if layers is None else layers),
-        n_vectors=tuple(tuple(of.moments.n for of in sets) for sets in measured),
+        n_vectors=tuple(tuple(one.moments.n for one in sets) for sets in measured),
         n_available=tuple(
             (states.shape[0], *([len(first[snapshot])] if first else []))
             for snapshot, states in snapshots.items()
@@ -580,11 +582,11 @@ def _blocks(
     states: da.Array, rows: Sequence[Rows], max_tokens: int | None, seed: int
 ) -> list[Blocks]:
     """The blocks of each set: what is sampled is read once for all and held, else streamed."""
-    sampled = [of[sampled_rows(len(of), max_tokens, seed)] for of in rows]
+    sampled = [chosen[sampled_rows(len(chosen), max_tokens, seed)] for chosen in rows]
     whole = aligned_blocks((states,), ROWS)
     parts = [
-        whole if len(of) == states.shape[0] else chosen_blocks((states,), [of], ROWS)
-        for of in sampled
+        whole if len(chosen) == states.shape[0] else chosen_blocks((states,), [chosen], ROWS)
+        for chosen in sampled
     ]
     blocks = iter(hold(*(part for part in parts if part is not whole)))
     return [part if part is whole else next(blocks) for part in parts]

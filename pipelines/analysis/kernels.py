@@ -469,7 +469,7 @@ def _held(
     ]
     columns = [list(blocks_of) for blocks_of in zip(*centred, strict=True)]
     narrow = list(narrower(pairs))
-    found = [
+    rows_of_blocks = [
         delayed(_squares)(
             columns[p.side],
             columns[p.other],
@@ -480,7 +480,7 @@ def _held(
         for p in narrow
     ]
     lengths = tree_reduce(centred, partial(_lengths, sides=sides), Lengths.merge)
-    of_tokens, *values = compute(delayed([lengths, *found]))
+    of_tokens, *values = compute(delayed([lengths, *rows_of_blocks]))
     squares: Squares = {}
     for pair, of_pair in zip(narrow, values, strict=True):
         squares |= _by_place(pair, of_pair)

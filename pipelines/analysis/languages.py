@@ -494,28 +494,28 @@ def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:
     Raises:
         InputError: they are no sentences, or the only one has no classes.
     """
-    found: dict[str, list[int]] = {}
+    rows_by_group: dict[str, list[int]] = {}
     start = 0
-    for of in data:
-        if of.task.kind != "classification" or not of.task.learns:
+    for dataset in data:
+        if dataset.task.kind != "classification" or not dataset.task.learns:
             raise InputError(
-                f"{name_of(of)} has no texts of their own to be told apart: give data sets of "
+                f"{name_of(dataset)} has no texts of their own to be told apart: give data sets of "
                 "sentences, such as mr,subj, or a file with --task csv"
             )
-        if len(data) == 1 and not of.classes:
+        if len(data) == 1 and not dataset.classes:
             raise InputError(
-                f"{name_of(of)} is one data set and has no classes that could be groups: give a "
-                "file whose labels name the groups, or several data sets"
+                f"{name_of(dataset)} is one data set and has no classes that could be groups: give "
+                "a file whose labels name the groups, or several data sets"
             )
-        for split in of.splits:
-            items = of.items(split)
+        for split in dataset.splits:
+            items = dataset.items(split)
             for i, item in enumerate(items, start):
                 if len(data) > 1:
-                    found.setdefault(name_of(of), []).append(i)
+                    rows_by_group.setdefault(name_of(dataset), []).append(i)
                 elif item.label is not None:
-                    found.setdefault(of.classes[int(item.label)], []).append(i)
+                    rows_by_group.setdefault(dataset.classes[int(item.label)], []).append(i)
             start += len(items)
-    return {name: np.array(rows, np.int64) for name, rows in sorted(found.items())}
+    return {name: np.array(rows, np.int64) for name, rows in sorted(rows_by_group.items())}
 
 
 def name_of(data: Dataset) -> str:

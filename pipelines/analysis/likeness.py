@@ -308,4 +308,4 @@ def _best(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _behind(*blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [np.concatenate(of) for of in blocks]
+    return [np.concatenate(parts) for parts in blocks]

@@ -144,9 +144,9 @@ def read_fields(result: Any, values: BaseModel) -> dict[str, Any]:
     for name, axes in described(result).items():
         value = getattr(values, name)
         for axis, length in zip(axes.axes, _lengths(value, len(axes.axes)), strict=True):
-            for found in length:
-                if found != lengths.setdefault(axis, found):
-                    raise ValueError(f"{name} has {found} values where {lengths[axis]} belong")
+            for count in length:
+                if count != lengths.setdefault(axis, count):
+                    raise ValueError(f"{name} has {count} values where {lengths[axis]} belong")
         shape = [lengths.get(axis, 0) for axis in axes.axes]
         read[name] = np.array(value, np.float64).reshape(shape) if axes.is_array else value
     return read
@@ -543,4 +543,6 @@ def read_analyses(
     """
     files = (workspace.root / FOLDER).glob(f"{result.kind}-*.json")
     results = read_current(workspace, files, lambda path: read_analysis(path, result), left_out)
-    return {path.relative_to(workspace.root).as_posix(): of for path, of in results.items()}
+    return {
+        path.relative_to(workspace.root).as_posix(): analysis for path, analysis in results.items()
+    }

@@ -235,15 +235,15 @@ def rsa_of_arrays(
             samples = _samples(name, len(split.rows_x), n_tokens, repeats, seed)
             arrays = (split.x,) if split.x is split.y else (split.x, split.y)
             depths = [array.shape[1] for array in arrays]
-            found = []
+            drawn = []
             for sample in samples:
                 rows = (split.rows_x[sample], split.rows_y[sample])
-                found.append(
+                drawn.append(
                     cosine_correlations(gathered_blocks(arrays, rows[: len(arrays)]), depths)
                 )
-            found = found * repeats if len(found) < repeats else found
-            of_pairs.append([correlations.of_pairs for correlations in found])
-            of_tokens.append([correlations.of_tokens for correlations in found])
+            drawn = drawn * repeats if len(drawn) < repeats else drawn
+            of_pairs.append([correlations.of_pairs for correlations in drawn])
+            of_tokens.append([correlations.of_tokens for correlations in drawn])
     first = next(iter(splits.values()))
     sizes = tuple(len(split.rows_x) for split in splits.values())
     return RsaResult(

@@ -269,7 +269,7 @@ class _Comparison:
         """Other examples of so many tokens: the nearest in the split."""
         alike = np.arange(len(self._split))
         if self._tokens_kept:
-            alike = np.flatnonzero([len(of) == tokens for of in self._reference.ids])
+            alike = np.flatnonzero([len(ids) == tokens for ids in self._reference.ids])
         alike = alike[alike != example]
         near = alike[np.argsort(np.abs(alike - example), kind="stable")][:_OTHERS].tolist()
         for begin in range(0, len(near), _AT_ONCE):

@@ -77,7 +77,7 @@ class Reference:
         Raises:
             InputError: a window is longer than the encoder takes.
         """
-        windows = _windows(ids, types or [np.zeros(len(of), np.int32) for of in ids])
+        windows = _windows(ids, types or [np.zeros(len(example), np.int32) for example in ids])
         if (longest := int(windows.n_tokens.max())) > self.longest:
             raise InputError(
                 f"an example has {counted(longest, 'token')}, and the encoder takes "
@@ -220,7 +220,7 @@ def _windows(ids: Sequence[Ids], types: Sequence[Ids]) -> Windows:
         input_ids=joined,
         token_type_ids=np.concatenate(types).astype(np.uint8),
         offset_mapping=np.zeros((len(joined), 2), np.int32),
-        n_tokens=np.array([len(of) for of in ids], np.int32),
+        n_tokens=np.array([len(example) for example in ids], np.int32),
         item_index=np.arange(len(ids), dtype=np.int32),
         labels={},
     )

@@ -112,10 +112,10 @@ class KeptStates:
         self, layers: Mapping[TokenPooling, Sequence[int]], hidden_size: int, where: torch.device
     ) -> None:
         self._places = {
-            pooling: {layer: place for place, layer in enumerate(of)}
-            for pooling, of in layers.items()
+            pooling: {layer: place for place, layer in enumerate(wanted)}
+            for pooling, wanted in layers.items()
         }
-        self._wanted = {layer for of in layers.values() for layer in of}
+        self._wanted = {layer for wanted in layers.values() for layer in wanted}
         self._given: set[int] = set()
         self._hidden = hidden_size
         self._memory = torch.empty(0, device=where)
@@ -174,13 +174,13 @@ class KeptStates:
         return [room.transpose(0, 1) for room in self._room.values()]
 
     def _put(
-        self, kept: TokenPooling, place: int, value: Tensor, windows: Int64Array | None
+        self, pooling: TokenPooling, place: int, value: Tensor, windows: Int64Array | None
     ) -> None:
-        room = self._room[kept][place]
+        room = self._room[pooling][place]
         if windows is None:
             room.copy_(value)
             return
-        if kept == "all":
+        if pooling == "all":
             first = np.cumsum(self._lengths, dtype=np.int64) - self._lengths
             spans = [np.arange(first[w], first[w] + self._lengths[w]) for w in windows]
             rows = np.concatenate(spans)
@@ -189,6 +189,6 @@ class KeptStates:
         room.index_copy_(0, torch.from_numpy(rows).to(room.device), value.to(room.dtype))
 
 
-def kept_tokens(kept: TokenPooling, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+def kept_tokens(pooling: TokenPooling, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """How many tokens, or vectors, are kept of windows of these lengths, (windows,) each."""
-    return lengths if kept == "all" else np.ones_like(lengths)
+    return lengths if pooling == "all" else np.ones_like(lengths)

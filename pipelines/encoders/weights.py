@@ -127,14 +127,14 @@ def weights_of(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     Raises:
         InputError: one is not there.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as weights:
             there = set(weights.keys())
-            found |= {name: weights.get_tensor(name) for name in names if name in there}
-    if missing := [name for name in names if name not in found]:
+            tensors |= {name: weights.get_tensor(name) for name in names if name in there}
+    if missing := [name for name in names if name not in tensors]:
         raise InputError(f"the weights in {folder} lack {', '.join(missing)}")
-    return found
+    return tensors
 
 
 def has_pooler(folder: Path) -> bool:

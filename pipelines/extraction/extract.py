@@ -230,10 +230,10 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
     # a damaged plan hides what is wrong with shards, so they are looked at again once it is back
     for _ in range(2):
         split_to_mend = ActivationSplit(workspace.activations, tag, split)
-        found = find_damage(split_to_mend)
-        if not found:
+        damage_before = find_damage(split_to_mend)
+        if not damage_before:
             break
-        damage += [item.what for item in found]
+        damage += [item.what for item in damage_before]
         if split_to_mend.record.is_shuffled:
             source = split_to_mend.record.provenance.get("shuffled_from")
             again_by = f"remove it and run `bertvision store shuffle {source} {split}` again"
@@ -245,7 +245,7 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
                 again_by = "have that program write it again"
             lacking = f"{reason}, so that nothing here can repair it: remove it and {again_by}"
             return Repaired(split_to_mend.name, damage, [], lacking)
-        shards = [item.shard for item in found if item.shard is not None]
+        shards = [item.shard for item in damage_before if item.shard is not None]
         again.update(shard for shard in shards if shard < split_to_mend.record.shards)
         # everything beside the shards too, with the options of before
         extract(workspace, tag, stored_options(split_to_mend), shards=shards, mend=True)

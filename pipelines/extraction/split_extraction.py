@@ -372,8 +372,8 @@ def _pending(
 def _smaller(encoding: str, hidden_size: int) -> list[str]:
     """The encodings that take less room, the largest of them first."""
     sizes = {
-        name: found.codes_size(hidden_size) * np.dtype(found.zarr_dtype).itemsize
-        for name, found in ENCODINGS.items()
+        name: candidate.codes_size(hidden_size) * np.dtype(candidate.zarr_dtype).itemsize
+        for name, candidate in ENCODINGS.items()
     }
     smaller = [name for name in sizes if sizes[name] < sizes[encoding]]
     return sorted(smaller, key=lambda name: -sizes[name])

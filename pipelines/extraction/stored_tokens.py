@@ -497,11 +497,11 @@ def _tokens_of(
     return tokens
 
 
-def _by_source(job: ExtractionJob, found: _Sources) -> list[ExtractionJob]:
+def _by_source(job: ExtractionJob, sources: _Sources) -> list[ExtractionJob]:
     """The parts of the extraction of a split that have one source each."""
     parts: dict[TokenSplit | None, list[TokenPooling]] = {}
-    for pooling in (pooling for pooling in job.options.tokens or () if (job, pooling) in found):
-        tokens = found[job, pooling]
+    for pooling in (pooling for pooling in job.options.tokens or () if (job, pooling) in sources):
+        tokens = sources[job, pooling]
         source = None if tokens is None else TokenSplit(tokens.split, tokens.record.encoding)
         parts.setdefault(source, []).append(pooling)
     return [

@@ -40,8 +40,8 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
         WorkspaceError: the snapshot or the data changed since it was made.
     """
     folder = workspace.bert_dir(tag)
-    if (held := kept_scores(workspace, tag, folder, BertScores, BERT_COMMAND)) is not None:
-        return held
+    if (kept_before := kept_scores(workspace, tag, folder, BertScores, BERT_COMMAND)) is not None:
+        return kept_before
     scores = scored(workspace, load_snapshot(workspace.snapshot_dir(tag)), folder)
     write_record(folder / "metrics.json", scores)
     return scores

@@ -191,9 +191,9 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.ExtensionType) else kind
 
 
-def _is_list(of: pa.DataType) -> bool:
+def _is_list(arrow_type: pa.DataType) -> bool:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(of) for kind in kinds)
+    return any(kind(arrow_type) for kind in kinds)
 
 
 def _states_column(folder: Path, schema: pa.Schema) -> str:
@@ -256,9 +256,9 @@ def _value(where: str, chunk: pa.Array, row: int) -> npt.NDArray[Any] | None:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
-def _is_number(of: pa.DataType) -> bool:
+def _is_number(arrow_type: pa.DataType) -> bool:
     kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
-    return any(kind(of) for kind in kinds)
+    return any(kind(arrow_type) for kind in kinds)
 
 
 _INFO = "dataset_info.json"

@@ -127,12 +127,12 @@ def _begun(folder: Path, wanted: ExportRecord) -> ExportRecord | None:
     """
     record = read_export(folder)
     if record is None:
-        held = (
+        files_there = (
             [path for path in folder.iterdir() if not path.name.startswith(".")]
             if (folder.is_dir())
             else []
         )
-        if held or folder.is_file():
+        if files_there or folder.is_file():
             raise InputError(f"{folder} is there and no export: name an empty folder, or a new one")
         return None
     names = set(ExportRecord.model_fields) - {"complete"}

@@ -297,9 +297,9 @@ def import_source(
         skipped |= writer.dropped
         added = len(writer) - len(there)
         done = writer.finish(permute)
-    held: list[int] | list[str] = done.layer_names or [*done.record.layers]
+    layer_labels: list[int] | list[str] = done.layer_names or [*done.record.layers]
     size = store.stored_bytes(tag, split)
-    return Imported(tag, split, source.kind, len(done), added, skipped, size, held)
+    return Imported(tag, split, source.kind, len(done), added, skipped, size, layer_labels)
 
 
 def _first(source: Source, skipped: dict[str, str], skip_bad: bool) -> Sample:

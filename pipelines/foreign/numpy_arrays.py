@@ -123,11 +123,11 @@ class NumpyArray(Source):
         states = as_layers(name, self._tensor(self._part(self._states, position)))
         ids = None if self._ids is None else native(self._part(self._ids, position))
         labels, fields = {}, {}
-        for of, array in self._beside.items():
-            if of.startswith(LABELS):
-                labels[of.removeprefix(LABELS)] = native(array[position])
+        for path_of_name, array in self._beside.items():
+            if path_of_name.startswith(LABELS):
+                labels[path_of_name.removeprefix(LABELS)] = native(array[position])
             else:
-                fields[of] = native(self._part(array, position))
+                fields[path_of_name] = native(self._part(array, position))
         return Sample(states, ids, labels, fields)
 
     def _part(self, array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:

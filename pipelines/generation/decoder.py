@@ -77,8 +77,8 @@ class Chooser:
         # may change with the last digit, and with it every token behind
         reached = likely.cumsum(dim=1)
         drawn = torch.tensor([[self._draws[row].random()] for row in rows], dtype=torch.float64)
-        found = torch.searchsorted(reached, drawn.to(reached) * reached[:, -1:], right=True)
-        return found.squeeze(1).clamp(max=logits.shape[1] - 1).cpu()
+        chosen = torch.searchsorted(reached, drawn.to(reached) * reached[:, -1:], right=True)
+        return chosen.squeeze(1).clamp(max=logits.shape[1] - 1).cpu()
 
 
 def nucleus(likely: Tensor, top_p: float) -> Tensor:
@@ -276,5 +276,5 @@ class Reading:
         self._cache.batch_select_indices(chosen.to(self._decoder.device))
 
 
-def _alike(found: Tensor, wanted: Tensor) -> bool:
-    return distance(found, wanted) <= _ALIKE
+def _alike(states: Tensor, wanted: Tensor) -> bool:
+    return distance(states, wanted) <= _ALIKE

@@ -89,7 +89,10 @@ def go_on(
     ]
     reading = decoder.begin()
     given = reading.feed(*decoder.padded([prompt.ids for prompt in prompts]))
-    states = [[of[-len(p.ids) :]] for p, of in zip(prompts, given.states, strict=True)]
+    states = [
+        [states_of_prompt[-len(p.ids) :]]
+        for p, states_of_prompt in zip(prompts, given.states, strict=True)
+    ]
     written: list[list[int]] = [[] for _ in prompts]
     reasons: dict[int, int] = {}
     rows, logits = list(range(len(prompts))), given.logits
@@ -425,8 +428,8 @@ def _texts(split: ActivationSplit, tokenizer: Any, order: list[int]) -> Iterator
         span = slice(begin, begin + int(plan.n_tokens[example]))
         tokens, new = ids[span], generated[span] == 1
         whole, before = (
-            tokenizer.decode(of, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for of in (tokens, tokens[~new])
+            tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for some in (tokens, tokens[~new])
         )
         if whole.startswith(before):  # a decoder of pieces drops the space in front of the first
             completion = whole[len(before) :]

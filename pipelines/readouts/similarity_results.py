@@ -482,8 +482,8 @@ def similarity_rows(files: Iterable[SimilarityFile]) -> list[Row]:
     return rows
 
 
-def _correlations(of: Agreement) -> dict[str, Value]:
-    return {"pearson": of.pearson, "spearman": of.spearman}
+def _correlations(agreement: Agreement) -> dict[str, Value]:
+    return {"pearson": agreement.pearson, "spearman": agreement.spearman}
 
 
 def _row(

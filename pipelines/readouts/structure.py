@@ -495,14 +495,14 @@ def structural(
     return scores
 
 
-def structural_scores(found: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
+def structural_scores(predictions: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
     """Scores of all sentences.
 
     Args:
-        found: (sentences,) scores of `structural`.
+        predictions: (sentences,) scores of `structural`.
         golds: (sentences,) their trees.
     """
-    values = np.stack(found, axis=-1)
+    values = np.stack(predictions, axis=-1)
     lengths = np.array([len(gold.depths) for gold in golds])
     return {
         "uuas": Share(values[0], np.array([n_edges(gold) for gold in golds], np.float64)),

@@ -281,24 +281,24 @@ class ByLength(NamedTuple):
         return _divide(np.where(there, each, 0).sum(0), there.sum(0).astype(float))
 
 
-def score(of: Share | ByLength) -> Floats:
+def score(correct: Share | ByLength) -> Floats:
     """The score of all sentences: (…,); NaN where no sentence counts."""
-    one: Floats = of.of_samples(np.ones((1, len(of[1]))))[..., 0]
+    one: Floats = correct.of_samples(np.ones((1, len(correct[1]))))[..., 0]
     return one
 
 
-def interval(of: Share | ByLength, resamples: int, seed: int = 0) -> Floats:
+def interval(correct: Share | ByLength, resamples: int, seed: int = 0) -> Floats:
     """95 % percentile intervals over sentences, which are drawn with replacement.
 
     Args:
-        of: The score.
+        correct: The score.
         resamples: Number of draws.
         seed: Seed of the draws: scores of the same sentences are of the same draws.
 
     Returns:
         (…, 2) lower and upper end.
     """
-    drawn = resampled(of.of_samples, [np.arange(len(of[1]))], resamples, seed)
+    drawn = resampled(correct.of_samples, [np.arange(len(correct[1]))], resamples, seed)
     return np.moveaxis(percentiles(drawn), 0, -1)
 
 

@@ -43,15 +43,15 @@ LEGEND = (
 """Legend of the columns."""
 
 
-def basis(found: Mapping[str, Any]) -> str:
+def basis(spread: Mapping[str, Any]) -> str:
     """Sentence on the kind of the scores.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
     return (
-        f"{found['task']}, {METRICS[found['metric']]} on dev, in per cent; trivial answer: "
-        f"{found['baseline_name']} {found['baseline'] or 0.0:.1f}"
+        f"{spread['task']}, {METRICS[spread['metric']]} on dev, in per cent; trivial answer: "
+        f"{spread['baseline_name']} {spread['baseline'] or 0.0:.1f}"
     )
 
 
@@ -73,13 +73,13 @@ def axis_of(metric: str) -> str:
     return f"{name_of(metric)} ({'× 100' if metric in CORRELATIONS else '%'})"
 
 
-def columns(found: Mapping[str, Any]) -> list[Column]:
+def columns(spread: Mapping[str, Any]) -> list[Column]:
     """The columns; no difference of one method alone, and no time of heads where there are none.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
-    rows = found["rows"]
+    rows = spread["rows"]
     difference = Column(
         "difference", f"− {rows[0]['method']} (95 % interval)", "signed", interval=True
     )
@@ -91,7 +91,7 @@ def columns(found: Mapping[str, Any]) -> list[Column]:
         Column("method", "method", "text"),
         Column("variant", "variant", "text"),
         Column("runs", "runs", "count"),
-        Column("score", METRICS[found["metric"]], sd=True),
+        Column("score", METRICS[spread["metric"]], sd=True),
         Column("lowest", "lowest"),
         Column("highest", "highest"),
         Column("failed", "failed", "share"),
@@ -103,30 +103,30 @@ def columns(found: Mapping[str, Any]) -> list[Column]:
     ]
 
 
-def shown(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def shown(spread: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows with their variants as one types them, None where there is none.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
-    return [{**row, "variant": ",".join(row["variant"]) or None} for row in found["rows"]]
+    return [{**row, "variant": ",".join(row["variant"]) or None} for row in spread["rows"]]
 
 
-def remarks(found: Mapping[str, Any]) -> list[str]:
+def remarks(spread: Mapping[str, Any]) -> list[str]:
     """Why a difference has no interval; then which seeds are without a score, and what makes it.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
     without: dict[str, list[str]] = {}
-    for row in found["rows"]:
+    for row in spread["rows"]:
         if row["no_interval"] is not None:
             without.setdefault(row["no_interval"], []).append(row["method"])
     return [
         *(f"No interval of {', '.join(names)}: {why}." for why, names in without.items()),
         *(
             f"Not finished: {seed['method']}, seed {seed['seed']}: `{seed['command']}`"
-            for seed in found["unfinished"]
+            for seed in spread["unfinished"]
         ),
     ]
 
@@ -170,7 +170,7 @@ def welch(scores: Sequence[float], others: Sequence[float]) -> Difference:
     value = statistics.fmean(scores) - statistics.fmean(others)
     if min(len(scores), len(others)) < 2:
         return Difference(value, None, None, "one run alone has no spread")
-    squares = [statistics.variance(of) / len(of) for of in (scores, others)]
+    squares = [statistics.variance(sample) / len(sample) for sample in (scores, others)]
     if not sum(squares):
         return Difference(value, None, None, "all runs of both score the same")
     from scipy.special import stdtrit

@@ -125,11 +125,11 @@ def groups_of_sentences(
 def _group(
     items: Sequence[_Item | None], name: Callable[[_Item], str], order: Sequence[str]
 ) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {group: [] for group in order}
+    rows_by_group: dict[str, list[int]] = {group: [] for group in order}
     for row, item in enumerate(items):
         if item is not None:
-            found.setdefault(name(item), []).append(row)
-    return {group: rows for group, rows in found.items() if rows}
+            rows_by_group.setdefault(name(item), []).append(row)
+    return {group: rows for group, rows in rows_by_group.items() if rows}
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

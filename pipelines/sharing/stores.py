@@ -107,8 +107,8 @@ def stages_of(split: ActivationSplit, root: Path) -> list[dict[str, Path]]:
     ]
     shards, records = {}, []
     for shard in range(record.shards):
-        found = ledger.find_shard(shard, record)
-        for name, file in found.files.items() if found else ():
+        shard_record = ledger.find_shard(shard, record)
+        for name, file in shard_record.files.items() if shard_record else ():
             shards[shard_key(record, name, shard)] = file.bytes
         records.append(f"{LEDGER}/{split.name}/{shard:05d}.json")
     records.append(f"{LEDGER}/{split.name}/split.json")

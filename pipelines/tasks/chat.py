@@ -294,7 +294,7 @@ class ChatTask(FeaturesTask):
             except InputError as error:
                 raise InputError(f"{item.id}: {error}") from error
         most = config.max_length
-        cut = np.array([max(0, len(of.ids) - most) for of in made])
+        cut = np.array([max(0, len(one.ids) - most) for one in made])
         if cut.any():
             log.warning(
                 "%d of %s have more than %d tokens and are cut off, %s of them; --max-length, "
@@ -302,15 +302,15 @@ class ChatTask(FeaturesTask):
                 *(int((cut > 0).sum()), counted(len(made), "conversation"), most),
                 counted(int(cut.sum()), "token"),
             )
-        ids = np.concatenate([of.ids[:most] for of in made])
+        ids = np.concatenate([one.ids[:most] for one in made])
         return Windows(
             input_ids=ids,
             token_type_ids=np.zeros(len(ids), np.uint8),
             offset_mapping=np.full((len(ids), 2), -1, np.int32),
-            n_tokens=np.array([min(len(of.ids), most) for of in made], np.int32),
+            n_tokens=np.array([min(len(one.ids), most) for one in made], np.int32),
             item_index=np.arange(len(made), dtype=np.int32),
             labels={},
-            token_fields={"loss_mask": np.concatenate([of.loss_mask[:most] for of in made])},
+            token_fields={"loss_mask": np.concatenate([one.loss_mask[:most] for one in made])},
         )
 
     def settled(self, config: TaskConfig, tokenizer: Any) -> TaskConfig:

@@ -229,11 +229,11 @@ class OrderingTask(Task):
         for item in items:
             tokens, places = _tokens(item, tokenizer)
             begin, room = len(ids), _room(item, config.max_length)
-            longest = _longest([len(of) for of in tokens], room)
-            cut += any(len(of) > longest for of in tokens)
-            for k, (of, at) in enumerate(zip(tokens, places, strict=True)):
-                some = min(len(of), longest)
-                ids += [first, *of[:longest]]
+            longest = _longest([len(one) for one in tokens], room)
+            cut += any(len(one) > longest for one in tokens)
+            for k, (one, at) in enumerate(zip(tokens, places, strict=True)):
+                some = min(len(one), longest)
+                ids += [first, *one[:longest]]
                 types += [template.types[k % 2]] * (some + 1)
                 offsets += [(-1, -1), *at[:longest]]
                 marks += [k, *[-1] * some]
@@ -291,7 +291,7 @@ class OrderingTask(Task):
         """Keep of each window ``scores``, one for each sentence as it is shown."""
         begins = batch.marks["sentences"] >= 0
         pairs = zip(output.logits, begins, strict=True)
-        return {"scores": [of[some.to(of.device)] for of, some in pairs]}
+        return {"scores": [values[some.to(values.device)] for values, some in pairs]}
 
     def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> NoReturn:
         """Refuse heads, none of which learns an order.
@@ -318,9 +318,9 @@ class OrderingTask(Task):
         begin, predictions, parts = 0, {}, []
         for index in dev.windows.item_index:
             item = dev.windows.items[index]
-            of = scores[begin : begin + len(item.sentences)]
-            begin += len(of)
-            order = np.argsort(-of, kind="stable")
+            scores_of_item = scores[begin : begin + len(item.sentences)]
+            begin += len(scores_of_item)
+            order = np.argsort(-scores_of_item, kind="stable")
             predictions[item.id] = " ".join(str(item.shown[k]) for k in order)
             parts.append(self.parts(item, predictions[item.id]))
         metrics: dict[str, int | float] = {
@@ -369,8 +369,8 @@ def _tokens(item: Paragraph, tokenizer: Any) -> tuple[list[list[int]], list[list
     lengths = [len(sentence) + 1 for sentence in item.sentences]
     starts = [sum(lengths[:position]) for position in item.shown]
     places = [
-        [(start + a, start + b) for a, b in of]
-        for start, of in zip(starts, encoded["offset_mapping"], strict=True)
+        [(start + a, start + b) for a, b in offsets]
+        for start, offsets in zip(starts, encoded["offset_mapping"], strict=True)
     ]
     return encoded["input_ids"], places
 

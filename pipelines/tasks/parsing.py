@@ -440,7 +440,10 @@ class ParsingTask(Task):
         """The inverse of `table`."""
         sentences = self._treebank.items_of(table.drop_columns(["labels"]))
         labels = table.column("labels").to_pylist()
-        return [Tree(s, tuple(of)) for s, of in zip(sentences, labels, strict=True)]
+        return [
+            Tree(s, tuple(labels_of_words))
+            for s, labels_of_words in zip(sentences, labels, strict=True)
+        ]
 
     def loss(self, output: ParseOutput, batch: Batch) -> Tensor:
         """Cross entropies of the head and of its relation, the mean over a window's words, summed.

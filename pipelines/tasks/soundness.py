@@ -139,14 +139,14 @@ def report_shared(
         dev: Items of dev.
         advice: End of the message.
     """
-    found = [text for text in sharing(texts, dev, train) if text is not None]
-    if not found:
+    shared_texts = [text for text in sharing(texts, dev, train) if text is not None]
+    if not shared_texts:
         return
-    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(found))[:_SHOWN])
+    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(shared_texts))[:_SHOWN])
     log.warning(
         "%s of %s rows of dev have a text that is in train too (such as %s), so that scores are "
         "higher than of new texts%s",
-        *(f"{len(found):,}", f"{len(dev):,}", shown, advice),
+        *(f"{len(shared_texts):,}", f"{len(dev):,}", shown, advice),
     )
 
 
@@ -217,7 +217,9 @@ def containing(texts: Iterable[str]) -> dict[str, str]:
     for text in sorted(words, key=lambda text: (-len(words[text]), text)):
         spaced = f" {' '.join(words[text])} "
         rarest = min(words[text], key=lambda word: (often[word], word), default="")
-        owner[text] = next((other for held, other in sentences[rarest] if spaced in held), text)
+        owner[text] = next(
+            (other for words_there, other in sentences[rarest] if spaced in words_there), text
+        )
         if owner[text] == text:
             for word in set(words[text]):
                 sentences[word].append((spaced, text))

@@ -240,8 +240,8 @@ def words_of_tokens(words: Sequence[str], offsets: Offsets) -> npt.NDArray[np.in
     following = np.minimum.accumulate(position[::-1])[::-1]
     start, end = offsets[:, 0].clip(0), offsets[:, 1]
     first = following[start]
-    found: npt.NDArray[np.int64] = np.where(first < end, word_of[first], NO_WORD)
-    return found
+    word_of_token: npt.NDArray[np.int64] = np.where(first < end, word_of[first], NO_WORD)
+    return word_of_token
 
 
 def is_cut(text: str, offsets: Offsets, max_length: int) -> bool:

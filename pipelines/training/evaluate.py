@@ -290,12 +290,12 @@ def _evaluate(
     scored = splits[split]
     task = task_of_kind(kind, workspace.config.task.name)
     loaded = list(heads.values())
-    found = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
+    predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)
     if (held_out := splits.get("tune", scored)) is not scored:
         tune = predict(loaded, task, held_out, precision, f"threshold on {held_out.name}")
     results = {}
-    for folder, logits, held_out_too in zip(heads, found, tune, strict=True):
+    for folder, logits, held_out_too in zip(heads, predicted, tune, strict=True):
         name = folder.name
         if not all(np.isfinite(x).all() for x in logits.arrays.values()):
             raise WorkspaceError(

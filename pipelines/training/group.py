@@ -109,9 +109,9 @@ class Group:
     def _others(self, numbers: Tensor) -> list[list[int]]:
         """For each of (n,) int64 numbers, the ranks that have another than the first."""
         own = numbers.to(device())
-        found = [torch.empty_like(own) for _ in range(self.rank.count)]
-        dist.all_gather(found, own)
-        differ = (torch.stack(found) != found[0]).cpu()  # (ranks, n)
+        gathered = [torch.empty_like(own) for _ in range(self.rank.count)]
+        dist.all_gather(gathered, own)
+        differ = (torch.stack(gathered) != gathered[0]).cpu()  # (ranks, n)
         return [column.nonzero().flatten().tolist() for column in differ.T]
 
     def share(self, rows: Int64Array) -> Int64Array:

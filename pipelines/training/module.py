@@ -234,8 +234,8 @@ class HeadsModule(pl.LightningModule):
             for run, head in zip(self.runs, self.heads, strict=True):
                 recompute_statistics(head, self._batches(run))
         if self.logger is not None:
-            found = {f"loss/{name}": x for name, x in log.items() if x is not None}
-            self.log_dict(found, batch_size=len(ranks))
+            loss_by_name = {f"loss/{name}": x for name, x in log.items() if x is not None}
+            self.log_dict(loss_by_name, batch_size=len(ranks))
         return {"log": log}
 
     def _backward(

@@ -114,7 +114,9 @@ class Houlsby(Variant):
         places: list[str] = []
         for layer in transformer_layers(model):
             inside = dict(layer.named_modules())
-            pair = next((of for of in _SUBLAYERS if all(name in inside for name in of)), None)
+            pair = next(
+                (names for names in _SUBLAYERS if all(name in inside for name in names)), None
+            )
             if pair is None:
                 raise InputError(
                     f"--variant {self}: the layers of {model.config.model_type} have no sublayers "

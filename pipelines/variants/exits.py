@@ -171,7 +171,7 @@ class Exits(Variant):
             windows: how many there are.
         """
         weights = self.weights(max(losses))
-        return torch.stack([weights[layer] * of for layer, of in losses.items()]).sum()
+        return torch.stack([weights[layer] * loss for layer, loss in losses.items()]).sum()
 
 
 class ExitsByDepth(Exits):
@@ -205,7 +205,9 @@ class ExitsLearned(Exits):
         """See `Variant.groups`."""
         own = exits_of(model).scores
         assert own is not None
-        rest = [{**of, "params": [p for p in of["params"] if p is not own]} for of in groups]
+        rest = [
+            {**group, "params": [p for p in group["params"] if p is not own]} for group in groups
+        ]
         return [*rest, {"params": [own], "weight_decay": 0.0, "scale": _RATE}]
 
     def joined(self, exits: ExitLayers, losses: Mapping[int, Tensor], windows: int) -> Tensor:

@@ -112,13 +112,15 @@ class LayerwiseDecay(Variant):
             for p in layer.parameters()
         }
         lowest = factor ** (len(layers) + 1)
-        scale |= {id(p): lowest for of in embeddings(model) for p in of.parameters()}
+        scale |= {id(p): lowest for module in embeddings(model) for p in module.parameters()}
         groups_of_scale = []
         for group in groups:
             by_scale: dict[float, list[nn.Parameter]] = {}
             for p in group["params"]:
                 by_scale.setdefault(scale.get(id(p), 1.0), []).append(p)
-            groups_of_scale += [{**group, "params": of, "scale": s} for s, of in by_scale.items()]
+            groups_of_scale += [
+                {**group, "params": parameters, "scale": s} for s, parameters in by_scale.items()
+            ]
         return groups_of_scale
 
 

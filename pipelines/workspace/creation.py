@@ -129,17 +129,17 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     for split, source in sources.items():
         if source_split(split, task) != split:
             continue
-        read[split] = found = kind.read(str(source), split, task)
+        read[split] = read_data = kind.read(str(source), split, task)
         if split == "train":  # dev is read by its classes
-            task = task.model_copy(update={"classes": found.classes})
-        report_skipped(split, found.skipped)
+            task = task.model_copy(update={"classes": read_data.classes})
+        report_skipped(split, read_data.skipped)
     if not options.own_task and not any(q.is_impossible for q in read["train"].items):
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
     tokenizer = load_tokenizer(checkpoint.folder)
     read = fitting(read, kind, tokenizer, task)
     read = without_shared(read, kind, task)
-    examples = {k: list(map(kind.example, found.items)) for k, found in read.items()}
+    examples = {k: list(map(kind.example, read_data.items)) for k, read_data in read.items()}
     report_doubts(name, examples, together=False)
     if {"train", "dev"} <= set(read):
         advice = "; --skip-shared leaves such rows out of train"

@@ -225,13 +225,13 @@ def planned_dataset(
     splits = kind.splits(source)
     read: dict[str, TaskData] = {}
     for split in splits:
-        read[split] = found = kind.read(source, split, config)
-        report_skipped(split, found.skipped)
-        if not config.classes and found.classes:
-            config = config.model_copy(update={"classes": found.classes})
+        read[split] = read_data = kind.read(source, split, config)
+        report_skipped(split, read_data.skipped)
+        if not config.classes and read_data.classes:
+            config = config.model_copy(update={"classes": read_data.classes})
     if tokenizer is not None and not there and type(kind).misfits is not Task.misfits:
         read = fitting(read, kind, tokenizer(), config)
-    items = {split: found.items for split, found in read.items()}
+    items = {split: read_data.items for split, read_data in read.items()}
     data = {
         split: DataConfig(source=source, sha256=x.sha256, questions=len(x.items), misfits=x.misfits)
         for split, x in read.items()

@@ -138,7 +138,7 @@ def _put_pooler(workspace: Workspace, model: PreTrainedModel) -> None:
     while (place := workspace.config.finetune.init_from) is not None:
         workspace = snapshot_at(place, "--init-from")[0]
         states = load_model(pretrained(workspace).folder).state_dict()
-        pooler = {name: of for name, of in states.items() if name.startswith("pooler.")}
+        pooler = {name: values for name, values in states.items() if name.startswith("pooler.")}
         if pooler:
             model.base_model.load_state_dict(pooler, strict=False)
             return

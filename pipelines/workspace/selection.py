@@ -34,21 +34,21 @@ def head_split(kind: str, split: str) -> str:
     return StoredName(split, HEAD_TOKENS[kind]).name
 
 
-def check_split(split: str, held: Collection[str], dataset: str | None) -> None:
+def check_split(split: str, splits: Collection[str], dataset: str | None) -> None:
     """Refuse a split that a data set does not have.
 
     Args:
         split: that was asked for.
-        held: those there are.
+        splits: those there are.
         dataset: the data set's name; None is the workspace's own data.
 
     Raises:
         UnknownNameError: there is no such split.
     """
-    if split not in held:
+    if split not in splits:
         what = "the workspace's own data" if dataset is None else dataset
         raise UnknownNameError(
-            f"{split!r} is no split of {what}: there are {', '.join(held) or 'none'}"
+            f"{split!r} is no split of {what}: there are {', '.join(splits) or 'none'}"
         )
 
 
@@ -311,10 +311,10 @@ def _in_seeded_order(groups: Iterable[str], seed: int) -> list[str]:
 
 
 def _parted(
-    items: Sequence[T], group: Callable[[T], str], held: Collection[str]
+    items: Sequence[T], group: Callable[[T], str], names: Collection[str]
 ) -> tuple[list[T], list[T]]:
-    remaining = [item for item in items if group(item) not in held]
-    return remaining, [item for item in items if group(item) in held]
+    remaining = [item for item in items if group(item) not in names]
+    return remaining, [item for item in items if group(item) in names]
 
 
 def _first(items: list[T], count: int, group: Callable[[T], str], *, seed: int) -> list[T]:
@@ -337,8 +337,8 @@ def _subset(items: list[T], limit: int, group: Callable[[T], str], *, seed: int)
     chosen: set[str] = set()
     count = 0
     for index in np.random.default_rng([seed, 1]).permutation(len(groups)):
-        found = groups[int(index)]
-        if count + sizes[found] <= limit:
-            chosen.add(found)
-            count += sizes[found]
+        members = groups[int(index)]
+        if count + sizes[members] <= limit:
+            chosen.add(members)
+            count += sizes[members]
     return [item for item in items if group(item) in chosen]

@@ -212,8 +212,8 @@ _NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 def _typed(value: Any, at: str, kind: type[_Json]) -> _Json:
     if type(value) is not kind:  # isinstance would take true for an integer
-        found = _NAMES.get(type(value)) or json.dumps(value)
-        raise InputError(f"{at}: expected {_NAMES[kind]}, found {found}")
+        type_name = _NAMES.get(type(value)) or json.dumps(value)
+        raise InputError(f"{at}: expected {_NAMES[kind]}, found {type_name}")
     return value
 
 
