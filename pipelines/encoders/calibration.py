@@ -14,7 +14,7 @@ from bertvision.errors import NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
 CALIBRATION_WINDOWS = {"all": 64, "pooled": 256}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bertvision.featurestore.format.names import EncodingName
+from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
 from bertvision.pipelines.options import Option, Options, PrecisionName
 
 
@@ -51,7 +51,7 @@ class GenerateOptions(Options):
             "'blocks.*.hook_mlp_out' (docs/sites.md)."
         ),
     ] = None
-    encoding: Annotated[EncodingName, Option("int8, int4, bfloat16, float16 or float32.")] = "int8"
+    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
     ] = None
